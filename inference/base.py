@@ -24,8 +24,13 @@ from pydantic import ConfigDict, Field
 from counterpoint.environments.sampling import AlternativeCount, JsonSchema, Sampling
 from counterpoint.inference.loads import Origin
 from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
-from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
-from counterpoint.transport.validation import LOG_PROBABILITY_ROUNDING
+from counterpoint.transport.records import (
+    LOG_PROBABILITY_ROUNDING,
+    Alternatives,
+    Float32Array,
+    Int32Array,
+    RoutingArray,
+)
 
 Float64Array = npt.NDArray[np.float64]
 

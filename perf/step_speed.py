@@ -189,11 +189,13 @@ def random_batch(settings: Settings, step: int) -> Batch:
         run_id="default",
         step=step + 1,
         samples=tuple(SampleInfo(str(index), "random", step, 0.0, 1.0) for index in range(count)),
-        token_ids_T=token_ids_T,
-        loss_mask_T=mask_T,
-        log_probabilities_T=np.where(mask_T, -np.log(vocabulary), 0.0).astype(np.float32),
-        advantages_T=np.where(mask_T, advantages, 0.0).astype(np.float32),
-        sample_offsets=np.concatenate(([0], np.cumsum(settings.prompt + lengths))).astype(np.int64),
+        columns={
+            "token_ids_T": token_ids_T,
+            "loss_mask_T": mask_T,
+            "log_probabilities_T": np.where(mask_T, -np.log(vocabulary), 0.0).astype(np.float32),
+            "advantages_T": np.where(mask_T, advantages, 0.0).astype(np.float32),
+            "sample_offsets": np.concatenate(([0], np.cumsum(settings.prompt + lengths))).astype(np.int64),
+        },
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from counterpoint.trainer.model.shared_prompts import FAMILY_TOKENS, Families, Family
 from counterpoint.trainer.model.without_waiting import on_device
-from counterpoint.transport.records import Batch, RoutingArray
+from counterpoint.transport.records import COLUMNS, TOKEN_COLUMNS, Batch, RoutingArray
 
 
 class InvalidBatch(ValueError):
@@ -150,18 +150,18 @@ def environment_names(batch: Batch) -> list[str]:
 
 def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, device: torch.device) -> MicroBatch:
     """Packs the chosen samples of checked batches into a row on `device`."""
-    optional = sorted({name for batch, _ in choices for name in batch.columns})
+    optional = sorted({name for batch, _ in choices for name in batch.optional})
     columns = [_columns(batch, samples, optional) for batch, samples in choices]
     parts = [part for part, _ in columns]
     joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}
-    trained = np.flatnonzero(joined["mask_T"])
+    trained = np.flatnonzero(joined["loss_mask_T"])
     temperatures = joined["temperatures_T"][trained]
     routed_experts, has_record = _routing(parts, limits)
     families: Families | None = None
-    kept = place = np.arange(len(joined["mask_T"]))
+    kept = place = np.arange(len(joined["loss_mask_T"]))
     if limits.shares_prompts and routed_experts is None:
         grouped = [
-            _share_prompts(number, part, own["token_ids_T"], own["mask_T"])
+            _share_prompts(number, part, own["token_ids_T"], own["loss_mask_T"])
             for number, (part, own) in enumerate(columns)
         ]
         found = tuple(family for part, _ in grouped for family in part.families or ())
@@ -245,22 +245,18 @@ def _columns(batch: Batch, samples: Sequence[int], optional: Sequence[str]) -> t
     names = environment_names(batch)
     environments_S = np.array([names.index(batch.samples[index].environment) for index in samples])
     temperatures_S = np.array([batch.samples[index].temperature for index in samples], dtype=np.float32)
-    mask_T = np.concatenate([batch.loss_mask_T[span] for span in spans])
     columns = {
-        "mask_T": mask_T,
-        "token_ids_T": np.concatenate([batch.token_ids_T[span] for span in spans]).astype(np.int64),
         "position_ids_T": np.concatenate([np.arange(length) for length in lengths]),
-        "log_probabilities_T": np.concatenate([batch.log_probabilities_T[span] for span in spans]),
-        "advantages_T": np.concatenate([batch.advantages_T[span] for span in spans]),
         "sample_T": np.repeat(np.arange(len(samples)), lengths),
         "environments_T": np.repeat(environments_S, lengths),
         "temperatures_T": np.repeat(temperatures_S, lengths),
     }
-    for name in optional:
-        column = batch.columns.get(name)
-        missing = np.zeros(len(mask_T), dtype=np.float32)
-        columns[name] = missing if column is None else np.concatenate([column[span] for span in spans])
-    return Part(batch, list(samples), lengths, int(mask_T.sum())), columns
+    for name in (*TOKEN_COLUMNS, *optional):
+        column_T = batch.columns.get(name)
+        missing_T = np.zeros(sum(lengths), COLUMNS[name].dtype)
+        columns[name] = missing_T if column_T is None else np.concatenate([column_T[span] for span in spans])
+    columns["token_ids_T"] = columns["token_ids_T"].astype(np.int64)
+    return Part(batch, list(samples), lengths, int(columns["loss_mask_T"].sum())), columns
 
 
 def _routing(parts: Sequence[Part], limits: ModelLimits) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.bool_]]:

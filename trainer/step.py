@@ -71,7 +71,7 @@ def train_row(
             old_log_probabilities_P=step.columns.of(OLD, part.samples) if step.has_several_updates else None,
             reference_log_probabilities_P=step.columns.of(REFERENCE, part.samples),
             values_P=_own_values(step, values_P, own),
-            **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.columns},
+            **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.optional},
         )
         weights_P = token_weights(step.run.config.training.loss, inputs)
         outputs, gradient = _loss_and_gradients(step, inputs, weights_P)

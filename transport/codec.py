@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from counterpoint.transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
+from counterpoint.transport.arrays import CodecError, pack_arrays, specification, unpack_arrays, view_array
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.direct import write_new_file
 from counterpoint.transport.messages import (
@@ -36,7 +36,7 @@ from counterpoint.transport.messages import (
     Waiting,
 )
 from counterpoint.transport.process.yield_gil import yielding_gil
-from counterpoint.transport.records import TOKEN_COLUMNS, Batch, SampleInfo
+from counterpoint.transport.records import COLUMNS, OPTIONAL_COLUMNS, REQUIRED_COLUMNS, Batch, SampleInfo
 from counterpoint.transport.unpacked import shown, unpacked
 from counterpoint.transport.validation import MAX_NAME_LENGTH, validate
 
@@ -92,7 +92,8 @@ _KINDS: dict[bytes, type[Message]] = {
     b"BYE": Bye,
 }
 _NAMES = {message: kind for kind, message in _KINDS.items()}
-_COLUMNS = 5
+_PREAMBLE = 5
+"""Values of a header's first list before the names of the optional columns."""
 _ARRAYS_AT_ONCE = 256
 """Arrays encoded between two rests: the batch is encoded for the wire and for its record at the same time, beside the loop."""
 _SESSION = struct.Struct("<Q")
@@ -116,10 +117,8 @@ def encode(batch: Batch) -> list[Buffer]:
     Arrays are taken by reference unless they are not C-contiguous. Rests in between: not for the loop's thread. Raises
     `ValueError` for arrays that cannot travel; their values are not checked (`validate` does that).
     """
-    columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
     header, frames = [_preamble(batch)], []
-    chunks = [chunk for sample in batch.routed_experts for chunk in sample]
-    arrays = (*columns, batch.sample_offsets, *batch.columns.values(), *chunks)
+    arrays = batch.arrays
     for start in yielding_gil(range(0, len(arrays), _ARRAYS_AT_ONCE)):
         for array in arrays[start : start + _ARRAYS_AT_ONCE]:
             contiguous = np.ascontiguousarray(array)
@@ -135,8 +134,8 @@ def encode(batch: Batch) -> list[Buffer]:
 def _preamble(batch: Batch) -> bytes:
     """Returns the header up to the first sidecar's specification."""
     routed = bool(batch.routed_experts)
-    sidecars = _COLUMNS + len(batch.columns) + sum(map(len, batch.routed_experts))
-    values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed, *batch.columns]]
+    sidecars = len(batch.columns) + sum(map(len, batch.routed_experts))
+    values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed, *batch.optional]]
     for index, sample in enumerate(batch.samples):
         chunks = len(batch.routed_experts[index]) if routed else 0
         named = [sample.rollout_id, sample.environment, sample.policy_version, sample.reward, sample.temperature]
@@ -150,8 +149,9 @@ def digest_of(batch: Batch) -> str:
     Of its rollouts, tokens, log-probabilities and advantages, about 1 GB a second. Blocks: not for the event loop.
     """
     found = hashlib.blake2b(_preamble(batch), digest_size=16)
-    for column in (batch.token_ids_T, batch.log_probabilities_T, batch.advantages_T):
-        found.update(as_bytes_view(np.ascontiguousarray(column)))
+    for name, column in COLUMNS.items():
+        if column.in_digest and name in batch.columns:
+            found.update(as_bytes_view(np.ascontiguousarray(batch.columns[name])))
     return found.hexdigest()
 
 
@@ -162,7 +162,7 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
     """
     if not 2 <= len(frames) <= MAX_FRAMES or as_bytes_view(frames[0]) != BATCH:
         raise CodecError(
-            f"{len(frames)} frames that are not a batch; expected {BATCH!r}, a header and {_COLUMNS} or more arrays"
+            f"{len(frames)} frames that are not a batch; expected {BATCH!r}, a header and {len(REQUIRED_COLUMNS)} or more arrays"
         )
     size = frames_size(frames[2:])
     if size > max_batch_bytes:
@@ -175,7 +175,8 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
             raise CodecError(f"a batch whose preamble is {shown(other)}")
     try:
         _check_names(names)
-        columns = _COLUMNS + len(names)
+        names = [*REQUIRED_COLUMNS, *names]
+        columns = len(names)
         if array_count != len(frames) - 2 or array_count < columns:
             raise CodecError(
                 f"the header claims {array_count} arrays, {len(frames) - 2} are present, at least {columns} expected"
@@ -186,11 +187,9 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
             raise CodecError(f"the header does not end after its last array, but goes on with {shown(trailing)}")
         if sum(counts) != array_count - columns or not (routed or sum(counts) == 0):
             raise CodecError(f"the samples claim {sum(counts)} routing chunks, {array_count - columns} are present")
-        token_ids, mask, log_probabilities, advantages, offsets, *rest = arrays
-        optional = dict(zip(names, rest, strict=False))
-        left = iter(rest[len(names) :])
+        left = iter(arrays[columns:])
         chunks = tuple(tuple(next(left) for _ in range(count)) for count in counts) if routed else ()
-        batch = Batch(run_id, step, infos, token_ids, mask, log_probabilities, advantages, offsets, chunks, optional)
+        batch = Batch(run_id, step, infos, dict(zip(names, arrays, strict=False)), chunks)
         validate(batch)
     except ValueError as error:
         raise CodecError(str(error), step) from error
@@ -199,9 +198,10 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
 
 def _check_names(names: Sequence[object]) -> None:
     for index, name in enumerate(names):
-        if name not in TOKEN_COLUMNS or name in names[:index]:
+        if name not in OPTIONAL_COLUMNS or name in names[:index]:
             raise CodecError(
-                f"the header names the optional columns {names!r:.80}; expected each of {', '.join(TOKEN_COLUMNS)} at most once"
+                f"the header names the optional columns {names!r:.80}; expected each of {', '.join(OPTIONAL_COLUMNS)} at most "
+                "once"
             )
 
 
@@ -215,7 +215,7 @@ def _values(header: memoryview) -> Iterator[Any]:
         raise CodecError(f"a header of {header.nbytes} bytes")
     unpacker = msgpack.Unpacker(
         max_buffer_size=max(header.nbytes, 1),
-        max_array_len=8,
+        max_array_len=max(8, _PREAMBLE + len(OPTIONAL_COLUMNS)),
         max_map_len=0,
         max_str_len=4 * MAX_NAME_LENGTH,
         max_bin_len=0,

@@ -6,6 +6,7 @@ never copied on the way. Shape suffixes in names: `T` tokens, `S` samples, `L` l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -23,9 +24,57 @@ RoutingArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 TEACHER_LOG_PROBABILITIES = "teacher_log_probabilities"
 """Column: the log-probabilities of the tokens under a teacher, of its whole distribution at temperature 1."""
 
-TOKEN_COLUMNS = (TEACHER_LOG_PROBABILITIES,)
-"""Names of the optional columns that turns, samples and batches may have, float32 each. At most three fit a batch's header."""
+LOG_PROBABILITY_ROUNDING = 1e-3
+"""Inference engines round a certainty to a little above 0; more than this is not rounding."""
 
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of samples and batches holds: an array of one dimension."""
+
+    name: str
+    dtype: type[np.generic]
+    expected: str
+    """The values that it may hold, in words."""
+    lowest: float = -math.inf
+    highest: float = math.inf
+    optional: bool = False
+    """Whether a batch may be without it. It is 0 where the mask is 0, and turns have its values of their completion tokens."""
+    of_tokens: bool = True
+    """Whether it has one value a token."""
+    in_digest: bool = False
+    """Whether its values tell two batches of one step apart."""
+
+    def bad(self, values_T: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Returns where values are none that it may hold."""
+        is_float = issubclass(self.dtype, np.floating)
+        bad_T: npt.NDArray[np.bool_] = ~np.isfinite(values_T) if is_float else np.zeros(len(values_T), np.bool_)
+        if self.lowest > -math.inf:
+            bad_T |= values_T < self.lowest
+        if self.highest < math.inf:
+            bad_T |= values_T > self.highest
+        return bad_T
+
+
+_NOT_POSITIVE = "a finite number, 0 or less"
+
+COLUMNS = {
+    each.name: each
+    for each in (
+        Column("token_ids_T", np.int32, "0 or more", lowest=0, in_digest=True),
+        Column("loss_mask_T", np.uint8, "0 or 1", highest=1),
+        Column("log_probabilities_T", np.float32, _NOT_POSITIVE, highest=LOG_PROBABILITY_ROUNDING, in_digest=True),
+        Column("advantages_T", np.float32, "a finite number", in_digest=True),
+        Column("sample_offsets", np.int64, "0, rising to the number of tokens", of_tokens=False),
+        Column(TEACHER_LOG_PROBABILITIES, np.float32, _NOT_POSITIVE, highest=LOG_PROBABILITY_ROUNDING, optional=True),
+    )
+}
+"""Every column by its name, in the order in which the required ones travel; the optional ones follow these."""
+
+REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if not column.optional)
+OPTIONAL_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.optional)
+TOKEN_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.of_tokens and not column.optional)
+"""The required columns of samples."""
 
 MOST_ALTERNATIVES = 20
 """Most alternatives of one token. vLLM takes no more (`max_logprobs`), nor does OpenAI's API."""
@@ -71,7 +120,7 @@ class Turn:
     """Empty where every completion token is trained, else one byte for each: 1 where it must not be. Set by `leave_untrained`;
     `bytes` once the rollout's group is finalized."""
     columns: dict[str, Float32Array] = field(default_factory=dict)
-    """Further values of its completion tokens, one each, by a name of `TOKEN_COLUMNS`. All turns of a rollout have the same."""
+    """Further values of its completion tokens, one each, by names of `OPTIONAL_COLUMNS`. All turns of a rollout have the same."""
 
     def leave_untrained(self, start: int = 0, stop: int | None = None) -> None:
         """Excludes the completion tokens `start..stop - 1` (as in a slice; all by default) from training, until the rollout ends.
@@ -204,8 +253,36 @@ class Rollout:
 _OF_ROLLOUT = attrgetter(*[each.name for each in fields(Rollout)])
 
 
+class _Columned:
+    """The required columns as attributes."""
+
+    __slots__ = ()
+
+    columns: dict[str, npt.NDArray[Any]]
+
+    @property
+    def token_ids_T(self) -> Int32Array:
+        """The tokens."""
+        return self.columns["token_ids_T"]
+
+    @property
+    def loss_mask_T(self) -> UInt8Array:
+        """1 where the token was written by the model and trains."""
+        return self.columns["loss_mask_T"]
+
+    @property
+    def log_probabilities_T(self) -> Float32Array:
+        """The inference engine's log-probabilities; 0 where the mask is 0."""
+        return self.columns["log_probabilities_T"]
+
+    @property
+    def advantages_T(self) -> Float32Array:
+        """The advantages; 0 where the mask is 0."""
+        return self.columns["advantages_T"]
+
+
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(_Columned):
     """A flat token sequence ready to train on: one or more turns merged."""
 
     rollout_id: str
@@ -215,16 +292,10 @@ class Sample:
     reward: float
     temperature: float
     """The temperature of all its turns: turns of different temperatures are never merged."""
-    token_ids_T: Int32Array
-    loss_mask_T: UInt8Array
-    """1 where the token was written by the model and trains."""
-    log_probabilities_T: Float32Array
-    """The inference engine's log-probabilities; 0 where the mask is 0."""
-    advantages_T: Float32Array
+    columns: dict[str, npt.NDArray[Any]]
+    """By the names in `COLUMNS`: those of tokens, `[T]`."""
     routed_experts: tuple[RoutingArray, ...] = ()
     """Chunks whose rows add up to T - 1 (the last token has no routing), or empty."""
-    columns: dict[str, Float32Array] = field(default_factory=dict)
-    """Optional columns `[T]` by name (`TOKEN_COLUMNS`), 0 where the mask is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,28 +311,35 @@ class SampleInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(_Columned):
     """The samples of one training step of one run, as columns over all tokens."""
 
     run_id: str
     step: int
     """The step this batch trains, counted from 1. Policy version `step` is the weights after it."""
     samples: tuple[SampleInfo, ...]
-    token_ids_T: Int32Array
-    loss_mask_T: UInt8Array
-    log_probabilities_T: Float32Array
-    advantages_T: Float32Array
-    sample_offsets: Int64Array
-    """`[S + 1]`: sample i is the tokens `sample_offsets[i]:sample_offsets[i + 1]`."""
+    columns: dict[str, npt.NDArray[Any]]
+    """By the names in `COLUMNS`: all that are required, and the optional ones of this run."""
     routed_experts: tuple[tuple[RoutingArray, ...], ...] = ()
     """One tuple of chunks a sample, rows adding up to that sample's tokens - 1; empty when the model has no experts."""
-    columns: dict[str, Float32Array] = field(default_factory=dict)
-    """Optional columns `[T]` by name (`TOKEN_COLUMNS`), 0 where the mask is 0; empty for a run that needs none."""
+
+    @property
+    def sample_offsets(self) -> Int64Array:
+        """`[S + 1]`: sample i is the tokens `sample_offsets[i]:sample_offsets[i + 1]`."""
+        return self.columns["sample_offsets"]
+
+    @property
+    def optional(self) -> list[str]:
+        """The names of its optional columns, in the order in which they travel."""
+        return [name for name in self.columns if name not in REQUIRED_COLUMNS]
+
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """All arrays in the order in which they travel: the required columns, the optional ones, the routing chunks."""
+        columns = [self.columns[name] for name in (*REQUIRED_COLUMNS, *self.optional)]
+        return columns + [chunk for sample in self.routed_experts for chunk in sample]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        columns: list[npt.NDArray[Any]] = [self.token_ids_T, self.loss_mask_T, self.log_probabilities_T]
-        columns += [self.advantages_T, self.sample_offsets, *self.columns.values()]
-        chunks = sum(chunk.nbytes for sample in self.routed_experts for chunk in sample)
-        return sum(column.nbytes for column in columns) + chunks
+        return sum(array.nbytes for array in self.arrays)

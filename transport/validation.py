@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from counterpoint.transport.config import IDENTIFIER_PATTERN
-from counterpoint.transport.records import TOKEN_COLUMNS, Batch, RoutingArray
-
-LOG_PROBABILITY_ROUNDING = 1e-3
-"""Inference engines round a certainty to a little above 0; more than this is not rounding."""
+from counterpoint.transport.records import COLUMNS, OPTIONAL_COLUMNS, REQUIRED_COLUMNS, Batch, RoutingArray
 
 MAX_ARRAY_BYTES = 4 * 2**30
 """Most bytes of one column or one routing chunk. Each travels as one frame, and a receiver's wire allocates a frame as soon as
@@ -35,6 +29,7 @@ def validate(batch: Batch) -> None:
         raise ValueError(f"run_id: {batch.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
     if not 1 <= batch.step < 2**62:
         raise ValueError(f"step: {batch.step} is not a step; they count from 1")
+    _check_names(batch)
     _check_sizes(batch)
     _check_columns(batch)
     _check_offsets(batch)
@@ -43,15 +38,15 @@ def validate(batch: Batch) -> None:
     _check_routing(batch)
 
 
+def _check_names(batch: Batch) -> None:
+    if unknown := [name for name in batch.columns if name not in COLUMNS]:
+        raise ValueError(f"columns: {unknown[0]!r:.80} is no column; expected names of {', '.join(OPTIONAL_COLUMNS)}")
+    if missing := [name for name in REQUIRED_COLUMNS if name not in batch.columns]:
+        raise ValueError(f"columns: {missing[0]} is missing; every batch has {', '.join(REQUIRED_COLUMNS)}")
+
+
 def _check_sizes(batch: Batch) -> None:
-    columns = (
-        batch.token_ids_T,
-        batch.loss_mask_T,
-        batch.log_probabilities_T,
-        batch.advantages_T,
-        batch.sample_offsets,
-    )
-    largest = max(array.nbytes for array in chain(columns, batch.columns.values(), *batch.routed_experts))
+    largest = max(array.nbytes for array in batch.arrays)
     if largest > MAX_ARRAY_BYTES:
         raise ValueError(
             f"an array of {largest} bytes; one column, or the routing of one turn, has at most {MAX_ARRAY_BYTES}"
@@ -59,27 +54,14 @@ def _check_sizes(batch: Batch) -> None:
 
 
 def _check_columns(batch: Batch) -> None:
-    columns: list[tuple[str, npt.NDArray[Any], type[np.generic]]] = [
-        ("token_ids_T", batch.token_ids_T, np.int32),
-        ("loss_mask_T", batch.loss_mask_T, np.uint8),
-        ("log_probabilities_T", batch.log_probabilities_T, np.float32),
-        ("advantages_T", batch.advantages_T, np.float32),
-        ("sample_offsets", batch.sample_offsets, np.int64),
-    ]
-    if unknown := [name for name in batch.columns if name not in TOKEN_COLUMNS]:
-        raise ValueError(f"columns: {unknown[0]!r:.80} is no column; expected names of {', '.join(TOKEN_COLUMNS)}")
-    optional: list[tuple[str, npt.NDArray[Any], type[np.generic]]] = [
-        (name, column, np.float32) for name, column in batch.columns.items()
-    ]
-    for name, column, dtype in (*columns, *optional):
-        if column.dtype != dtype or column.ndim != 1:
-            raise ValueError(
-                f"{name}: {column.dtype} {list(column.shape)}; expected one dimension of {np.dtype(dtype)}"
-            )
+    for name, array in batch.columns.items():
+        dtype = COLUMNS[name].dtype
+        if array.dtype != dtype or array.ndim != 1:
+            raise ValueError(f"{name}: {array.dtype} {list(array.shape)}; expected one dimension of {np.dtype(dtype)}")
     tokens = len(batch.token_ids_T)
-    for name, column, _ in (*columns[1:4], *optional):
-        if len(column) != tokens:
-            raise ValueError(f"{name}: {len(column)} values where token_ids_T has {tokens}")
+    for name, array in batch.columns.items():
+        if COLUMNS[name].of_tokens and len(array) != tokens:
+            raise ValueError(f"{name}: {len(array)} values where token_ids_T has {tokens}")
 
 
 def _check_offsets(batch: Batch) -> None:
@@ -113,26 +95,16 @@ def _check_samples(batch: Batch) -> None:
 
 
 def _check_values(batch: Batch) -> None:
-    log_probabilities, advantages = batch.log_probabilities_T, batch.advantages_T
-    _refuse(batch, "token_ids_T", batch.token_ids_T, batch.token_ids_T < 0, "expected 0 or more")
-    _refuse(batch, "loss_mask_T", batch.loss_mask_T, batch.loss_mask_T > 1, "expected 0 or 1")
-    _refuse(batch, "advantages_T", advantages, ~np.isfinite(advantages), "expected a finite number")
-    bad = ~(np.isfinite(log_probabilities) & (log_probabilities <= LOG_PROBABILITY_ROUNDING))
-    _refuse(batch, "log_probabilities_T", log_probabilities, bad, "expected a finite number, 0 or less")
-    for name, column in batch.columns.items():  # log-probabilities, too
-        bad = ~(np.isfinite(column) & (column <= LOG_PROBABILITY_ROUNDING))
-        _refuse(batch, name, column, bad, "expected a finite number, 0 or less")
-
-
-def _refuse(batch: Batch, field: str, column: npt.NDArray[Any], bad_T: npt.NDArray[np.bool_], expected: str) -> None:
-    if not bad_T.any():
-        return
-    position = int(bad_T.argmax())
-    index = int(np.searchsorted(batch.sample_offsets, position, side="right")) - 1
-    raise ValueError(
-        f"sample {index} ({batch.samples[index].rollout_id}): {field} is {column[position]} at its token "
-        f"{position - batch.sample_offsets[index]}; {expected} ({int(bad_T.sum())} such in the batch)"
-    )
+    for name, values_T in batch.columns.items():
+        column = COLUMNS[name]
+        if not column.of_tokens or not (bad_T := column.bad(values_T)).any():
+            continue
+        position = int(bad_T.argmax())
+        index = int(np.searchsorted(batch.sample_offsets, position, side="right")) - 1
+        raise ValueError(
+            f"sample {index} ({batch.samples[index].rollout_id}): {name} is {values_T[position]} at its token "
+            f"{position - batch.sample_offsets[index]}; expected {column.expected} ({int(bad_T.sum())} such in the batch)"
+        )
 
 
 def _check_routing(batch: Batch) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from counterpoint.transport.arrays import AnyArray
 from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Ready
@@ -100,17 +99,8 @@ def take_messages(address: str) -> None:
 
 def read_every_byte(batch: Batch) -> int:
     """Returns the exclusive or of all the batch's bytes, as 64-bit words. The cost is that of reading them."""
-    arrays: list[AnyArray] = [
-        batch.token_ids_T,
-        batch.loss_mask_T,
-        batch.log_probabilities_T,
-        batch.advantages_T,
-        batch.sample_offsets,
-    ]
-    arrays += batch.columns.values()
-    arrays += [chunk for sample in batch.routed_experts for chunk in sample]
     combined = 0
-    for array in arrays:
+    for array in batch.arrays:
         combined ^= exclusive_or(array)
     return combined
 

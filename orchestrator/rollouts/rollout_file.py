@@ -25,7 +25,15 @@ from counterpoint.transport.exact_json import loads
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
 from counterpoint.transport.json_values import encode_values
 from counterpoint.transport.process.yield_gil import yielding_gil
-from counterpoint.transport.records import TOKEN_COLUMNS, Int32Array, OpponentTurn, Rollout, SavedState, Turn
+from counterpoint.transport.records import (
+    COLUMNS,
+    OPTIONAL_COLUMNS,
+    Int32Array,
+    OpponentTurn,
+    Rollout,
+    SavedState,
+    Turn,
+)
 
 Record = TypeVar("Record", Rollout, Turn, OpponentTurn)
 
@@ -209,12 +217,12 @@ def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray 
             raise ValueError(
                 f"untrained has {untrained.nbytes} bytes for {len(fields['completion_ids'])} completion_ids"
             )
-    fields["columns"] = {name: fields.pop(name) for name in TOKEN_COLUMNS if name in fields}
+    fields["columns"] = {name: fields.pop(name) for name in OPTIONAL_COLUMNS if name in fields}
     for name, column in fields["columns"].items():
-        if column.dtype != np.float32 or column.shape != fields["completion_ids"].shape:
+        if column.dtype != COLUMNS[name].dtype or column.shape != fields["completion_ids"].shape:
             raise ValueError(
                 f"{name} has {column.shape} of {column.dtype} for {len(fields['completion_ids'])} completion_ids; expected "
-                "a float32 each"
+                f"a {COLUMNS[name].dtype.__name__} each"
             )
     return _typed(Turn(**fields), _TURN_TYPES)
 

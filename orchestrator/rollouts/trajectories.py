@@ -30,7 +30,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from counterpoint.transport.arrays import AnyArray
 from counterpoint.transport.records import (
+    COLUMNS,
+    TOKEN_COLUMNS,
     Batch,
     Branch,
     Float32Array,
@@ -275,12 +278,14 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
         policy_version=min(turn.policy_version for turn in branch.turns),
         reward=rollout.player_rewards.get(player, reward),
         temperature=branch.turns[0].temperature,
-        token_ids_T=branch.token_ids_T,
-        loss_mask_T=loss_mask_T,
-        log_probabilities_T=log_probabilities_T,
-        advantages_T=loss_mask_T * np.float32(rollout.player_advantages.get(player, rollout.advantage)),
+        columns={
+            "token_ids_T": branch.token_ids_T,
+            "loss_mask_T": loss_mask_T,
+            "log_probabilities_T": log_probabilities_T,
+            "advantages_T": loss_mask_T * np.float32(rollout.player_advantages.get(player, rollout.advantage)),
+            **{name: _optional_column(branch, name) for name in branch.turns[0].columns},
+        },
         routed_experts=branch.routed_experts,
-        columns={name: _optional_column(branch, name) for name in branch.turns[0].columns},
     )
 
 
@@ -313,15 +318,15 @@ def join_floats(arrays: Iterable[Float32Array]) -> Float32Array:
     return np.frombuffer(b"".join(np.ascontiguousarray(array, np.float32).data for array in arrays), np.float32)
 
 
-def _optional_column(branch: Branch, name: str) -> Float32Array:
+def _optional_column(branch: Branch, name: str) -> AnyArray:
     """Returns the values of an optional column for a branch's tokens, zeros where they are not trained."""
-    column_T = np.zeros(len(branch.token_ids_T), dtype=np.float32)
+    column_T = np.zeros(len(branch.token_ids_T), COLUMNS[name].dtype)
     for turn in branch.turns:
         begin = len(turn.prompt_ids)
         values = turn.columns[name]
         if turn.untrained:
             trained = np.frombuffer(turn.untrained.translate(_OPPOSITE), np.bool_)
-            values = np.where(trained, values, np.float32(0))
+            values = np.where(trained, values, values.dtype.type(0))
         column_T[begin : begin + len(values)] = values
     return column_T
 
@@ -336,22 +341,18 @@ def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
     offsets = np.zeros(len(samples) + 1, dtype=np.int64)
     np.cumsum([len(sample.token_ids_T) for sample in samples], out=offsets[1:])
     tokens = int(offsets[-1])
-    token_ids_T = np.empty(tokens, dtype=np.int32)
-    loss_mask_T = np.empty(tokens, dtype=np.uint8)
-    log_probabilities_T = np.empty(tokens, dtype=np.float32)
-    advantages_T = np.empty(tokens, dtype=np.float32)
-    for index, sample in enumerate(samples):
-        place = slice(int(offsets[index]), int(offsets[index + 1]))
-        token_ids_T[place] = sample.token_ids_T
-        loss_mask_T[place] = sample.loss_mask_T
-        log_probabilities_T[place] = sample.log_probabilities_T
-        advantages_T[place] = sample.advantages_T
     for sample in samples:
         if sample.columns.keys() != samples[0].columns.keys():
+            own, others = (sorted(each.columns.keys() - {*TOKEN_COLUMNS}) for each in (sample, samples[0]))
             raise ValueError(
-                f"run {run_id}, step {step}: rollout {sample.rollout_id} has the columns {sorted(sample.columns)}, rollout "
-                f"{samples[0].rollout_id} has {sorted(samples[0].columns)}; all samples of a batch have the same"
+                f"run {run_id}, step {step}: rollout {sample.rollout_id} has the optional columns {own}, rollout "
+                f"{samples[0].rollout_id} has {others}; all samples of a batch have the same"
             )
+    columns: dict[str, AnyArray] = {name: np.empty(tokens, COLUMNS[name].dtype) for name in samples[0].columns}
+    for index, sample in enumerate(samples):
+        place = slice(int(offsets[index]), int(offsets[index + 1]))
+        for name, column_T in columns.items():
+            column_T[place] = sample.columns[name]
     routed = any(sample.routed_experts for sample in samples)
     return Batch(
         run_id=run_id,
@@ -359,11 +360,6 @@ def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
         samples=tuple(
             SampleInfo(s.rollout_id, s.environment, s.policy_version, s.reward, s.temperature) for s in samples
         ),
-        token_ids_T=token_ids_T,
-        loss_mask_T=loss_mask_T,
-        log_probabilities_T=log_probabilities_T,
-        advantages_T=advantages_T,
-        sample_offsets=offsets,
+        columns=columns | {"sample_offsets": offsets},
         routed_experts=tuple(sample.routed_experts for sample in samples) if routed else (),
-        columns={name: np.concatenate([sample.columns[name] for sample in samples]) for name in samples[0].columns},
     )

@@ -24,8 +24,15 @@ from counterpoint.orchestrator.step.filters import FilterCounts, apply_filters
 from counterpoint.orchestrator.step.players import fault_of_players, set_advantages
 from counterpoint.run.config import FilterConfig
 from counterpoint.transport.process.yield_gil import yielding_gil
-from counterpoint.transport.records import TOKEN_COLUMNS, Branch, Rollout, SavedState, Turn
-from counterpoint.transport.validation import LOG_PROBABILITY_ROUNDING
+from counterpoint.transport.records import (
+    COLUMNS,
+    LOG_PROBABILITY_ROUNDING,
+    OPTIONAL_COLUMNS,
+    Branch,
+    Rollout,
+    SavedState,
+    Turn,
+)
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
@@ -274,20 +281,20 @@ def _fault_of_columns(turn: Turn, first: Turn) -> str | None:
     if turn.columns.keys() != first.columns.keys():
         own, others = (sorted(map(str, each.columns)) for each in (turn, first))
         return f"it has the columns {own}, turn 0 has {others}; expected the same"
-    for name, column in turn.columns.items():
-        if name not in TOKEN_COLUMNS or not isinstance(column, np.ndarray):
+    for name, values in turn.columns.items():
+        if name not in OPTIONAL_COLUMNS or not isinstance(values, np.ndarray):
             return (
-                f"columns holds {type(column).__name__} as {name!r:.80}; expected arrays by the names "
-                f"{', '.join(TOKEN_COLUMNS)}. What an environment notes of its own goes into the rollout's state"
+                f"columns holds {type(values).__name__} as {name!r:.80}; expected arrays by the names "
+                f"{', '.join(OPTIONAL_COLUMNS)}. What an environment notes of its own goes into the rollout's state"
             )
-        if column.dtype != np.float32 or column.shape != turn.completion_ids.shape:
+        column = COLUMNS[name]
+        if values.dtype != column.dtype or values.shape != turn.completion_ids.shape:
             return (
-                f"{name} has shape {column.shape} and dtype {column.dtype} for {turn.completion_ids.size} completion_ids; "
-                "expected a float32 each"
+                f"{name} has shape {values.shape} and dtype {values.dtype} for {turn.completion_ids.size} completion_ids; "
+                f"expected a {column.dtype.__name__} each"
             )
-        if not (np.isfinite(column) & (column <= LOG_PROBABILITY_ROUNDING)).all():
-            worst = int((~(np.isfinite(column) & (column <= LOG_PROBABILITY_ROUNDING))).argmax())
-            return f"{name}[{worst}] is {column[worst]}; expected a finite number, 0 or less"
+        if (bad := column.bad(values)).any():
+            return f"{name}[{bad.argmax()}] is {values[bad.argmax()]}; expected {column.expected}"
     return None
 
 

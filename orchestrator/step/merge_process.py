@@ -26,7 +26,6 @@ from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buf
 from counterpoint.transport.records import Rollout, Sample
 
 _LENGTH = struct.Struct("<Q")
-_COLUMNS = ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
@@ -100,19 +99,15 @@ def _sample_buffers(sample: Sample) -> list[Buffer]:
         "reward": sample.reward,
         "temperature": sample.temperature,
         "chunks": len(sample.routed_experts),
-        "columns": list(sample.columns),
     }
-    columns: dict[str, AnyArray] = {name: getattr(sample, name) for name in _COLUMNS}
     # One chunk: arrays are copied anyway, and the number of arrays in a frame is limited.
     routing = {"routed_experts": np.concatenate(sample.routed_experts)} if sample.routed_experts else {}
-    return framed(header, columns | sample.columns | routing)
+    return framed(header, sample.columns | routing)
 
 
 def _sample(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Sample:
     routed_experts = (arrays.pop("routed_experts"),) if header.pop("chunks") else ()
-    columns = {name: arrays.pop(name) for name in header.pop("columns")}
-    fields: dict[str, Any] = header | arrays
-    return Sample(**fields, routed_experts=routed_experts, columns=columns)
+    return Sample(**header, routed_experts=routed_experts, columns=arrays)
 
 
 def _send(descriptor: int, buffers: list[Buffer]) -> None:

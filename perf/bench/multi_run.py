@@ -219,11 +219,13 @@ def _batch(run_id: str, step: int, samples: int) -> Batch:
         run_id=run_id,
         step=step,
         samples=tuple(SampleInfo(str(index), "none", step - 1, 0.0, 1.0) for index in range(samples)),
-        token_ids_T=random.integers(0, _SHAPE["vocab_size"], tokens, dtype=np.int32),
-        loss_mask_T=mask.astype(np.uint8),
-        log_probabilities_T=np.where(mask, -np.log(_SHAPE["vocab_size"]), 0).astype(np.float32),
-        advantages_T=np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
-        sample_offsets=np.arange(0, tokens + 1, SAMPLE_TOKENS, dtype=np.int64),
+        columns={
+            "token_ids_T": random.integers(0, _SHAPE["vocab_size"], tokens, dtype=np.int32),
+            "loss_mask_T": mask.astype(np.uint8),
+            "log_probabilities_T": np.where(mask, -np.log(_SHAPE["vocab_size"]), 0).astype(np.float32),
+            "advantages_T": np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
+            "sample_offsets": np.arange(0, tokens + 1, SAMPLE_TOKENS, dtype=np.int64),
+        },
         routed_experts=(),
     )
 

@@ -107,11 +107,13 @@ def make_batch(samples: int) -> Batch:
         run_id=RUN_ID,
         step=1,
         samples=tuple(SampleInfo(f"0-{index}", "synthetic", 0, 1.0, 1.0) for index in range(samples)),
-        token_ids_T=np.zeros(samples * tokens, dtype=np.int32),
-        loss_mask_T=np.ones(samples * tokens, dtype=np.uint8),
-        log_probabilities_T=np.zeros(samples * tokens, dtype=np.float32),
-        advantages_T=np.ones(samples * tokens, dtype=np.float32),
-        sample_offsets=np.arange(0, (samples + 1) * tokens, tokens, dtype=np.int64),
+        columns={
+            "token_ids_T": np.zeros(samples * tokens, dtype=np.int32),
+            "loss_mask_T": np.ones(samples * tokens, dtype=np.uint8),
+            "log_probabilities_T": np.zeros(samples * tokens, dtype=np.float32),
+            "advantages_T": np.ones(samples * tokens, dtype=np.float32),
+            "sample_offsets": np.arange(0, (samples + 1) * tokens, tokens, dtype=np.int64),
+        },
         routed_experts=tuple(chunks),
     )
 

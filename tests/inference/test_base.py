@@ -23,8 +23,7 @@ from counterpoint.inference.base import (
     WrongAnswer,
 )
 from counterpoint.inference.model_facts import AnswerBounds
-from counterpoint.transport.records import Float32Array, Int32Array
-from counterpoint.transport.validation import LOG_PROBABILITY_ROUNDING
+from counterpoint.transport.records import LOG_PROBABILITY_ROUNDING, Float32Array, Int32Array
 
 
 def test_a_probe_is_read_as_it_was_published(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies
 
-from counterpoint.transport.arrays import AnyArray
-from counterpoint.transport.records import TOKEN_COLUMNS, Batch, RoutingArray, SampleInfo
+from counterpoint.transport.records import COLUMNS, OPTIONAL_COLUMNS, Batch, RoutingArray, SampleInfo
 
 NAMES = strategies.text(max_size=20)
 TEMPERATURES = strategies.floats(1e-3, 100.0)
@@ -28,11 +30,13 @@ def make_batch(
         run_id=run_id,
         step=step,
         samples=tuple(SampleInfo(f"rollout-{i}", "reverse-text", step - 1, i / 2, 1.0) for i in range(len(lengths))),
-        token_ids_T=random.integers(0, 1000, tokens, dtype=np.int32),
-        loss_mask_T=mask,
-        log_probabilities_T=(-random.random(tokens) * mask).astype(np.float32),
-        advantages_T=random.standard_normal(tokens).astype(np.float32),
-        sample_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        columns={
+            "token_ids_T": random.integers(0, 1000, tokens, dtype=np.int32),
+            "loss_mask_T": mask,
+            "log_probabilities_T": (-random.random(tokens) * mask).astype(np.float32),
+            "advantages_T": random.standard_normal(tokens).astype(np.float32),
+            "sample_offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        },
         routed_experts=tuple(
             _chunks(random, length - 1, dtype, layers, top_k) if dtype is not None else () for length in lengths
         )
@@ -61,9 +65,13 @@ def batches(draw: strategies.DrawFn) -> Batch:
         layers=draw(strategies.integers(1, 3)),
         top_k=draw(strategies.integers(1, 3)),
     )
-    return Batch(
-        **{name: getattr(batch, name) for name in Batch.__slots__ if name not in ("samples", "columns")},
-        columns={name: batch.log_probabilities_T - 1 for name in TOKEN_COLUMNS if draw(strategies.booleans())},
+    return with_changes(
+        batch,
+        **{
+            name: (batch.log_probabilities_T - 1).astype(COLUMNS[name].dtype)
+            for name in OPTIONAL_COLUMNS
+            if draw(strategies.booleans())
+        },
         samples=tuple(
             SampleInfo(
                 draw(NAMES), draw(NAMES), info.policy_version, draw(strategies.floats(-1e9, 1e9)), draw(TEMPERATURES)
@@ -73,18 +81,18 @@ def batches(draw: strategies.DrawFn) -> Batch:
     )
 
 
+def with_changes(batch: Batch, **given: Any) -> Batch:
+    """A copy with other fields, and other columns by their names."""
+    columns = batch.columns | {name: given.pop(name) for name in list(given) if name in COLUMNS}
+    return replace(batch, **{"columns": columns, **given})
+
+
 def assert_equal(left: Batch, right: Batch) -> None:
     """Same names, numbers, dtypes and shapes."""
     assert (left.run_id, left.step, left.samples) == (right.run_id, right.step, right.samples)
-    assert list(left.columns) == list(right.columns)
+    assert left.optional == right.optional
     assert [len(chunks) for chunks in left.routed_experts] == [len(chunks) for chunks in right.routed_experts]
-    for one, other in zip(_arrays(left), _arrays(right), strict=True):
+    for one, other in zip(left.arrays, right.arrays, strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         np.testing.assert_array_equal(one, other)
-
-
-def _arrays(batch: Batch) -> list[AnyArray]:
-    columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
-    columns += batch.columns.values()
-    return [*columns, batch.sample_offsets, *(chunk for sample in batch.routed_experts for chunk in sample)]

@@ -112,11 +112,13 @@ def make_batch(
             )
             for index in range(len(lengths))
         ),
-        token_ids_T=random.integers(0, VOCABULARY, tokens, dtype=np.int32),
-        loss_mask_T=mask,
-        log_probabilities_T=np.where(mask, -4.5 + 0.3 * random.standard_normal(tokens), 0).astype(np.float32),
-        advantages_T=np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
-        sample_offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        columns={
+            "token_ids_T": random.integers(0, VOCABULARY, tokens, dtype=np.int32),
+            "loss_mask_T": mask,
+            "log_probabilities_T": np.where(mask, -4.5 + 0.3 * random.standard_normal(tokens), 0).astype(np.float32),
+            "advantages_T": np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
+            "sample_offsets": np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        },
         routed_experts=routing,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from counterpoint.run.updates import ValueHeadConfig
 from counterpoint.transport.records import Batch
+from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
 
 RATE = 0.05
@@ -24,7 +24,7 @@ def of_constant_advantages(number: int) -> Batch:
     batch = make_batch(number)
     own_S = np.random.default_rng(100 + number).standard_normal(len(batch.samples))
     advantages_T = np.repeat(own_S, np.diff(batch.sample_offsets)) * batch.loss_mask_T
-    return replace(batch, advantages_T=advantages_T.astype(np.float32))
+    return with_changes(batch, advantages_T=advantages_T.astype(np.float32))
 
 
 class PlainLoop:

@@ -46,11 +46,13 @@ def make_batch(step: int, life: int) -> Batch:
         run_id="default",
         step=step,
         samples=(SampleInfo(f"life-{life}", "toy", 0, 1.0, 1.0),),
-        token_ids_T=np.zeros(tokens, np.int32),
-        loss_mask_T=np.ones(tokens, np.uint8),
-        log_probabilities_T=np.zeros(tokens, np.float32),
-        advantages_T=np.zeros(tokens, np.float32),
-        sample_offsets=np.array([0, tokens], np.int64),
+        columns={
+            "token_ids_T": np.zeros(tokens, np.int32),
+            "loss_mask_T": np.ones(tokens, np.uint8),
+            "log_probabilities_T": np.zeros(tokens, np.float32),
+            "advantages_T": np.zeros(tokens, np.float32),
+            "sample_offsets": np.array([0, tokens], np.int64),
+        },
     )
 
 

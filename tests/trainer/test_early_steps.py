@@ -18,6 +18,7 @@ from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Bye, Hello
 from counterpoint.transport.process.stop_requests import StopSignals
 from counterpoint.transport.records import Batch
+from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
 from tests.trainer.one_process_trainer import Life, broadcast, life, write_member
 from tests.trainer.orchestrator_end import metrics_lines
@@ -204,7 +205,7 @@ def test_a_batch_that_cannot_be_trained_evicts_its_run_with_its_commit_alone(
 ) -> None:
     write_member(tmp_path, dense_directory, "one")
     good = batch_of(1)
-    broken = replace(good, token_ids_T=np.full_like(good.token_ids_T, 2**20))
+    broken = with_changes(good, token_ids_T=np.full_like(good.token_ids_T, 2**20))
     with life(tmp_path, dense_directory, {"one": 0}) as one:
         one.until_step(one=0)
         one.wire.offer(broken)

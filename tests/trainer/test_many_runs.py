@@ -18,6 +18,7 @@ from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.step import finish
 from counterpoint.transport.records import Batch
+from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
 from tests.trainer.many_runs import ALONE, STEPS, Bench, gradients
 
@@ -151,7 +152,7 @@ LOSSES: dict[Callable[[LossInputs], LossOutputs], str] = {
 
 def train_rows(bench: Bench, first: Run, others: list[Run], **changed: Any) -> tuple[Any, list[dict[str, Tensor]]]:
     """Two rows that the runs share: the open step of the first, on a batch with `changed` columns, and the others' gradients."""
-    steps = [bench.open(first, replace(batch_of(bench, first.slot, 1), **changed))]
+    steps = [bench.open(first, with_changes(batch_of(bench, first.slot, 1), **changed))]
     steps += [bench.open(run, batch_of(bench, run.slot, 1)) for run in others]
     for half in (slice(0, 1), slice(1, 2)):
         bench.train([(step, step.samples[half]) for step in steps])

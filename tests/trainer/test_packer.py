@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from counterpoint.trainer.packer import InvalidBatch, ModelLimits, check, environment_names, pack, trained_tokens
+from tests.support.batches import with_changes
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
 
 LIMITS = ModelLimits(vocabulary=VOCABULARY, max_tokens=40, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
@@ -99,11 +100,11 @@ def test_what_cannot_be_trained_is_refused() -> None:
     tokens = good.token_ids_T.copy()
     tokens[11] = VOCABULARY
     with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\), token 2: id 96 .*vocabulary of 96"):
-        check(replace(good, token_ids_T=tokens), LIMITS)
+        check(with_changes(good, token_ids_T=tokens), LIMITS)
     mask = good.loss_mask_T.copy()
     mask[9] = 1
     with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\): its first token is marked as trained"):
-        check(replace(good, loss_mask_T=mask), LIMITS)
+        check(with_changes(good, loss_mask_T=mask), LIMITS)
     with pytest.raises(InvalidBatch, match=r"routed experts of \[2, 2\] .* where the model has \[3, 2\]"):
         check(good, replace(LIMITS, layers=3))
     with pytest.raises(InvalidBatch, match=r"routed to expert \d of a model with 4 experts"):

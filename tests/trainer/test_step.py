@@ -16,6 +16,7 @@ from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs.run import LARGEST, OpenStep
 from counterpoint.trainer.updates.columns import Columns
 from counterpoint.transport.records import Batch
+from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 
@@ -198,7 +199,7 @@ def test_a_token_that_the_mask_leaves_out_has_no_gradient(dense_directory: Path,
         for name, value in zip(columns, (0, advantage, log_probability), strict=True):
             columns[name][left_out] = value
         lone = make_lone_run(tmp_path / str(index), dense_directory)
-        metrics = lone.train(replace(batch, **columns))
+        metrics = lone.train(with_changes(batch, **columns))
         assert metrics["tokens/trained"] == int(batch.loss_mask_T.sum()) - len(left_out)
         weights.append(lone.weights())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -312,7 +313,7 @@ def part_of(batch: Batch, samples: list[int]) -> Batch:
     """The batch of some of its samples."""
     places = [np.arange(batch.sample_offsets[sample], batch.sample_offsets[sample + 1]) for sample in samples]
     kept = np.concatenate(places)
-    return replace(
+    return with_changes(
         batch,
         samples=tuple(batch.samples[sample] for sample in samples),
         token_ids_T=batch.token_ids_T[kept],

@@ -23,6 +23,7 @@ from counterpoint.trainer.runs.sessions import MAX_REFUSALS
 from counterpoint.trainer.train import EVICTED
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Ready, Waiting
+from tests.support.batches import with_changes
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import WINDOW, make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
@@ -183,7 +184,7 @@ async def outside_the_vocabulary(end: Feeder) -> None:
 
 async def not_a_number(end: Feeder) -> None:
     advantages = np.full_like(make_batch(1).advantages_T, np.nan)
-    await end.send(replace(make_batch(1, run_id="bad"), advantages_T=advantages))
+    await end.send(with_changes(make_batch(1, run_id="bad"), advantages_T=advantages))
 
 
 async def a_reward_that_is_not_a_number(end: Feeder) -> None:

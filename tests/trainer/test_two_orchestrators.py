@@ -36,11 +36,13 @@ def make_batch(step: int, author: str) -> Batch:
         run_id="default",
         step=step,
         samples=(SampleInfo(f"{author}-{step}", "toy", 0, 1.0, 1.0),),
-        token_ids_T=np.zeros(2, np.int32),
-        loss_mask_T=np.ones(2, np.uint8),
-        log_probabilities_T=np.zeros(2, np.float32),
-        advantages_T=np.zeros(2, np.float32),
-        sample_offsets=np.array([0, 2], np.int64),
+        columns={
+            "token_ids_T": np.zeros(2, np.int32),
+            "loss_mask_T": np.ones(2, np.uint8),
+            "log_probabilities_T": np.zeros(2, np.float32),
+            "advantages_T": np.zeros(2, np.float32),
+            "sample_offsets": np.array([0, 2], np.int64),
+        },
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 
 from counterpoint.transport.records import Batch, SampleInfo
 from counterpoint.transport.validation import validate
-from tests.support.batches import batches, make_batch
+from tests.support.batches import batches, make_batch, with_changes
 
 
 @given(batches())
@@ -75,8 +74,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_bad_batch_is_named(name: str) -> None:
     fields, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        validate(replace(GOOD, **fields))
+        validate(with_changes(GOOD, **fields))
 
 
 def test_a_certainty_may_round_above_zero() -> None:
-    validate(replace(GOOD, log_probabilities_T=changed(GOOD.log_probabilities_T, 0, 5e-4)))
+    validate(with_changes(GOOD, log_probabilities_T=changed(GOOD.log_probabilities_T, 0, 5e-4)))

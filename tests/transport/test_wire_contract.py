@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from counterpoint.transport.process.priority import NICENESS
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
 from counterpoint.transport.wires.open import open_link, open_receiver
-from tests.support.batches import assert_equal, make_batch
+from tests.support.batches import assert_equal, make_batch, with_changes
 from tests.support.niceness import niceness_of, own_niceness
 from tests.support.polling import wait_until
 from tests.transport.ends import (
@@ -324,12 +323,12 @@ REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
     "lying header": (lambda: flip(GOOD, 2, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
     "another run's batch": (lambda: codec.encode_offer(Offer(make_batch("other", 5), SESSION)), "'other'", 5),
     "NaN": (
-        lambda: codec.encode_offer(Offer(replace(make_batch(step=5), log_probabilities_T=NAN), SESSION)),
+        lambda: codec.encode_offer(Offer(with_changes(make_batch(step=5), log_probabilities_T=NAN), SESSION)),
         "log_probabilities_T is nan",
         5,
     ),
     "lengths that disagree": (
-        lambda: codec.encode_offer(Offer(replace(make_batch("stranger", 5), advantages_T=NAN[:3]), SESSION)),
+        lambda: codec.encode_offer(Offer(with_changes(make_batch("stranger", 5), advantages_T=NAN[:3]), SESSION)),
         "advantages_T: 3",
         5,
     ),
@@ -401,7 +400,7 @@ async def test_the_link_hears_why_its_own_batch_was_refused(
     ]
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
-    await link.send(Offer(replace(make_batch(step=5), **fields), SESSION))
+    await link.send(Offer(with_changes(make_batch(step=5), **fields), SESSION))
     await asyncio.to_thread(refuse, receiver, 1)
     rejected = await hear(link)
     assert isinstance(rejected, Rejected)
@@ -419,7 +418,7 @@ async def test_what_cannot_travel_is_told_to_who_sends_it(
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
     with pytest.raises(ValueError, match="<f8 does not travel"):
-        await link.send(Offer(replace(make_batch(), advantages_T=np.zeros(8)), SESSION))  # type: ignore[arg-type]
+        await link.send(Offer(with_changes(make_batch(), advantages_T=np.zeros(8)), SESSION))
     await assert_works(link, receiver)
     await link.close()
 

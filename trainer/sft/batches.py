@@ -139,11 +139,13 @@ class SftBatches:
             run_id=self._config.run_id,
             step=step,
             samples=tuple(SampleInfo(name, ENVIRONMENT, step - 1, 0.0, 1.0) for name, _ in samples),
-            token_ids_T=np.array([token for _, each in samples for token in each.token_ids], np.int32),
-            loss_mask_T=trained.astype(np.uint8),
-            log_probabilities_T=zeros_T,
-            advantages_T=zeros_T,
-            sample_offsets=np.cumsum([0, *(len(each.token_ids) for _, each in samples)], dtype=np.int64),
+            columns={
+                "token_ids_T": np.array([token for _, each in samples for token in each.token_ids], np.int32),
+                "loss_mask_T": trained.astype(np.uint8),
+                "log_probabilities_T": zeros_T,
+                "advantages_T": zeros_T,
+                "sample_offsets": np.cumsum([0, *(len(each.token_ids) for _, each in samples)], dtype=np.int64),
+            },
         )
 
     def _count(self, step: int, trains: bool) -> None:

@@ -15,7 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from counterpoint.transport.files.atomic import as_bytes_view
-from counterpoint.transport.records import Batch, SampleInfo
+from counterpoint.transport.records import COLUMNS, Batch, SampleInfo
+
+_OUTLINED = ("sample_offsets", "advantages_T", "loss_mask_T")
+"""The columns that every rank needs whole."""
 
 
 def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:
@@ -28,46 +31,36 @@ def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:
         "routed": bool(batch.routed_experts),
         "tokens": len(batch.token_ids_T),
     }
-    arrays = (batch.sample_offsets, batch.advantages_T, batch.loss_mask_T)
-    return header, b"".join(as_bytes_view(np.ascontiguousarray(array)) for array in arrays)
+    return header, b"".join(as_bytes_view(np.ascontiguousarray(batch.columns[name])) for name in _OUTLINED)
 
 
 def unfilled(header: dict[str, Any], arrays: bytes) -> Batch:
     """Returns the batch of an outline, with nothing else in it; `fill` adds samples."""
     samples, tokens = tuple(SampleInfo(*each) for each in header["samples"]), int(header["tokens"])
-    offsets = np.frombuffer(arrays, np.int64, len(samples) + 1)
-    return Batch(
-        header["run_id"],
-        header["step"],
-        samples,
-        token_ids_T=np.zeros(tokens, np.int32),
-        loss_mask_T=np.frombuffer(arrays, np.uint8, tokens, offsets.nbytes + 4 * tokens),
-        log_probabilities_T=np.zeros(tokens, np.float32),
-        advantages_T=np.frombuffer(arrays, np.float32, tokens, offsets.nbytes),
-        sample_offsets=offsets,
-        routed_experts=cast(Any, [()] * len(samples) if header["routed"] else ()),  # a list, to be filled in
-        columns={name: np.zeros(tokens, np.float32) for name in header["columns"]},
-    )
+    columns, start = {name: np.zeros(tokens, COLUMNS[name].dtype) for name in header["columns"]}, 0
+    for name in _OUTLINED:
+        count = tokens if COLUMNS[name].of_tokens else len(samples) + 1
+        columns[name] = np.frombuffer(arrays, COLUMNS[name].dtype, count, start)
+        start += columns[name].nbytes
+    routed = cast(Any, [()] * len(samples) if header["routed"] else ())  # a list, to be filled in
+    return Batch(header["run_id"], header["step"], samples, columns, routed)
 
 
 def part(batch: Batch, samples: Sequence[int]) -> Batch:
     """Returns a batch of these samples alone."""
     spans = [_span(batch, sample) for sample in samples]
-
-    def joined(column_T: Any) -> Any:
-        return np.concatenate([column_T[span] for span in spans])
-
+    columns = {
+        name: np.concatenate([column_T[span] for span in spans])
+        for name, column_T in batch.columns.items()
+        if COLUMNS[name].of_tokens
+    }
+    columns["sample_offsets"] = np.cumsum([0, *(span.stop - span.start for span in spans)], dtype=np.int64)
     return Batch(
         batch.run_id,
         batch.step,
         tuple(batch.samples[sample] for sample in samples),
-        joined(batch.token_ids_T),
-        joined(batch.loss_mask_T),
-        joined(batch.log_probabilities_T),
-        joined(batch.advantages_T),
-        np.cumsum([0, *(span.stop - span.start for span in spans)], dtype=np.int64),
+        columns,
         tuple(batch.routed_experts[sample] for sample in samples) if batch.routed_experts else (),
-        {name: joined(column_T) for name, column_T in batch.columns.items()},
     )
 
 
@@ -75,10 +68,8 @@ def fill(batch: Batch, samples: Sequence[int], given: Batch) -> None:
     """Writes the samples of `given`, which are these of the batch, into a batch of `unfilled`."""
     for index, sample in enumerate(samples):
         own, theirs = _span(batch, sample), _span(given, index)
-        batch.token_ids_T[own] = given.token_ids_T[theirs]
-        batch.log_probabilities_T[own] = given.log_probabilities_T[theirs]
-        for name, column_T in batch.columns.items():
-            column_T[own] = given.columns[name][theirs]
+        for name in batch.columns.keys() - {*_OUTLINED}:
+            batch.columns[name][own] = given.columns[name][theirs]
         if batch.routed_experts:
             cast(Any, batch.routed_experts)[sample] = given.routed_experts[index]
 

@@ -71,11 +71,13 @@ def two_rows(step: int) -> Batch:
         run_id="default",
         step=step,
         samples=tuple(SampleInfo(f"{step}-{index}", "toy", step - 1, 1.0, 1.0) for index in range(2)),
-        token_ids_T=np.arange(tokens, dtype=np.int32) % 500,
-        loss_mask_T=mask,
-        log_probabilities_T=np.where(mask, -6.0, 0).astype(np.float32),
-        advantages_T=np.where(mask, 1.0, 0).astype(np.float32),
-        sample_offsets=np.array([0, TOKENS, tokens], np.int64),
+        columns={
+            "token_ids_T": np.arange(tokens, dtype=np.int32) % 500,
+            "loss_mask_T": mask,
+            "log_probabilities_T": np.where(mask, -6.0, 0).astype(np.float32),
+            "advantages_T": np.where(mask, 1.0, 0).astype(np.float32),
+            "sample_offsets": np.array([0, TOKENS, tokens], np.int64),
+        },
     )
 
 

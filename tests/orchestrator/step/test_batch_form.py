@@ -65,7 +65,7 @@ async def test_a_batch_of_several_forms_is_merged_without_the_others(tmp_path: P
     batch, _ = await boundary.merge(1, rollouts)
     assert [sample.rollout_id for sample in batch.samples] == ["0-0", "0-1"]
     assert len(batch.routed_experts) == 2
-    assert batch.columns == {}
+    assert batch.optional == []
 
 
 @pytest.mark.parametrize("kind", ["batch_standardised", "group_mean_batch_scaled"])

@@ -25,8 +25,8 @@ from counterpoint.trainer.packer import ModelLimits, pack
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import AnyArray, CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Batch, Rollout, Turn
-from tests.support.batches import assert_equal, make_batch
+from counterpoint.transport.records import REQUIRED_COLUMNS, TEACHER_LOG_PROBABILITIES, Batch, Rollout, Turn
+from tests.support.batches import assert_equal, make_batch, with_changes
 from tests.support.rollouts import make_rollout, make_turn
 
 LIMIT = 2**20
@@ -47,7 +47,7 @@ def make_asked(index: int = 0) -> Rollout:
 def columned(lengths: tuple[int, ...] = (5, 3), dtype: type[np.uint8] | None = np.uint8) -> Batch:
     batch = make_batch(lengths=lengths, dtype=dtype)
     values = -np.arange(sum(lengths), dtype=np.float32)
-    return replace(batch, columns={TEACHER_LOG_PROBABILITIES: values})
+    return with_changes(batch, **{TEACHER_LOG_PROBABILITIES: values})
 
 
 def raw(batch: Batch) -> list[bytes]:
@@ -71,12 +71,12 @@ def test_a_batch_without_columns_is_what_it_was() -> None:
 @pytest.mark.parametrize("dtype", [None, np.uint8])
 def test_a_column_travels_and_is_kept(dtype: type[np.uint8] | None, tmp_path: Path) -> None:
     batch = columned(dtype=dtype)
-    plain = replace(batch, columns={})
+    plain = make_batch(dtype=dtype)
     assert batch.nbytes == plain.nbytes + 4 * 8
     codec.write_file(tmp_path / "batch.bin", batch)
     for decoded in (codec.decode(raw(batch), LIMIT), codec.read_file(tmp_path / "batch.bin", LIMIT)):
         assert_equal(decoded, batch)
-        assert list(decoded.columns) == [TEACHER_LOG_PROBABILITIES]
+        assert decoded.optional == [TEACHER_LOG_PROBABILITIES]
         assert read_every_byte(decoded) == read_every_byte(batch) != read_every_byte(plain)
 
 
@@ -126,14 +126,21 @@ def test_a_column_without_a_name_and_a_name_without_a_column_are_refused() -> No
     ],
 )
 def test_a_bad_column_is_named(column: np.ndarray, message: str) -> None:
-    batch = replace(columned(), columns={TEACHER_LOG_PROBABILITIES: column})
+    batch = with_changes(columned(), **{TEACHER_LOG_PROBABILITIES: column})
     with pytest.raises(ValueError, match=message):
         codec.validate(batch)
 
 
 def test_an_unknown_column_does_not_validate() -> None:
     with pytest.raises(ValueError, match=r"^columns: 'other'.*teacher_log_probabilities"):
-        codec.validate(replace(columned(), columns={"other": np.zeros(8, np.float32)}))
+        codec.validate(replace(columned(), columns=columned().columns | {"other": np.zeros(8, np.float32)}))
+
+
+@pytest.mark.parametrize("name", REQUIRED_COLUMNS)
+def test_a_batch_without_a_required_column_does_not_validate(name: str) -> None:
+    columns = {each: column for each, column in columned().columns.items() if each != name}
+    with pytest.raises(ValueError, match=rf"^columns: {name}\b"):
+        codec.validate(replace(columned(), columns=columns))
 
 
 def test_turns_become_a_batch() -> None:
@@ -198,7 +205,7 @@ def test_the_merge_process_passes_it_on() -> None:
     samples = merge_all([make_asked(), make_asked(10)])
     passed = [_sample(*frame) for sample in samples for frame in read_frames(_sample_buffers(sample))]
     assert_equal(assemble_batch("default", 1, passed), assemble_batch("default", 1, samples))
-    assert passed[0].columns
+    assert TEACHER_LOG_PROBABILITIES in passed[0].columns
 
 
 def test_a_row_of_two_runs_holds_the_column_of_the_one_that_has_it() -> None:

@@ -18,6 +18,7 @@ from counterpoint.trainer.model.attention import per_sample_attention
 from counterpoint.trainer.model.shared_prompts import Family, family_attention
 from counterpoint.trainer.packer import ModelLimits, pack
 from counterpoint.transport.records import Batch
+from tests.support.batches import with_changes
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.many_runs import Bench, gradients
@@ -37,7 +38,7 @@ def batch_of_groups(step: int = 1, run_id: str = "default") -> Batch:
     mask = np.concatenate([np.arange(length) >= prompt for length, prompt in zip(lengths, prompts, strict=True)])
     mask[starts[4] + 8] = False  # what an environment says in between is not trained
     random = np.random.default_rng(step + 100)
-    return replace(
+    return with_changes(
         batch,
         loss_mask_T=mask.astype(np.uint8),
         log_probabilities_T=np.where(mask, -4.5 + 0.3 * random.standard_normal(len(mask)), 0).astype(np.float32),

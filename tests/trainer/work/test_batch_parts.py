@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgpack
 import numpy as np
 import torch
@@ -11,6 +9,7 @@ import torch
 from counterpoint.trainer.packer import ModelLimits, pack
 from counterpoint.trainer.work import batch_parts
 from counterpoint.transport import codec
+from tests.support.batches import with_changes
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
 
 LIMITS = ModelLimits(VOCABULARY, 64, LAYERS, EXPERTS, TOP_K)
@@ -19,7 +18,7 @@ LIMITS = ModelLimits(VOCABULARY, 64, LAYERS, EXPERTS, TOP_K)
 def test_the_samples_of_a_rank_pack_as_those_of_the_whole_batch() -> None:
     whole = make_batch(3, routed=True)
     column_T = np.where(whole.loss_mask_T, -0.5, 0).astype(np.float32)
-    whole = dataclasses.replace(whole, columns={"teacher_log_probabilities": column_T})
+    whole = with_changes(whole, teacher_log_probabilities=column_T)
     header, arrays = batch_parts.outline(whole)
     own = batch_parts.unfilled(msgpack.unpackb(msgpack.packb(header)), arrays)
     for samples in ([2, 0], [3]):
