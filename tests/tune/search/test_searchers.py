@@ -230,8 +230,6 @@ def cma_search() -> AskTellSearch:
     )
 
 
-EARLY = {"n_startup_trials": 4}
-
 SEARCHES: dict[str, Callable[[], Searcher]] = {
     "tpe": lambda: OptunaSearch(nested(), "loss", "min", seed=1),
     "tpe, max": lambda: OptunaSearch(
