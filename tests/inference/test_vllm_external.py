@@ -1,13 +1,15 @@
 """A whole job on a vLLM that runs already: `counterpoint run` starts none, uses that one, and leaves it running.
 
 The weights go from memory to memory: the trainer publishes them in shared memory, and the orchestrator sends them, or the server
-reads them itself.
+reads them itself. What is trained is the example of an agent that only knows a base URL, as it stands.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
+EXAMPLE = Path(__file__).parents[2] / "examples/agent"
 STEPS = 2
 
 
@@ -35,11 +38,19 @@ async def loads_by(path: str, server: ServerProcess) -> int:
     return 0 if found is None else int(float(found[1]))
 
 
-async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, tmp_path: Path) -> None:
+async def test_a_job_uses_a_server_that_runs_already_and_trains_an_agent_with_the_stock_client(
+    moe_server: ServerProcess, tmp_path: Path
+) -> None:
+    [environment] = tomllib.loads((EXAMPLE / "job.toml").read_text())["orchestrator"]["environments"]
+    environment["args"]["command"] = [sys.executable, str(EXAMPLE / "guess.py")]
     file, output_dir = tmp_path / "job.toml", tmp_path / "out"
     before = await loads_by(SEND_PATH, moe_server)
     job_settings = settings(output_dir, server=moe_server)
-    job_settings["orchestrator"]["steps"] = STEPS
+    job_settings["orchestrator"] |= {
+        "steps": STEPS,
+        "environments": [environment],
+        "schedule": {"group_size": 2, "rollouts_per_step": 4, "max_inflight_rollouts": 4, "max_lead_steps": 1},
+    }
     job_settings["orchestrator"].setdefault("inference", {})["send_weights"] = True
     held_out = {"name": "reverse", "kind": "reverse-text"}
     job_settings["orchestrator"]["evaluations"] = [{"name": "last", "environments": [held_out], "examples": 2}]
@@ -64,3 +75,11 @@ async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, 
     async with HttpSessions(PoolConfig()) as connections:
         await BinaryClient(moe_server.url, connections).identify()  # it serves on
     assert "proven in" in log
+    sampled, trained = (
+        {line["step"]: line for line in map(json.loads, file.read_text().splitlines())}
+        for file in (output_dir / "run_killed" / "metrics.jsonl", output_dir / "trainer" / "metrics.jsonl")
+    )
+    for step in range(1, STEPS + 1):
+        assert sampled[step]["rollouts/completed"] >= 4
+        assert sampled[step]["rollouts/failed"] == 0
+        assert trained[step]["tokens/trained"] == sampled[step]["tokens/completion"] > 0
