@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_job import RunningJob, assert_nothing_is_left, steps_of, write_config
-from tests.whole_job.kill_and_resume import assert_resumes, kill, records_of, started_and_trained
+from tests.support.running_job import steps_of
+from tests.whole_job.kill_and_resume import assert_resumes, kill, started_and_trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STEPS = 24
-"""The job is ended twice, each time with steps left."""
+"""The job is ended with steps left."""
 
 
 def test_what_is_killed_comes_back_by_itself_and_a_job_that_ends_is_resumed(tmp_path: Path, tiny_moe: Path) -> None:
-    """Each role is killed once, while the others live on; then Ctrl-C ends the job; then a killed vLLM ends it, which it may no
-    longer restart. One after the other, which spares starts of vLLM."""
-    job = started_and_trained(tmp_path, trained=1, max_restarts=3, steps=STEPS)
+    """Each role is killed once, while the others live on. Then vLLM is killed again, which may not be restarted and ends the job.
+    One after the other, which spares starts of vLLM."""
+    job = started_and_trained(tmp_path, trained=1, max_restarts=1, steps=STEPS)
     trained = job.output_dir / "trainer" / "metrics.jsonl"
     try:
         for victim in (
@@ -36,23 +36,10 @@ def test_what_is_killed_comes_back_by_itself_and_a_job_that_ends_is_resumed(tmp_
             # The trainer may have the batches of all steps that were committed by then, and one may be about to be written.
             before = len(steps_of(job.output_dir / "run_killed" / "metrics.jsonl")) + 1
             job.wait_for(f"a step after the death of {victim}", lambda: len(steps_of(trained)) > before)  # noqa: B023
-        job.process.send_signal(signal.SIGINT)
-        assert job.wait() == 130, job.output()
-        assert_nothing_is_left(job)
-    finally:
-        job.end()
-    for name in ("inference_0", "trainer", "orchestrator"):
-        assert re.search(rf"{name} .*: restarting", job.output()), job.output()
-    committed = records_of(job.output_dir)
-    assert committed, "it was stopped before it had committed anything: the test proves nothing"
-    before = len(steps_of(trained))
-    job = RunningJob(write_config(tmp_path, steps=STEPS), job.output_dir, ("--resume",))
-    try:
-        job.wait_for("a step after the resume", lambda: len(steps_of(trained)) > before)
+        for name in ("inference_0", "trainer", "orchestrator"):
+            assert re.search(rf"{name} .*: restarting", job.output()), job.output()
     except BaseException:
         job.end()
         raise
     kill(job, "counterpoint.inference.plugin.program", "inference_0")
     assert_resumes(job, STEPS)
-    records = records_of(job.output_dir)
-    assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
