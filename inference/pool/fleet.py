@@ -38,15 +38,6 @@ class Name:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """One name at one server."""
-
-    held: Held
-    in_flight: int = 0
-    """Its requests there."""
-
-
-@dataclass(slots=True, eq=False)
 class Server:
     """The known state of one server. Only `Fleet` changes it."""
 
@@ -58,7 +49,7 @@ class Server:
     in_flight: int = 0
     well_at: float | None = None
     """When it answered last, in unix seconds."""
-    places: dict[Name, Place] = field(default_factory=dict)
+    names: dict[Name, Held] = field(default_factory=dict)
 
     def status(self, held: Held) -> ServerStatus:
         """Returns a snapshot of the server as one name of it sees it."""
@@ -76,8 +67,8 @@ class Server:
         """Whether it may get another request of this name."""
         if self.in_flight >= self.cap or self.drain_reason:
             return False
-        place = self.places.get(name)
-        return place is not None and place.held.takes_requests and (name.limit is None or place.in_flight < name.limit)
+        held = self.names.get(name)
+        return held is not None and held.takes_requests and (name.limit is None or held.in_flight < name.limit)
 
 
 @dataclass(slots=True)
@@ -91,7 +82,7 @@ class _Group:
 
 
 class Fleet:
-    """The servers, each with a place for every name, and the rules of choosing among them."""
+    """The servers, and the rules of choosing among them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -116,7 +107,7 @@ class Fleet:
     def drop(self, name: Name) -> None:
         """Removes a name."""
         for server in self.servers:
-            server.places.pop(name, None)
+            server.names.pop(name, None)
         for key in [key for key in self._groups if key[0] is name]:
             del self._groups[key]
 
@@ -134,7 +125,7 @@ class Fleet:
         return sum(
             server.cap if name.limit is None else min(server.cap, name.limit)
             for server in self.servers
-            if (place := server.places.get(name)) is not None and place.held.counts and not server.drain_reason
+            if (held := server.names.get(name)) is not None and held.counts and not server.drain_reason
         )
 
     def serving(self, name: Name) -> list[Server]:
@@ -142,7 +133,7 @@ class Fleet:
         return [
             server
             for server in self.servers
-            if (place := server.places.get(name)) is not None and place.held.takes_requests and not server.drain_reason
+            if (held := server.names.get(name)) is not None and held.takes_requests and not server.drain_reason
         ]
 
     @property
@@ -174,7 +165,7 @@ class Fleet:
         group.servers[affinity] = chosen
         self._remember(key, group)
         chosen.in_flight += 1
-        chosen.places[name].in_flight += 1
+        chosen.names[name].in_flight += 1
         return chosen
 
     def _remember(self, key: tuple[Name, str], group: _Group) -> None:
@@ -187,8 +178,8 @@ class Fleet:
         """Gives a place back."""
         assert server.in_flight > 0
         server.in_flight -= 1
-        if (place := server.places.get(name)) is not None:
-            place.in_flight -= 1
+        if (held := server.names.get(name)) is not None:
+            held.in_flight -= 1
 
     def drain(self, server: Server, reason: str) -> None:
         """Stops new requests while there is a reason; those in flight stay."""

@@ -1,13 +1,13 @@
 """What a server holds of one name of weights, as a pure state machine: wanted, loading, held, proven or refused.
 
-`Held` is one for each pair of a server and a name. Events come in, instructions go out, and `held_at` carries them out: there
+`Held` is one for each pair of a server and a name. Events come in, instructions go out, and `holder` carries them out: there
 are no I/O, no tasks and no clock here. A name returns to service in one way, whatever happened: the server answers a health
 check, loads the weights, and proves them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from counterpoint.inference.base import (
@@ -21,9 +21,7 @@ from counterpoint.inference.base import (
 )
 from counterpoint.inference.clients.client import Identity
 from counterpoint.inference.loads import Origin
-
-KEPT_LOADS = 512
-"""The newest loads of a name whose answers are accepted; of up to twice as many the numbers are kept."""
+from counterpoint.inference.pool.own_loads import OwnLoads
 
 FAILURES_IN_A_ROW = 3
 """Requests that fail with no success between them before a server is asked for one token, and taken out if that fails, too: fewer
@@ -122,10 +120,6 @@ class Prove(NamedTuple):
     update: WeightUpdate
 
 
-class Abandon(NamedTuple):
-    """End what was instructed last."""
-
-
 class Check(NamedTuple):
     """Check the server's health without waiting for the next interval."""
 
@@ -142,7 +136,7 @@ class Serves(NamedTuple):
 
 
 class GoneOut(NamedTuple):
-    """The server is out of service for this name, or still is, for a newer reason."""
+    """The server is out of service for this name, or still is, for a newer reason. End its requests, and a load in progress."""
 
     reason: str
     since: float | None
@@ -164,81 +158,7 @@ class MissesDigests(NamedTuple):
     update: WeightUpdate
 
 
-Instruction = Ask | Load | Prove | Abandon | Check | EndRequests | Serves | GoneOut | Doubt | MissesDigests
-
-
-# --- whose weights ---
-
-
-@dataclass(slots=True)
-class OwnLoads:
-    """The loads of one name at one process whose answers are accepted."""
-
-    name: str
-    follows: bool
-    """Whether another run loads the weights, at any time: all answers of the process are accepted."""
-    versions: dict[tuple[str | None, int | None], int | None] = field(default_factory=dict)
-    """By name and number, the version of a load that the pool made; None of what it found there."""
-    instance: str | None = None
-    """The process."""
-    any_own: bool = False
-    """Whether there is a load of the pool's own among them."""
-    found: tuple[str, str | None, int] | None = None
-    """Where the pool loads nothing: the process, the name and the load that it began with."""
-
-    def at(self, instance: str) -> bool:
-        """Returns whether the next load is the first one at this process."""
-        if self.instance != instance:
-            self.versions, self.instance, self.any_own = {}, instance, False
-        return not self.any_own
-
-    def add(self, adapter: str | None, number: int, version: int) -> tuple[str | None, int]:
-        """Accepts a load from now on. What was found there under another name is none of the run's."""
-        if not self.any_own:
-            self.versions = {each: found for each, found in self.versions.items() if each[0] == adapter}
-        self.any_own = True
-        self.versions[adapter, number] = version
-        if len(self.versions) > 2 * KEPT_LOADS:  # no request lasts that long
-            oldest = number - KEPT_LOADS
-            self.versions = {each: known for each, known in self.versions.items() if (each[1] or 0) > oldest}
-        return adapter, number
-
-    def forget(self, load: tuple[str | None, int] | None) -> None:
-        """Accepts a load no more, which was not proven."""
-        if load is not None:
-            self.versions.pop(load, None)
-
-    def accepts(self, origin: Origin) -> bool:
-        """Whether only weights computed an answer that the pool loaded, or found where it loads none."""
-        if origin.instance != self.instance:
-            return False
-        numbers = range(origin.first, origin.last + 1)
-        return self.follows or all((origin.name, number) in self.versions for number in numbers)
-
-    def load_at(self, identity: Identity, update: WeightUpdate | None) -> tuple[str | None, int | None]:
-        """Returns name and number of the load that a server has in place of `update`; None: of what the pool did not load.
-
-        Without a number it has no such adapter.
-        """
-        adapter = self.name if self.name in identity.adapters else None
-        if update is not None:
-            adapter = update.adapter
-        return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
-
-    def find(self, identity: Identity) -> tuple[int, int] | None:
-        """Accepts the weights that a server has, where the pool loads none.
-
-        Returns the numbers of the first load and of this one if they are others than at first, and are not accepted. What a
-        server was started with is the same after a restart; of another name, the adapter was not there yet.
-        """
-        name, number = self.load_at(identity, None)
-        load = number or 0
-        found = (identity.instance if load else "", name, load)
-        former = self.found
-        if former is not None and former[1] == name and former != found and not self.follows:
-            return former[2], load
-        self.found, self.versions, self.instance = found, {(name, load): None}, identity.instance
-        return None
+Instruction = Ask | Load | Prove | Check | EndRequests | Serves | GoneOut | Doubt | MissesDigests
 
 
 class Held:
@@ -258,6 +178,8 @@ class Held:
         self.turn = 0
         """Counts what makes an earlier health check say nothing: new wishes, loads that begin or end, failures."""
         self.has_served = False
+        self.in_flight = 0
+        """Its requests at the server, which `Fleet` counts."""
         self.failures = 0
         """Requests failed since the last success."""
         self.setbacks = 0
@@ -575,18 +497,17 @@ class Held:
         self.state = Out(reason, former.awaited if awaited is None else awaited, not_before, refusal, mute)
         self.turn += 1
         self.failures = 0
-        done: list[Instruction] = []
+        further: list[Instruction] = []
         if isinstance(former, Loading):
             self.loads.forget(former.unproven)
-            done = [Abandon(), *self._end_of(former)]
-        return [GoneOut(reason, since, former), *done, EndRequests()]
+            further = self._end_of(former)
+        return [GoneOut(reason, since, former), *further]
 
-    def closed(self) -> list[Instruction]:
+    def close(self) -> None:
         """The weights are used no more. Answers that wait for a proof are of unproven weights: none is given any more."""
         if isinstance(self.state, Loading):
             self.loads.forget(self.state.unproven)
             self.state = Out("the pool was closed before the weights were proven", False, float("inf"))
-        return [Abandon(), EndRequests()]
 
 
 def _undone(state: Loading, because: str) -> str:

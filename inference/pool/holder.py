@@ -20,7 +20,7 @@ from counterpoint.inference.pool import held as machine
 from counterpoint.inference.pool import liveness
 from counterpoint.inference.pool.activity import ServerActivity
 from counterpoint.inference.pool.deadlines import end
-from counterpoint.inference.pool.fleet import Name, Place, Server
+from counterpoint.inference.pool.fleet import Name, Server
 from counterpoint.inference.pool.held import Held
 from counterpoint.inference.pool.progress import Progress
 from counterpoint.transport.outages import Kind, Outages
@@ -59,7 +59,7 @@ class Holder:
         self.server = server
         self.client = client
         self.held = Held(server.url, name.model, follows=name.follows, interval=config.health_interval_seconds)
-        server.places[name] = Place(self.held)
+        server.names[name] = self.held
         self.activity = ServerActivity(server.url)
         self.requests: set[asyncio.Timeout] = set()
         """The timeouts of the requests at the server: each expires when it is taken out."""
@@ -82,9 +82,12 @@ class Holder:
         """What is to be done next."""
         self._work: asyncio.Task[None] | None = None
         self._began = self._loaded = 0.0
+        self._over = False
 
     def carry_out(self, instructions: Sequence[machine.Instruction] = ()) -> None:
         """Begins what the machine has returned for an event, and tells of its new state."""
+        if self._over:
+            return
         for instruction in instructions:
             match instruction:
                 case machine.Ask() | machine.Load() | machine.Prove():
@@ -92,8 +95,6 @@ class Holder:
                     if self._work is None:
                         self._work = asyncio.create_task(self._do_steps(), name=f"weights of {self.server.url}")
                         self._work.add_done_callback(self._work_ended)
-                case machine.Abandon():
-                    self._abandon()
                 case machine.Check():
                     self._check()
                 case machine.EndRequests():
@@ -182,7 +183,9 @@ class Holder:
         A server that cannot be reached keeps an adapter until others need the room.
         """
         update, reached = self.held.wanted, not isinstance(self.held.state, machine.Unknown)
-        self.carry_out(self.held.closed())
+        self.held.close()
+        self.carry_out()
+        self._end_requests()
         self.forget()
         if update is None or not reached:
             return
@@ -195,6 +198,7 @@ class Holder:
 
     def forget(self) -> None:
         """Ends what there is of a place that is no longer in use."""
+        self._over = True
         self._abandon()
         self._outages.end(self._who)
 
@@ -268,6 +272,8 @@ class Holder:
         level = levels.get(type(gone.former), logging.ERROR)
         outage = self._outages.begin(Kind.SERVER, self._who, what, gone.reason, since=gone.since, level=level)
         self.activity.went_out(gone.reason, outage.since)
+        self._abandon()
+        self._end_requests()
 
     def _end_requests(self) -> None:
         requests, self.requests = self.requests, set()

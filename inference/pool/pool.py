@@ -65,18 +65,17 @@ MAX_DESCRIBED = 256
 """Servers that `Served.fleet` describes: it is called once a second, on the loop."""
 
 
-class Served:
+class Served(Places):
     """One name of weights at the servers of a pool. `InferencePool.model` makes it, `start` begins, `release` ends it."""
 
-    def __init__(self, servers: Servers, places: Places, bounds: AnswerBounds) -> None:
+    def __init__(
+        self, servers: Servers, name: Name, bounds: AnswerBounds, on_capacity: Callable[[int], None] | None
+    ) -> None:
         """`bounds` are of the model, where it is known."""
-        self.name = places.name
-        self.holders = places.holders
+        super().__init__(servers.fleet, name, on_capacity)
         self.meters = PoolMeters()
         """What it has counted and timed so far."""
         self._servers = servers
-        self._places = places
-        self._fleet = servers.fleet
         self._config = servers.config
         self._bounds = bounds
         self._updating = asyncio.Lock()
@@ -113,10 +112,10 @@ class Served:
         if self._released:
             return
         self._released = True
-        for waiter in self._places.waiting:
+        for waiter in self.waiting:
             if not waiter.place.done():
                 waiter.place.set_exception(self._closed_error())
-        await self._servers.drop(self._places)
+        await self._servers.drop(self)
 
     def _closed_error(self) -> InferenceError:
         return InferenceError("the inference pool is closed")
@@ -128,7 +127,7 @@ class Served:
     @property
     def waiting_requests(self) -> int:
         """How many requests wait for a place at a server."""
-        return len(self._places.waiting)
+        return len(self.waiting)
 
     def take_spans(self, run: str, step: int) -> list[Span]:
         """Returns what the servers did since the last call, for this name, as spans of `step`."""
@@ -137,7 +136,7 @@ class Served:
     def fleet(self) -> dict[str, Any]:
         """Returns state and totals of the servers, as `fleet.json` has them (`docs/contracts.md`)."""
         return {
-            "waiting": len(self._places.waiting),
+            "waiting": len(self.waiting),
             "capacity": self._fleet.capacity(self.name),
             "servers": [
                 each.activity.described(each.server.status(each.held))
@@ -274,9 +273,9 @@ class Served:
             )
         async with self._updating:
             began = time.perf_counter()
-            if self._places.wanted is None and self._config.protocol == "openai":
+            if self.wanted is None and self._config.protocol == "openai":
                 logger.warning(STOCK_SERVERS_PROVE_NOTHING)
-            self._places.wanted = update
+            self.wanted = update
             for holder in self.holders.values():
                 holder.carry_out(holder.held.want(update))
             await self._until_taken(update, loaded=True)
@@ -358,16 +357,18 @@ class Served:
         """Returns a server with a place for the request; None if it must wait, behind those that wait already."""
         if self._released:
             raise self._closed_error()
-        return None if self._places.waiting else self._fleet.acquire(self.name, affinity, avoid)
+        return None if self.waiting else self._fleet.acquire(self.name, affinity, avoid)
 
     async def _place(self, affinity: str, avoid: Server | None) -> Server:
         """Returns a server with a place for the request, first come, first served."""
-        self._places.waiting.append(waiter := Waiter(affinity, avoid, self._servers.next_number()))
+        self.waiting.append(waiter := Waiter(affinity, avoid, self._servers.next_number()))
         self._servers.serve_waiting()
         try:
             return await waiter.place
         except asyncio.CancelledError:
-            if waiter.place.done() and not waiter.place.cancelled():
+            if waiter in self.waiting:
+                self.waiting.remove(waiter)
+            elif waiter.place.done() and not waiter.place.cancelled():
                 self._fleet.release(self.name, waiter.place.result())
             self._servers.serve_waiting()
             raise
@@ -403,7 +404,9 @@ class InferencePool(Servers):
         all names share. Its servers' outages are of `called` and the URL.
         """
         claim = replace(claim or Claim.of_process(), takes_over=self.config.take_over)
-        return Served(self, self.place(Name(model, claim, follows, limit, called), on_capacity), bounds)
+        served = Served(self, Name(model, claim, follows, limit, called), bounds, on_capacity)
+        self.add_name(served)
+        return served
 
 
 class _Answer(NamedTuple, Generic[Content]):

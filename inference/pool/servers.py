@@ -100,18 +100,19 @@ class Servers:
         """The monitors' tasks."""
         self._sources_task: asyncio.Task[None] | None = None
         self._names: list[Places] = []
+        self._users = 0
+        """Names that have not ended."""
         self._opening = asyncio.Lock()
         self._opened = self._closed = False
         self._numbers = count()
         self._changed = asyncio.Event()
 
-    def place(self, name: Name, on_capacity: Callable[[int], None] | None) -> Places:
+    def add_name(self, places: Places) -> None:
         """Adds a name at all servers."""
-        places = Places(self.fleet, name, on_capacity)
         self._names.append(places)
+        self._users += 1
         for server, monitor in self._monitors.items():
             self._hold(places, server, monitor)
-        return places
 
     def _hold(self, places: Places, server: Server, monitor: ServerMonitor) -> None:
         holder = places.holders[server] = monitor.hold(places.name, partial(self._name_changed, places))
@@ -135,22 +136,25 @@ class Servers:
                 self._sources_task.add_done_callback(self._sources_task_ended)
 
     async def drop(self, places: Places) -> None:
-        """Ends a name, whose weights are given up, and with the last one everything."""
+        """Ends a name, whose weights are given up. Once the last one has ended, everything is closed."""
         self._names.remove(places)
-        tasks: list[asyncio.Task[None]] = []
-        if not self._names:
-            self._closed = True
-            tasks = [*self._tasks.values(), *([self._sources_task] if self._sources_task else [])]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         for monitor in self._monitors.values():
             monitor.holders.pop(places.name, None)
         if self._opened:
             await asyncio.gather(*(holder.give_up() for holder in list(places.holders.values())))
         self.fleet.drop(places.name)
         self._changed.set()
-        if self._closed and self._opened:
+        self._users -= 1
+        if not self._users and not self._closed:
+            await self._close()
+
+    async def _close(self) -> None:
+        self._closed = True
+        tasks = [*self._tasks.values(), *([self._sources_task] if self._sources_task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._opened:
             await self._connections.__aexit__(None, None, None)
 
     async def check_model(self, model: str, servers: Sequence[Server]) -> None:

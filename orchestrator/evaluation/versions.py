@@ -38,7 +38,7 @@ async def serving_adapter(
     name = adapter_name(config.run_id)
     probe = await in_thread(Probe.read, directory / "probe.json")
     bounds, claim = await in_thread(read_bounds, Path(config.model)), await in_thread(claim_of, config)
-    served = servers.model(name, bounds=bounds, claim=claim)
+    served = servers.model(name, bounds=bounds, claim=claim, called="the evaluations' adapter at")
     try:
         with awaiting(f"inference to load policy version {version} for an evaluation", str(directory)):
             await served.start()

@@ -74,7 +74,7 @@ async def test_a_server_whose_line_is_gone_ends_what_it_has_and_is_forgotten(lis
         listing.write(leaving.url, staying.url)
         told: list[int] = []
         async with pool_by(listing, capacity="fixed", max_concurrent_requests_per_server=8) as pool:
-            pool._places.on_capacity = told.append
+            pool.on_capacity = told.append
             await until_states(pool, "serving", "serving")
             leaving.gate.clear()
             request = asyncio.create_task(generate(pool))

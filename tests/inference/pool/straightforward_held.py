@@ -234,7 +234,6 @@ class StraightforwardHeld:
             self.not_before = now + self.interval * [0, 1, 3, 7, 15, 31][min(self.setbacks, 6) - 1]
         if self.loading is not NOTHING:
             self.accepted.pop(self.unproven, None)
-            done.append("abandon")
             if self.loading is self.wanted:
                 self.settled = True
             else:
@@ -242,11 +241,10 @@ class StraightforwardHeld:
         self.state, self.held, self.loading, self.early = "out", NOTHING, NOTHING, None
         self.counted, self.version, self.failures, self.refused = False, None, 0, refused
         self.turn += 1
-        return [*done, "end requests"]
+        return done
 
-    def closed(self) -> list[Any]:
+    def close(self) -> None:
         if self.loading is not NOTHING:
             self.accepted.pop(self.unproven, None)
             self.state, self.loading, self.early = "out", NOTHING, None
             self.counted, self.version, self.silent = False, None, True
-        return ["abandon", "end requests"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from counterpoint.inference.clients.client import Identity
 from counterpoint.inference.loads import Claim
-from counterpoint.inference.pool.fleet import GROUP_LEAD, REMEMBERED_GROUPS, Fleet, Name, Place, Server
+from counterpoint.inference.pool.fleet import GROUP_LEAD, REMEMBERED_GROUPS, Fleet, Name, Server
 from counterpoint.inference.pool.held import Held
 from tests.support.fake_inference import weight_update
 
@@ -22,23 +22,23 @@ def fleet_of(count: int, limit: int) -> Fleet:
     for index in range(count):
         server = fleet.add(f"http://{index}")
         for name in (NAME, OTHER):
-            server.places[name] = Place(Held(server.url, name.model, follows=False, interval=2.0))
+            server.names[name] = Held(server.url, name.model, follows=False, interval=2.0)
     return fleet
 
 
 def serve(server: Server, name: Name = NAME) -> None:
-    held = server.places[name].held
+    held = server.names[name]
     held.checked(Identity("first", weights=0), held.turn, float("inf"))
 
 
 def load(server: Server) -> None:
-    held = server.places[NAME].held
+    held = server.names[NAME]
     held.want(weight_update(1))
     serve(server)
 
 
 def take_out(server: Server) -> None:
-    server.places[NAME].held.unfit("gone", 0.0)
+    server.names[NAME].unfit("gone", 0.0)
 
 
 def serving_fleet(count: int, limit: int = 2) -> Fleet:
@@ -201,7 +201,7 @@ def test_what_a_server_held_is_forgotten_when_it_is_taken_out() -> None:
     fleet = serving_fleet(1)
     (server,) = fleet.servers
     take_out(server)
-    status = server.status(server.places[NAME].held)
+    status = server.status(server.names[NAME])
     assert (status.state, status.version, status.reason) == ("out", None, "gone")
 
 
@@ -225,13 +225,13 @@ def test_no_history_oversteps_a_limit_or_uses_a_server_that_does_not_serve(
         if action == "acquire":
             limit = name.limit or 2
             room = any(
-                each.places[name].held.takes_requests and each.in_flight < 2 and taken.count((name, each)) < limit
+                each.names[name].takes_requests and each.in_flight < 2 and taken.count((name, each)) < limit
                 for each in fleet.servers
             )
             chosen = fleet.acquire(name, str(index), avoid=server)
             assert (chosen is not None) == room
             if chosen is not None:
-                assert chosen.places[name].held.takes_requests
+                assert chosen.names[name].takes_requests
                 taken.append((name, chosen))
         elif action == "release" and taken:
             fleet.release(*taken.pop(index % len(taken)))
@@ -243,4 +243,4 @@ def test_no_history_oversteps_a_limit_or_uses_a_server_that_does_not_serve(
             load(server)
         for each in fleet.servers:
             assert each.in_flight == sum(server is each for _, server in taken) <= 2
-            assert all(place.in_flight == taken.count((name, each)) for name, place in each.places.items())
+            assert all(held.in_flight == taken.count((name, each)) for name, held in each.names.items())

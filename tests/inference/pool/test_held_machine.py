@@ -47,7 +47,6 @@ def as_plain(instruction: machine.Instruction) -> Any:
             ).__name__.lower()
     names = {
         machine.Ask: "ask",
-        machine.Abandon: "abandon",
         machine.Check: "check",
         machine.EndRequests: "end requests",
         machine.Doubt: "doubt",
@@ -213,7 +212,8 @@ class HeldMachine(RuleBasedStateMachine):
     @rule(really=st.integers(0, 9))
     def the_pool_is_closed(self, really: int) -> None:
         if not really:
-            self.both(self.held.closed, self.plain.closed)
+            self.held.close()
+            self.plain.close()
             self.closed = True
 
     # --- what must hold ---

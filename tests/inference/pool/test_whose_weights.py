@@ -19,7 +19,7 @@ from counterpoint.inference.clients.client import Identity
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.loads import Claim, Load, Loads
-from counterpoint.inference.pool import held
+from counterpoint.inference.pool import held, own_loads
 from counterpoint.inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool, Served
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import CLAIM, FakeServer, probe_answer, weight_update
@@ -53,7 +53,7 @@ async def generate(pool: Served) -> Turn:
 
 
 async def test_of_the_loads_of_a_long_run_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "KEPT_LOADS", 3)
+    monkeypatch.setattr(own_loads, "KEPT_LOADS", 3)
     async with FakeServer() as server, started(pool_at(server)) as pool:
         (holder,) = pool.holders.values()
         for version in range(1, 21):

@@ -1,0 +1,83 @@
+"""The loads of one name at one server that are the pool's own: whose weights made an answer (`inference.loads`). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.loads import Origin
+
+KEPT_LOADS = 512
+"""The newest loads of a name whose answers are accepted; of up to twice as many the numbers are kept."""
+
+
+@dataclass(slots=True)
+class OwnLoads:
+    """The loads of one name at one process whose answers are accepted."""
+
+    name: str
+    follows: bool
+    """Whether another run loads the weights, at any time: all answers of the process are accepted."""
+    versions: dict[tuple[str | None, int | None], int | None] = field(default_factory=dict)
+    """By name and number, the version of a load that the pool made; None of what it found there."""
+    instance: str | None = None
+    """The process."""
+    any_own: bool = False
+    """Whether there is a load of the pool's own among them."""
+    found: tuple[str, str | None, int] | None = None
+    """Where the pool loads nothing: the process, the name and the load that it began with."""
+
+    def at(self, instance: str) -> bool:
+        """Returns whether the next load is the first one at this process."""
+        if self.instance != instance:
+            self.versions, self.instance, self.any_own = {}, instance, False
+        return not self.any_own
+
+    def add(self, adapter: str | None, number: int, version: int) -> tuple[str | None, int]:
+        """Accepts a load from now on. What was found there under another name is none of the run's."""
+        if not self.any_own:
+            self.versions = {each: found for each, found in self.versions.items() if each[0] == adapter}
+        self.any_own = True
+        self.versions[adapter, number] = version
+        if len(self.versions) > 2 * KEPT_LOADS:  # no request lasts that long
+            oldest = number - KEPT_LOADS
+            self.versions = {each: known for each, known in self.versions.items() if (each[1] or 0) > oldest}
+        return adapter, number
+
+    def forget(self, load: tuple[str | None, int] | None) -> None:
+        """Accepts a load no more, which was not proven."""
+        if load is not None:
+            self.versions.pop(load, None)
+
+    def accepts(self, origin: Origin) -> bool:
+        """Whether only weights computed an answer that the pool loaded, or found where it loads none."""
+        if origin.instance != self.instance:
+            return False
+        numbers = range(origin.first, origin.last + 1)
+        return self.follows or all((origin.name, number) in self.versions for number in numbers)
+
+    def load_at(self, identity: Identity, update: WeightUpdate | None) -> tuple[str | None, int | None]:
+        """Returns name and number of the load that a server has in place of `update`; None: of what the pool did not load.
+
+        Without a number it has no such adapter.
+        """
+        adapter = self.name if self.name in identity.adapters else None
+        if update is not None:
+            adapter = update.adapter
+        return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
+
+    def find(self, identity: Identity) -> tuple[int, int] | None:
+        """Accepts the weights that a server has, where the pool loads none.
+
+        Returns the numbers of the first load and of this one if they are others than at first, and are not accepted. What a
+        server was started with is the same after a restart; of another name, the adapter was not there yet.
+        """
+        name, number = self.load_at(identity, None)
+        load = number or 0
+        found = (identity.instance if load else "", name, load)
+        former = self.found
+        if former is not None and former[1] == name and former != found and not self.follows:
+            return former[2], load
+        self.found, self.versions, self.instance = found, {(name, load): None}, identity.instance
+        return None
