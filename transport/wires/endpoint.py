@@ -22,6 +22,7 @@ from zmq.utils import z85
 
 from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import read_bytes
 from counterpoint.transport.files.watched import Watched
 from counterpoint.transport.loopback import WILDCARD_HOSTS, host_in_url, is_loopback
 from counterpoint.transport.process.launch import SHARED_TMPDIR
@@ -35,6 +36,8 @@ NODE_ADDRESS = "CLUSTER_ADDRESS"
 
 TOLD = "transport.address"
 """A file in the job's directory: where a trainer is reached that listens on every address of its node."""
+
+_MOST_TOLD_BYTES = 1024
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5})")
 
@@ -95,7 +98,7 @@ def find_address(address: str, output_dir: Path) -> str:
     if (host := _wildcard_in(address)) is None:
         return address
     with suppress(OSError, ValueError):
-        if _TCP.fullmatch(told := (output_dir / TOLD).read_text("ascii")):
+        if _TCP.fullmatch(told := read_bytes(output_dir / TOLD, _MOST_TOLD_BYTES).decode("ascii")):
             return told
     return f"tcp://{host_in_url(host)}:{address.rpartition(':')[2]}"
 

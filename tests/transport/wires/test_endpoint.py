@@ -227,6 +227,9 @@ def test_who_listens_on_every_address_tells_where_it_is_reached(
     assert is_everywhere(address) == (address != told and here != address) == (tmp_path / TOLD).exists()
     (tmp_path / TOLD).write_text("ipc:///tmp/another")
     assert find_address(address, tmp_path) == here, "what is no address is not used"
+    (tmp_path / TOLD).unlink()
+    os.mkfifo(tmp_path / TOLD)
+    assert find_address(address, tmp_path) == here, "nor waited for"
 
 
 @pytest.mark.slow
