@@ -6,12 +6,15 @@ A caller says HELLO when it has connected, and gets METHODS. Each CALL gets one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import msgpack
+import msgspec
+from msgspec import Meta
 
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown, unpacked
 
 HELLO, METHODS = b"HELLO", b"METHODS"
@@ -23,42 +26,32 @@ MAX_HEADER_BYTES = 2**17
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2_000, 16_000
 """Characters of an exception that travel: the beginning of its message, the end of its traceback."""
 
-_LONGEST_NAME = 256
+
+Name = Annotated[str, Meta(max_length=256)]
+Natural = Annotated[int, Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class CallHeader:
+class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The header of a CALL."""
 
-    caller: bytes
+    caller: Annotated[bytes, Meta(min_length=16, max_length=16)]
     """Random; with the number, it names the call, also when it is sent again."""
-    number: int
-    worker: str
+    number: Natural
+    worker: Name
     incarnation: int
     """The worker that is meant; another one refuses."""
-    method: str
-    seconds: float
+    method: Name
+    seconds: Annotated[float, Meta(ge=0)]
     """How long the caller will wait; a call that was not begun by then is dropped."""
 
     def pack(self) -> bytes:
         """Returns it as bytes."""
-        fields = [self.caller, self.number, self.worker, self.incarnation, self.method, self.seconds]
-        packed: bytes = msgpack.packb(fields)
-        return packed
+        return pack(*msgspec.structs.astuple(self))
 
     @classmethod
     def unpack(cls, header: Buffer) -> CallHeader:
         """Returns the header of these bytes. Raises `CodecError` for anything else."""
-        match unpack(header):
-            case [bytes(caller), int(number), str(worker), int(incarnation), str(method), float(seconds)] if (
-                len(caller) == 16
-                and number >= 0
-                and max(len(worker), len(method)) <= _LONGEST_NAME
-                and seconds == seconds
-            ):
-                return cls(caller, number, worker, incarnation, method, seconds)
-            case other:
-                raise CodecError(f"{shown(other)} is no header of a call")
+        return typed(unpack(header), cls, "the header of a call", CodecError)
 
 
 def pack(*values: object) -> bytes:
