@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +25,7 @@ from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.agent.settings import AgentEndpoint
 from counterpoint.cluster.agent.table import NO_PROCESS
 from counterpoint.cluster.backends.agent_link import AgentLink, Identity, Listener
-from counterpoint.cluster.backends.base import Bundle, Heartbeat, Node
+from counterpoint.cluster.backends.base import Backend, Heartbeat
 from counterpoint.cluster.errors import BackendError, StaleMasterError
 from counterpoint.cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
 from counterpoint.cluster.member import Member
@@ -56,8 +56,8 @@ class Seat:
     """Held while an agent is started, found, or made sure to be gone."""
 
 
-class AgentFleet(ABC, Listener):
-    """The base. Make it on the event loop that uses it; `close` it."""
+class AgentFleet(Backend, Listener):
+    """The base; places are a subclass's. Make it on the event loop that uses it; `close` it."""
 
     def __init__(
         self,
@@ -355,29 +355,3 @@ class AgentFleet(ABC, Listener):
                 await self.fence(seat, link.endpoint, END_SECONDS)
             finally:  # also when it is cancelled: the seat has forgotten the link, and an open socket would hold up `close`
                 await link.close()
-
-    # --- the rest of a `Backend` ---
-
-    @abstractmethod
-    async def check_capacity(self, bundles: Sequence[Bundle]) -> None:
-        """See `Backend.check_capacity`."""
-
-    @abstractmethod
-    async def allocate(self, bundle: Bundle, avoid: Sequence[str]) -> None:
-        """See `Backend.allocate`."""
-
-    @abstractmethod
-    async def release(self, bundle: str) -> None:
-        """See `Backend.release`."""
-
-    @abstractmethod
-    def handles(self) -> Mapping[str, Any]:
-        """See `Backend.handles`."""
-
-    @abstractmethod
-    async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
-        """See `Backend.adopt`."""
-
-    @abstractmethod
-    async def nodes(self) -> Sequence[Node]:
-        """See `Backend.nodes`."""

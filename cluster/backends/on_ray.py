@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 from counterpoint.cluster.agent.agent import LEASES_OF_THE_FENCE
 from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
@@ -26,12 +29,12 @@ from counterpoint.cluster.backends.agent_link import AgentLink
 from counterpoint.cluster.backends.base import Bundle, Node
 from counterpoint.cluster.backends.capacity import require_capacity, require_place
 from counterpoint.cluster.backends.ray_cluster import RayCluster
-from counterpoint.cluster.backends.ray_keys import master_keys
 from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_key
 from counterpoint.cluster.backends.ray_threads import in_thread
 from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
-from counterpoint.transport.wires.endpoint import CurveKeys
+from counterpoint.transport.wires.endpoint import CurveKeys, load_pair
+from counterpoint.transport.wires.key_files import certificate
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,38 @@ DIED = -1
 
 REPORT_SECONDS = 5.0
 """How long the reports of killed workers may take before their agents are ended, too."""
+
+
+def master_keys(directory: Path) -> CurveKeys:
+    """Returns the CURVE keys by which agents on other machines know the masters of the job in `directory`: one pair for all.
+
+    They are made the first time, in a file that the job's user alone may read; an agent is given the public key only. Raises
+    `OSError`, or `ValueError` for a bad file.
+    """
+    agents = directory / "agents"
+    file = agents / "master.key_secret"
+    if not file.exists():
+        agents.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_keys(file)
+    try:
+        public, secret = load_pair(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it while no agent of the job lives, and new keys are made") from None
+    return CurveKeys(public, public, secret)
+
+
+def _make_keys(file: Path) -> None:
+    """Writes new keys, whole and private from the first moment; what another master has just written stays."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
+        written.write(certificate(*zmq.curve_keypair()))
+        written.flush()
+        os.fsync(written.fileno())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, file)
+    finally:
+        partial.unlink()
 
 
 class RayBackend(AgentFleet):

@@ -10,39 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from counterpoint.cluster.manager import ending, starting
-from counterpoint.cluster.manager.events import (
-    Allocated,
-    AllocationFailed,
-    Begin,
-    CheckChildren,
-    ChildrenChecked,
-    Created,
-    CreateFailed,
-    EndAnnounced,
-    Event,
-    ExtensionRequested,
-    FailoverDone,
-    GuestsChanged,
-    Instruction,
-    ManagerStage,
-    MasterChanged,
-    NodeLost,
-    Outcome,
-    Release,
-    ReplaceRequested,
-    ScaleRequested,
-    Start,
-    StopRequested,
-    Tick,
-    WorkerExited,
-    WorkerHeard,
-    WorkerReady,
-    WorkerSilent,
-    WorkerStarted,
-    WorkerSuspected,
-    WorkFinished,
-)
+from counterpoint.cluster.manager import ending, events, starting
+from counterpoint.cluster.manager.events import Event, Instruction, ManagerStage, Outcome
 from counterpoint.cluster.manager.state import (
     ALIVE,
     UNREADY,
@@ -65,33 +34,33 @@ TAKEOVER_SECONDS = 10.0
 Handler = Callable[..., list[Instruction]]
 
 OF_A_WORKER: dict[type[Event], tuple[Handler, frozenset[Phase]]] = {
-    Created: (starting.created, ALIVE),
-    CreateFailed: (ending.create_failed, ALIVE),
-    WorkerReady: (starting.became_ready, frozenset({Phase.CREATING, Phase.INITIALIZING})),
-    WorkerStarted: (starting.started, frozenset({Phase.STARTING})),
-    WorkFinished: (starting.finished, frozenset({Phase.STARTING, Phase.RUNNING})),
-    ChildrenChecked: (starting.children_checked, ALIVE),
-    FailoverDone: (starting.failover_done, ALIVE),
-    EndAnnounced: (starting.end_announced, WELL),
-    ExtensionRequested: (ending.extension_requested, ALIVE),
-    ReplaceRequested: (ending.replace_requested, WELL | {Phase.CREATING}),
-    WorkerSuspected: (ending.suspect, WELL),
-    WorkerHeard: (ending.suspect, WELL),
-    WorkerSilent: (ending.silent, WELL),
-    WorkerExited: (ending.exited, ALIVE),
+    events.Created: (starting.created, ALIVE),
+    events.CreateFailed: (ending.create_failed, ALIVE),
+    events.WorkerReady: (starting.became_ready, frozenset({Phase.CREATING, Phase.INITIALIZING})),
+    events.WorkerStarted: (starting.started, frozenset({Phase.STARTING})),
+    events.WorkFinished: (starting.finished, frozenset({Phase.STARTING, Phase.RUNNING})),
+    events.ChildrenChecked: (starting.children_checked, ALIVE),
+    events.FailoverDone: (starting.failover_done, ALIVE),
+    events.EndAnnounced: (starting.end_announced, WELL),
+    events.ExtensionRequested: (ending.extension_requested, ALIVE),
+    events.ReplaceRequested: (ending.replace_requested, WELL | {Phase.CREATING}),
+    events.WorkerSuspected: (ending.suspect, WELL),
+    events.WorkerHeard: (ending.suspect, WELL),
+    events.WorkerSilent: (ending.silent, WELL),
+    events.WorkerExited: (ending.exited, ALIVE),
 }
 """What decides about an event of a worker, and the phases in which that counts: in another, or of another incarnation, it is
 stale or was sent twice, and changes nothing. These decide by the ledger, the worker and the event."""
 
 OF_THE_JOB: dict[type[Event], Handler] = {
-    Begin: starting.begin,
-    Allocated: starting.allocated,
-    AllocationFailed: ending.allocation_failed,
-    NodeLost: ending.node_lost,
-    ScaleRequested: ending.scale,
-    StopRequested: ending.stop_requested,
-    GuestsChanged: ending.guests_changed,
-    Tick: ending.due,
+    events.Begin: starting.begin,
+    events.Allocated: starting.allocated,
+    events.AllocationFailed: ending.allocation_failed,
+    events.NodeLost: ending.node_lost,
+    events.ScaleRequested: ending.scale,
+    events.StopRequested: ending.stop_requested,
+    events.GuestsChanged: ending.guests_changed,
+    events.Tick: ending.due,
 }
 """What decides about every other event but `MasterChanged`, by the ledger and the event."""
 
@@ -154,7 +123,7 @@ class PrimeManager:
 
     def prepare(self) -> list[Instruction]:
         """Asks for every bundle's place; creation, and READY, follow from the answers. Once: a repetition returns nothing."""
-        return self.handle(Begin(0.0))
+        return self.handle(events.Begin(0.0))
 
     def start(self) -> list[Instruction]:
         """Returns each `Start` that is not answered; they are made by the event with which the job became READY.
@@ -164,21 +133,21 @@ class PrimeManager:
         if self.stage is ManagerStage.INIT:
             left = sorted(role for role in self._ledger.roles if not self._ledger.is_passed(role))
             raise ValueError(f"the job is not READY: {', '.join(left)} not ready and checked")
-        return [each for each in self.outstanding() if isinstance(each, Start)]
+        return [each for each in self.outstanding() if isinstance(each, events.Start)]
 
     def monitor(self, at: float) -> list[Instruction]:
         """Decides what is due: who is late, and what is tried again."""
-        return self.handle(Tick(at))
+        return self.handle(events.Tick(at))
 
     def stop(self, at: float, reason: str = "stopped", code: int = ending.STOPPED_EARLY) -> list[Instruction]:
         """Stops the workers in order; a second time, more than a second later, kills them."""
-        return self.handle(StopRequested(reason, code, "", at))
+        return self.handle(events.StopRequested(reason, code, "", at))
 
     def handle(self, event: Event) -> list[Instruction]:
         """Returns the instructions for one event, in order."""
-        if isinstance(event, MasterChanged):
+        if isinstance(event, events.MasterChanged):
             return self._master_changed(event)
-        if self.outcome is not None and not isinstance(event, Allocated):
+        if self.outcome is not None and not isinstance(event, events.Allocated):
             return []  # only a place that was found too late is still to be given back
         if (decides := OF_THE_JOB.get(type(event))) is not None:
             return decides(self._ledger, event)
@@ -196,7 +165,7 @@ class PrimeManager:
         state, instructions = self.state, list[Instruction]()
         for bundle in state.bundles.values():
             if bundle.place is Place.RELEASED or (bundle.place is Place.ALLOCATING and bundle.attempt > 1):
-                instructions.append(Release(bundle.name))
+                instructions.append(events.Release(bundle.name))
             if bundle.place is Place.ALLOCATING:
                 instructions.append(starting.request(state.set_aside, bundle))
         for worker in state.workers.values():
@@ -206,10 +175,10 @@ class PrimeManager:
         for role in state.roles.values():
             if role.checking:
                 sub_master = state.workers[sub_master_name(role.name)]
-                instructions.append(CheckChildren(sub_master.name, sub_master.incarnation, role.check))
+                instructions.append(events.CheckChildren(sub_master.name, sub_master.incarnation, role.check))
         return instructions
 
-    def _master_changed(self, event: MasterChanged) -> list[Instruction]:
+    def _master_changed(self, event: events.MasterChanged) -> list[Instruction]:
         if event.epoch <= self.state.epoch:
             return []
         self.state.epoch = event.epoch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.backends.ray_keys import master_keys
+from counterpoint.cluster.backends.on_ray import master_keys
 from counterpoint.cluster.backends.ray_places import (
     SMALLEST,
     ActorName,

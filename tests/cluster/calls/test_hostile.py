@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.cluster.calls import messages
-from counterpoint.cluster.calls.answers import KEPT_ANSWERS, KEPT_BYTES, Answers
 from counterpoint.cluster.calls.caller import Caller
 from counterpoint.cluster.calls.codec import CodecError, decode, encode_parts
 from counterpoint.cluster.calls.messages import CallHeader
 from counterpoint.cluster.calls.remote import methods_of, remote
-from counterpoint.cluster.calls.server import CallServer
+from counterpoint.cluster.calls.server import KEPT_ANSWERS, KEPT_BYTES, Answers, CallServer
 from counterpoint.cluster.calls.server_socket import call_address
 from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
 from counterpoint.cluster.member import Member, Stage
