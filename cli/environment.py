@@ -79,8 +79,8 @@ def _class(name: str) -> str:
 def _check(arguments: list[str]) -> int:
     given = _check_parser().parse_args(arguments)
     from counterpoint.environments.config import EnvironmentConfig
-    from counterpoint.environments.registry import load_environment
     from counterpoint.environments.sampling import SamplingConfig
+    from counterpoint.environments.workers.load import load_environment
     from counterpoint.job.environments.examples import fault_of_examples
     from counterpoint.job.environments.findings import Level, findings
     from counterpoint.job.environments.observe import Plan

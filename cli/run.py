@@ -32,8 +32,8 @@ from counterpoint.job.directory import JOB_FILE, control_directory, read_json
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.redaction import redact
+from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left
 from counterpoint.job.resolve_model import resolve_model
-from counterpoint.job.run_state import committed_steps, eviction_of, evictions_of_all_left
 from counterpoint.job.supervision import SupervisedJob
 from counterpoint.job.workers import is_done, needs_servers, specification
 from counterpoint.job.write_job import write_job

@@ -122,6 +122,14 @@ class Unavailable(Exception):
     """
 
 
+class WorkerError(RuntimeError):
+    """What failed in a worker, or ended it, for a person. The text is complete: the place that raised it says nothing."""
+
+
+class UnavailableError(WorkerError, Unavailable):
+    """The environment raised `Unavailable` in its worker."""
+
+
 class Environment(Protocol):
     """The protocol. Subclassing is not needed.
 

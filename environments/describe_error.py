@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from types import FrameType
 
-from counterpoint.environments.workers.errors import WorkerError
+from counterpoint.environments.base import WorkerError
 from counterpoint.transport.printable import shortened
 
 _LONGEST_ERROR = 2000

@@ -32,22 +32,11 @@ BUILT_IN = {
 """Import paths by kind. The modules load only when asked for."""
 
 
-def load_environment(config: EnvironmentConfig) -> Environment:
-    """The environment that `config` describes, constructed and checked; with `workers`, one that plays in these.
-
-    Raises `ValueError` that names the environment, the value at fault, and what would do instead. With workers it is loaded by a
-    process of its own, so that nothing of it is in this one; that takes a moment, so call it in a thread.
-    """
-    if config.workers == 0:
-        return load_here(config)
-    from counterpoint.environments.workers.found import check_in_process
-    from counterpoint.environments.workers.proxy import WorkerEnvironment
-
-    return WorkerEnvironment(config, check_in_process(config))
-
-
 def load_here(config: EnvironmentConfig) -> Environment:
-    """Does as `load_environment`, in this process, whatever `workers` says."""
+    """The environment that `config` describes, constructed and checked in this process, whatever `workers` says.
+
+    Raises `ValueError` that names the environment, the value at fault, and what would do instead.
+    """
     where = f"environment {config.name!r}"
     built = _construct(_find_class(config.kind, where), config.args, where)
     _check_shape(built, config.kind, where)

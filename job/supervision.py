@@ -29,12 +29,12 @@ from counterpoint.job.directory import control_directory, orchestrator_of, run_i
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.log_errors import ROOT_CAUSE, root_cause
 from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.inspection.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
 from counterpoint.job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
 from counterpoint.job.inspection.telemetry import JobTelemetry
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.placement import ServersFile
 from counterpoint.job.processes_file import ProcessesFile, read_workers, was_stopping
-from counterpoint.job.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
 from counterpoint.job.workers import worker_of
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full

@@ -17,7 +17,7 @@ from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.lifecycle import check_chat, started
 from counterpoint.environments.mix import ExamplesChangedError, mix_of
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.pool.sources import OPERATOR_FILE

@@ -20,9 +20,9 @@ from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.export_formats import check_formats
+from counterpoint.tune.json_values import without_numpy
 from counterpoint.tune.resources import Resources, resources_of
 from counterpoint.tune.result import Result
-from counterpoint.tune.search.json_values import without_numpy
 
 ERROR_FILE = "error.txt"
 """A trial's failures, in its `logdir`."""

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import zmq
 
-from counterpoint.environments.base import EnvironmentContext, Model
+from counterpoint.environments.base import EnvironmentContext, Model, WorkerError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers import protocol
-from counterpoint.environments.workers.errors import WorkerError
 from counterpoint.environments.workers.protocol import Message, ProtocolError
 from counterpoint.environments.workers.session import Session
 from counterpoint.environments.workers.supply import Supply, Worker

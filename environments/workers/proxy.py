@@ -8,10 +8,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model, Score
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score, UnavailableError, WorkerError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers import protocol
-from counterpoint.environments.workers.errors import UnavailableError, WorkerError
 from counterpoint.environments.workers.found import Found
 from counterpoint.environments.workers.pool import WorkerPool
 from counterpoint.environments.workers.protocol import Message

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from counterpoint.environments.base import Model
+from counterpoint.environments.base import Model, WorkerError
 from counterpoint.environments.sampling import CallOverrides
 from counterpoint.environments.workers import protocol
-from counterpoint.environments.workers.errors import WorkerError
 from counterpoint.environments.workers.protocol import Message, ProtocolError
 from counterpoint.transport.records import Turn
 

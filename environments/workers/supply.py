@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.base import EnvironmentContext, WorkerError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers.boot import Boot
-from counterpoint.environments.workers.errors import WorkerError
 from counterpoint.environments.workers.process import WorkerProcess, in_words, last_output
 from counterpoint.environments.workers.session import Session
 from counterpoint.transport.process.launch import live_processes

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from counterpoint.inference.token import read_tokens
-from counterpoint.job.config import JobConfig
+from counterpoint.job.sections import JobSections
 from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.lora.adapter_description import check_description
@@ -23,7 +23,7 @@ FILE_FLAGS = ("--chat-template", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-ce
 """Flags of vLLM that name a file."""
 
 
-def check_job_files(config: JobConfig) -> None:
+def check_job_files(config: JobSections) -> None:
     """Raises `UserError` for a file that is named by the keys which all runs share, and cannot be read."""
     if config.inference.replicas:
         _check("inference.", config.inference.api_key_file, read_tokens)

@@ -14,9 +14,9 @@ from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_jso
 from counterpoint.job.inspection.fleet import View, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
+from counterpoint.job.inspection.run_state import current_state, exclusion_of, is_to_start
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.processes_file import read_workers
-from counterpoint.job.run_state import current_state, exclusion_of, is_to_start
 from counterpoint.orchestrator.rollouts.failures import sum_failures
 from counterpoint.orchestrator.step.phases import sum_phases
 from counterpoint.transport.errors import UserError

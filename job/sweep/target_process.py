@@ -20,8 +20,8 @@ from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
 from counterpoint.cluster.manager.state import KILL_GRACE_SECONDS
 from counterpoint.cluster.process import Command, Process, last_lines
 from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.inspection.run_state import exclusion_of, is_finished
 from counterpoint.job.number_format import duration
-from counterpoint.job.run_state import exclusion_of, is_finished
 from counterpoint.job.sweep.result import result_of
 from counterpoint.job.sweep.targets import Target
 from counterpoint.sweep.lease import MARGIN

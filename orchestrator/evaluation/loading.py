@@ -14,8 +14,8 @@ from pathlib import Path
 from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.lifecycle import check_chat, started
-from counterpoint.environments.registry import load_environment
 from counterpoint.environments.shuffle import shuffled
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, sampling_parameters
 from counterpoint.run.config import RunConfig

@@ -27,8 +27,8 @@ import uvloop
 from counterpoint.environments.base import Environment, EnvironmentContext
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.lifecycle import started
-from counterpoint.environments.registry import load_environment
 from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.environments.workers.proxy import WorkerEnvironment
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served

@@ -2,7 +2,7 @@
 
 `JobReader` reads a job's directory again and again. It reads the ends of files, so that a first look at 1,000 runs of 10,000
 steps takes less than a second, and then only those that have changed. States, rates and reasons are computed by the functions
-that `counterpoint status` uses (`job/inspection/status.py`, `job/run_state.py`).
+that `counterpoint status` uses (`job/inspection/status.py`, `job/inspection/run_state.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from counterpoint.job.directory import JOB_FILE, is_running, lock_file_of, orche
 from counterpoint.job.inspection.fleet import Server, View, join, join_outages, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line, read_discarded
+from counterpoint.job.inspection.run_state import current_state, exclusion_of, is_to_start
 from counterpoint.job.inspection.status import RATE_STEPS, JobStatus
 from counterpoint.job.processes_file import PROCESSES_FILE
-from counterpoint.job.run_state import current_state, exclusion_of, is_to_start
 from counterpoint.orchestrator.step.differences import read_notice
 from counterpoint.run.notes import NO_NOTES, Notes
 from counterpoint.serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of

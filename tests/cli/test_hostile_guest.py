@@ -25,9 +25,9 @@ from counterpoint.cli.stop import main as stop
 from counterpoint.cluster.process import last_lines
 from counterpoint.job.directory import orchestrator_of, run_ids_in, steps_of, written_config
 from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.run_state import exclusion_of
 from counterpoint.job.inspection.status import read_status
 from counterpoint.job.inspection.summary import summarize, summarize_runs
-from counterpoint.job.run_state import exclusion_of
 from counterpoint.job.stop_run import GRACE_SECONDS, stop_timeout
 from counterpoint.orchestrator.loop_health.slow_spots import METRIC
 from counterpoint.run.trained import LARGEST_STEP

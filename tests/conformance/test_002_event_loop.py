@@ -13,7 +13,7 @@ import pytest
 from counterpoint.advantages import AdvantageInputs, AdvantageOutputs
 from counterpoint.cli.main import main
 from counterpoint.environments.config import ALL, EnvironmentConfig
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import ServerFailure
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient

@@ -11,9 +11,10 @@ import pytest
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.registry import BUILT_IN, load_environment
+from counterpoint.environments.registry import BUILT_IN
 from counterpoint.environments.scripted import play
 from counterpoint.environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.workers.load import load_environment
 
 GOOD = """
 class {name}:

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from counterpoint.environments.mix import mix_of
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.job.admin.ask import NotAnswered, Refused
 from counterpoint.job.admin.change import change_run, changeable_values
 from counterpoint.job.admin.inspect import inspect_run

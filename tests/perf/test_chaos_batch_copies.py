@@ -20,7 +20,7 @@ DELETE = """
 import shutil, sys
 from pathlib import Path
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 
 kept, abandoned = map(Path, sys.argv[1:3])
 for text in sys.argv[3:]:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from counterpoint.environments.mix import mix_of
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.job.config import JobConfig
 from perf.time_to_reward.measure import Outcome
 from perf.time_to_reward.ours import job_of, records_of

@@ -13,7 +13,8 @@ import pytest
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import only_imports
-from counterpoint.environments.registry import load_environment, load_here
+from counterpoint.environments.registry import load_here
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.job.admin import join
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import read_environment

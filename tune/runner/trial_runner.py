@@ -25,6 +25,7 @@ from counterpoint.tune.executors.executor import EventExecutor
 from counterpoint.tune.executors.local import LocalTrialExecutor
 from counterpoint.tune.executors.polled import for_runner
 from counterpoint.tune.executors.trial_executor import TrialExecutor
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
 from counterpoint.tune.runner import codec
 from counterpoint.tune.runner.acting import Acting
@@ -48,7 +49,6 @@ from counterpoint.tune.runner.search_thread import SearchThread, failed, tell
 from counterpoint.tune.runner.status_lines import StatusLines
 from counterpoint.tune.runner.trial_files import read_runner_state, write_state
 from counterpoint.tune.schedulers.scheduler import TrialScheduler
-from counterpoint.tune.search.json_values import as_json
 from counterpoint.tune.search.search_alg import NoSearch, SearchAlg
 from counterpoint.tune.stoppers.stopper import Stopper
 from counterpoint.tune.trial import Trial

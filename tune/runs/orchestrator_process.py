@@ -15,7 +15,7 @@ import tomli_w
 from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.cluster.process import Command, Process, last_lines
 from counterpoint.job.check import SAFE_PATH
-from counterpoint.job.run_state import exclusion_of
+from counterpoint.job.inspection.run_state import exclusion_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError

@@ -14,6 +14,7 @@ from typing import Any
 from counterpoint.tune.callbacks.callback import Callback
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.registry import load
 from counterpoint.tune.result import Result
 from counterpoint.tune.schedulers.explore import Mutations, check_mutations, draw, explore
@@ -21,7 +22,6 @@ from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler, draws
 from counterpoint.tune.schedulers.policy_log import Policy, PolicyLog
 from counterpoint.tune.schedulers.population import Member, Population
 from counterpoint.tune.schedulers.scheduler import Trials
-from counterpoint.tune.search.json_values import as_json
 from counterpoint.tune.search.variants import copied, format_vars
 from counterpoint.tune.trial import Trial
 

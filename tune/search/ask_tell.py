@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
-from counterpoint.tune.search.json_values import as_json
 from counterpoint.tune.search.searcher import Searcher, objectives, values_in
 
 

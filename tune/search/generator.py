@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
-from counterpoint.tune.search.json_values import as_json
 from counterpoint.tune.search.search_alg import Proposable, SearchAlg
 from counterpoint.tune.search.searcher import Searcher
 from counterpoint.tune.search.space_check import check_same_space, describe

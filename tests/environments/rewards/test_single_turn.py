@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.registry import load_environment
 from counterpoint.environments.rewards.single_turn import SingleTurn
 from counterpoint.environments.rewards.template import Template
 from counterpoint.environments.scripted import play
+from counterpoint.environments.workers.load import load_environment
 
 REPOSITORY = Path(__file__).parents[3]
 ROWS = {"rows": [{"question": "2 + 2", "answer": "#### 4", "n": 3}, {"question": "{n}", "answer": "#### 1\n#### 2"}]}

@@ -10,11 +10,12 @@ from counterpoint.environments.base import EnvironmentContext, Example
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.lifecycle import started
-from counterpoint.environments.registry import _check_shape, load_environment
+from counterpoint.environments.registry import _check_shape
 from counterpoint.environments.scripted import play
 from counterpoint.environments.tools.definition import tool_from
 from counterpoint.environments.tools.environment import ToolEnvironment
 from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.transport.records import Rollout
 
 

@@ -16,7 +16,6 @@ from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.gateway.conversation import Conversations
 from counterpoint.environments.main_thread import NeedsMainThread
-from counterpoint.environments.registry import load_environment
 from counterpoint.environments.reward import as_rewards
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.environments.verifiers_library.environment import Verifiers
@@ -26,6 +25,7 @@ from counterpoint.environments.verifiers_library.policy_client import (
     _answer,
     _with_malformed_call,
 )
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.orchestrator.step.finalize import find_fault
 from counterpoint.transport.records import Rollout, Turn
 from tests.environments.verifiers_library.conftest import SAMPLES, CallingModel, Running

@@ -11,7 +11,7 @@ from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.lifecycle import started
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
 from counterpoint.transport.records import Rollout

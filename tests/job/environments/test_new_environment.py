@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.environments.new_environment import write_environment

@@ -15,8 +15,8 @@ import pytest
 
 from counterpoint.environments.base import Example, Model
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.registry import load_environment
 from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.job.environments import waiting
 from counterpoint.job.environments.findings import Level, findings
