@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +11,7 @@ from pydantic import Field, ValidationError
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.transport.config import Config
+from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.files.wrong_types import first_wrong
 from counterpoint.transport.wires.endpoint import socket_path
@@ -118,21 +117,8 @@ def write_privately(path: Path, content: Config, *, new: bool = False) -> None:
 
     A `new` one replaces none: raises `FileExistsError` if there is one, even if it was written at the same time.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(orjson.dumps(content.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            os.link(partial, path)
-            partial.unlink()
-        else:
-            partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    data = orjson.dumps(content.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    write_atomically(path, data, mode=0o600, new=new)
 
 
 def control_path(directory: Path) -> Path:

@@ -12,11 +12,13 @@ import re
 import secrets
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 from counterpoint.transport.http_requests import bearer_token
 
@@ -85,19 +87,8 @@ def _make(path: Path) -> None:
     if path.is_symlink() or path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_urlsafe(32).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)
-        except FileExistsError:  # another process has just made it
-            return
-    finally:
-        partial.unlink(missing_ok=True)
+    with suppress(FileExistsError):  # another process has just made it
+        write_atomically(path, secrets.token_urlsafe(32).encode() + b"\n", mode=0o600, new=True)
 
 
 def _digest(token: bytes) -> bytes:

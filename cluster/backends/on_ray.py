@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_
 from counterpoint.cluster.backends.ray_threads import in_thread
 from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
+from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.wires.endpoint import CurveKeys, load_pair
 from counterpoint.transport.wires.key_files import certificate
 
@@ -73,26 +73,13 @@ def master_keys(directory: Path) -> CurveKeys:
     file = agents / "master.key_secret"
     if not file.exists():
         agents.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_keys(file)
+        with contextlib.suppress(FileExistsError):  # another master has just written some
+            write_atomically(file, certificate(*zmq.curve_keypair()), mode=0o600, new=True)
     try:
         public, secret = load_pair(file)
     except ValueError as error:
         raise ValueError(f"{error}; remove it while no agent of the job lives, and new keys are made") from None
     return CurveKeys(public, public, secret)
-
-
-def _make_keys(file: Path) -> None:
-    """Writes new keys, whole and private from the first moment; what another master has just written stays."""
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
-        written.write(certificate(*zmq.curve_keypair()))
-        written.flush()
-        os.fsync(written.fileno())
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(partial, file)
-    finally:
-        partial.unlink()
 
 
 class RayBackend(AgentFleet):

@@ -45,12 +45,13 @@ _BYTES_A_CALL = 64 * 2**20
 _FLUSHES_AT_ONCE = 8
 
 
-def write_atomically(path: Path, *buffers: Buffer, durable: bool = True, mode: int = 0o666) -> None:
+def write_atomically(path: Path, *buffers: Buffer, durable: bool = True, mode: int = 0o666, new: bool = False) -> None:
     """Writes `buffers`, one after the other, as the file `path`, replacing an existing one. Copies and joins nothing.
 
     Without `durable` the file appears whole all the same, but the call does not wait for the disk, and a crash of the
-    machine may lose it. `mode` is the file's, less the umask. Raises `OSError` (disk full, no permission); `path` is then as
-    it was. Blocks on the disk: not for an event loop.
+    machine may lose it. `mode` is the file's, less the umask. A `new` one replaces none: raises `FileExistsError` if there is
+    one, even if it was written at the same time. Raises `OSError` (disk full, no permission); `path` is then as it was. Blocks
+    on the disk: not for an event loop.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -61,7 +62,11 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True, mode: i
                 sync(descriptor)
         finally:
             os.close(descriptor)
-        partial.replace(path)
+        if new:
+            os.link(partial, path)
+            partial.unlink()
+        else:
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -37,6 +37,15 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_new_file_replaces_none_and_is_private_from_its_first_moment(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_atomically(path, b"one", mode=0o600, new=True)
+    with pytest.raises(FileExistsError):
+        write_atomically(path, b"two", mode=0o600, new=True)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one", 0o600)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_many_buffers_arrive_in_order(tmp_path: Path) -> None:
     buffers = [bytes([i % 256]) * (i % 7) for i in range(3000)]
     write_atomically(tmp_path / "a", *buffers)
