@@ -12,6 +12,7 @@ from pathlib import Path
 
 from counterpoint.cluster.job_files import MASTER_LOG
 from counterpoint.cluster.master.faults import VARIABLE
+from counterpoint.transport.process.child import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +30,9 @@ def start_master(directory: Path, *flags: str) -> int:
 
     It survives this process. Whoever lives on as its parent reaps it (`reaped`). Raises `OSError`.
     """
-    log = os.open(directory / MASTER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-P", "-m", "counterpoint.cluster.master", str(directory), *flags],
-                {name: value for name, value in os.environ.items() if name != VARIABLE or "--standby" not in flags},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, null, 0),
-                    (os.POSIX_SPAWN_DUP2, log, 1),
-                    (os.POSIX_SPAWN_DUP2, log, 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGPIPE),
-            )
-        finally:
-            os.close(null)
-    finally:
-        os.close(log)
+    command = [sys.executable, "-P", "-m", "counterpoint.cluster.master", str(directory), *flags]
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE or "--standby" not in flags}
+    return spawn(command, directory / MASTER_LOG, environment, session=True, mode=0o600)
 
 
 def reaped(pid: int) -> bool:
