@@ -23,6 +23,7 @@ from counterpoint.transport.arrays import CodecError, pack_arrays, specification
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.direct import write_new_file
 from counterpoint.transport.messages import (
+    MAX_REASON_LENGTH,
     PROTOCOL_VERSION,
     Acknowledged,
     Bye,
@@ -37,6 +38,7 @@ from counterpoint.transport.messages import (
 )
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import COLUMNS, OPTIONAL_COLUMNS, REQUIRED_COLUMNS, Batch, SampleInfo
+from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown, unpacked
 from counterpoint.transport.validation import MAX_NAME_LENGTH, validate
 
@@ -78,7 +80,6 @@ MAX_HEADER_BYTES = 2**28
 """Longest header of a batch."""
 
 MAX_MESSAGE_BYTES = 2**14
-MAX_REASON_LENGTH = 2**10
 
 _KINDS: dict[bytes, type[Message]] = {
     b"HELLO": Hello,
@@ -302,23 +303,10 @@ def decode_message(frames: Sequence[Buffer]) -> Message:
             f"run {shown(fields.get('run_id'))} has protocol {shown(fields.get('protocol'))}, and this trainer has "
             f"{PROTOCOL_VERSION}; install one version at both ends"
         )
-    expected = dataclasses.fields(_KINDS[kind])
-    if not isinstance(fields, dict) or set(fields) != {field.name for field in expected}:
-        raise CodecError(f"{kind.decode()}: {shown(fields)}; expected {', '.join(field.name for field in expected)}")
-    for field in expected:
-        if not _fits(fields[field.name], str(field.type)):
-            raise CodecError(f"{kind.decode()}: {field.name} is {shown(fields[field.name])}; expected {field.type}")
-    return _KINDS[kind](**fields)
-
-
-def _fits(value: object, annotation: str) -> bool:
-    match annotation:
-        case "str":
-            return isinstance(value, str) and len(value) <= MAX_REASON_LENGTH
-        case "int | None" if value is None:
-            return True
-        case _:
-            return type(value) is int and value >= 0
+    expected = [field.name for field in dataclasses.fields(_KINDS[kind])]
+    if not isinstance(fields, dict) or set(fields) != set(expected):
+        raise CodecError(f"{kind.decode()}: {shown(fields)}; expected {', '.join(expected)}")
+    return typed(fields, _KINDS[kind], kind.decode(), CodecError)
 
 
 # --- files ---

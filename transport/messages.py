@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from counterpoint.transport.records import Batch
 
@@ -12,20 +15,24 @@ PROTOCOL_VERSION = 4
 4: a PUBLISHED says which weights are there."""
 
 NO_LIMIT = 2**62
+MAX_REASON_LENGTH = 2**10
+
+Text = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """To the trainer: a run (re)connects."""
 
-    run_id: str
-    durable: int
+    run_id: Text
+    durable: Count
     """The last step whose batch this orchestrator cannot send again, since a trainer has reported it durable; 0 for none."""
-    epoch: int = 0
+    epoch: Count = 0
     """A number that grows each time a process takes the run over; 0: none of them does."""
-    holder: str = ""
+    holder: Text = ""
     """The process that proposes the epoch: no two are alike."""
-    protocol: int = PROTOCOL_VERSION
+    protocol: Count = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +42,17 @@ class Ready:
     Messages of earlier sessions do not count any more.
     """
 
-    next_step: int
+    next_step: Count
     """The first step the trainer lacks."""
-    credit: int
+    credit: Count
     """How many unacknowledged batches the trainer will hold."""
-    session: int
+    session: Count
     """A random number that names the session: no two are alike, even of different trainers."""
-    credit_bytes: int = NO_LIMIT
+    credit_bytes: Count = NO_LIMIT
     """How many bytes the arrays of those batches may take together. One alone may take more."""
-    max_batch_bytes: int = NO_LIMIT
+    max_batch_bytes: Count = NO_LIMIT
     """The trainer's own limit for one batch."""
-    batch: str = ""
+    batch: Text = ""
     """The digest (`transport/codec.py`:`digest_of`) of the batch of step `next_step - 1`; empty if it is not known."""
 
 
@@ -54,37 +61,37 @@ class Offer:
     """To the trainer: a batch. It is trained once a `Commit` of the same session covers its step."""
 
     batch: Batch
-    session: int
+    session: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """To the trainer: the batches of the session up to `step` are committed, also those that arrive later."""
 
-    step: int
-    session: int
+    step: Count
+    session: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """To the orchestrator: why the run cannot be trained yet. Repeated every few seconds, so that silence means a loss."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
     """To the orchestrator: the batches up to `step` have arrived; `durable` is the last step a checkpoint covers."""
 
-    step: int
-    durable: int
+    step: Count
+    durable: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
     """To the orchestrator: the weights of policy version `version` are published. On NFS their directory's list may be old."""
 
-    version: int
+    version: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +101,9 @@ class Rejected:
     Another version reads it, too: its fields stay as they are, as `Hello` keeps `protocol`.
     """
 
-    step: int | None
-    reason: str
-    session: int | None = None
+    step: Count | None
+    reason: Text
+    session: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +115,14 @@ class HelloRefused(Rejected):
 class Evicted:
     """To the orchestrator: the trainer accepts nothing more from this run."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
     """To either: this peer disconnects on purpose."""
 
-    reason: str = ""
+    reason: Text = ""
 
 
 ToOrchestrator = Ready | Waiting | Acknowledged | Published | Rejected | Evicted | Bye
