@@ -74,7 +74,7 @@ def test_a_case_takes_its_figures_without_the_stalls_only_where_these_were_recor
     assert (beside.figures[0].value, beside.figures[0].unstalled, beside.stall_seconds) == (12.0, 3.0, 0.25)
 
 
-@pytest.mark.parametrize(("noise", "words"), [(None, None), (0.0, " 0% "), (0.25, " 25% ")])
-def test_a_table_has_no_noise_that_was_not_measured(noise: float | None, words: str | None) -> None:
-    caption = Case("chaos", [Figure("rounds", 3.0, "")], noise).as_table().caption
+@pytest.mark.parametrize(("measured", "words"), [({}, None), ({"noise": 0.0}, " 0% "), ({"noise": 0.25}, " 25% ")])
+def test_a_table_has_no_noise_that_was_not_measured(measured: dict[str, float], words: str | None) -> None:
+    caption = Case("chaos", [Figure("rounds", 3.0, "")], **measured).as_table().caption
     assert caption is None if words is None else words in str(caption)
