@@ -37,7 +37,7 @@ from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.transport.records import Batch, SampleInfo
 
 GROUP_SIZE = 8
@@ -220,7 +220,7 @@ def our_trainer(model: Path, directory: Path, settings: Settings) -> Train:
 
 def _train_whole_step(learner: Learner, batch: Batch) -> dict[str, MetricValue]:
     """Trains the step of a batch of the run in slot 0, on one rank; returns its metrics."""
-    step: OpenStep | None = learner.open_step(0, batch)
+    step: Contribution | None = learner.open_step(0, batch)
     while step is not None:
         shares = FairShare(learner.config.max_tokens, ranks=1)
         shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})

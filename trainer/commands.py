@@ -16,7 +16,7 @@ from counterpoint.trainer.fair_share import Row
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.optimizer import UpdateValues
 from counterpoint.trainer.runs.copies import Copy
-from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
 
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ class Synchronize(Command[None], frozen=True):
     """Take over the slots of rank 0's manager."""
 
 
-class Begin(Command[OpenStep], frozen=True):
+class Begin(Command[Contribution], frozen=True):
     """Open the step of a batch."""
 
     slot: int
@@ -37,6 +37,13 @@ class Begin(Command[OpenStep], frozen=True):
     header: dict[str, Any]
     """Of `trainer/batch_parts.py: outline`, as the arrays; both are empty with one rank."""
     arrays: bytes
+    objective: Objective
+
+
+class Conclude(Command[Outcome], frozen=True):
+    """Add up what a contribution has come to, whose gradients wait for an update."""
+
+    slot: int
 
 
 class Train(Command[None], frozen=True):
@@ -104,6 +111,7 @@ AnyCommand = (
     Synchronize
     | Begin
     | Train
+    | Conclude
     | EndPass
     | Finish
     | PutCopy

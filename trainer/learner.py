@@ -47,15 +47,16 @@ from counterpoint.trainer.rows import StepRow
 from counterpoint.trainer.runs import checkpoint, copies
 from counterpoint.trainer.runs.copies import Copy
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import OpenStep, Run, Shards
+from counterpoint.trainer.runs.run import Run, Shards
 from counterpoint.trainer.runs.slices import OtherSlices, SlicesLost, SliceWriter
-from counterpoint.trainer.step import described, finish, next_pass, refuse_if_any, train_row
+from counterpoint.trainer.step import conclude, described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.trainer.telemetry.step_times import StepTimes
-from counterpoint.trainer.updates.measure import measure_row
 from counterpoint.trainer.updates.passes import optional_inputs
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.updates.value_head import ValueHead
 from counterpoint.trainer.work import batch_parts
+from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
+from counterpoint.trainer.work.measure import measure_row
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.process.cores import own_cores
@@ -83,6 +84,8 @@ class Learner:
         self.manager = manager
         self.runs: dict[int, Run] = {}
         """By slot, the runs that could be made; the records of the others say why not."""
+        self.contributions: dict[int, list[Contribution]] = {}
+        """By slot, the contributions of a run since its last update, in order."""
         self.heartbeat_seconds = min(HEARTBEAT_SECONDS, config.rank_silence_seconds / 4)
         self._slices = SliceWriter(config.output_dir, ranks.index)
         self._references = References(config.model, config.dtype, ranks, sharded=config.sharded)
@@ -99,20 +102,27 @@ class Learner:
         """Takes over the manager's slots: removes the runs that lost theirs, and makes those that got one, at their steps."""
         self._tell(commands.Synchronize())
 
-    def open_step(self, slot: int, batch: Batch) -> OpenStep:
-        """Opens the step of a run's batch.
+    def open_step(self, slot: int, batch: Batch, objective: Objective | None = None) -> Contribution:
+        """Opens a contribution of a run's batch, for the configured loss or `objective`, beside those since the last update.
 
         Raises `InvalidBatch`, with nothing opened, when it cannot be trained.
         """
         check(batch, self.loaded.limits)
+        if objective is None:
+            objective = Objective()
+        elif objective.loss is not None:
+            kind = str(objective.loss.get("kind", ""))
+            if ":" in kind and kind not in self.config.allowed_imports:
+                raise InvalidBatch(not_allowed(kind, "loss.kind"))
         header, arrays = dict[str, Any](), b""
         if self.ranks.count > 1:
             try:
                 header, arrays = batch_parts.outline(batch)
             except MemoryError as error:  # before any other rank knows of the step
                 raise InvalidBatch(described(error, f"opening step {batch.step}")) from error
-            self.runs[slot].sent = [set() for _ in range(self.ranks.count)]
-        return self._tell(commands.Begin(slot, batch.step, header, arrays), batch)
+        step = self._tell(commands.Begin(slot, batch.step, header, arrays, objective), batch)
+        step.sent = [set() for _ in range(self.ranks.count)]
+        return step
 
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
@@ -130,13 +140,14 @@ class Learner:
         """Returns the samples of a rank's row that it has not got yet, by slot, with the frames of their batches."""
         parts: list[tuple[int, list[int], list[memoryview]]] = []
         for slot, samples in row:
-            if new := [sample for sample in samples if sample not in self.runs[slot].sent[rank]]:
-                self.runs[slot].sent[rank].update(new)
-                frames = codec.encode(batch_parts.part(self._step(slot).batch, new))
+            step = self._step(slot)
+            if new := [sample for sample in samples if sample not in step.sent[rank]]:
+                step.sent[rank].update(new)
+                frames = codec.encode(batch_parts.part(step.batch, new))
                 parts.append((slot, new, [as_bytes_view(frame) for frame in frames]))
         return parts
 
-    def next_pass(self, slot: int, values: UpdateValues) -> OpenStep | None:
+    def next_pass(self, slot: int, values: UpdateValues) -> Contribution | None:
         """Ends the current pass of a run's step, whose samples are trained, if another one follows; returns the step then.
 
         An update that ends it has these values. The samples are those of the next pass then.
@@ -148,6 +159,13 @@ class Learner:
             return None
         self._tell(commands.EndPass(slot, values))
         return step
+
+    def conclude(self, slot: int) -> Outcome:
+        """Adds up what the newest contribution has come to, whose samples are trained; its gradients wait for an update.
+
+        Raises `InvalidBatch`: all contributions since the last update are dropped.
+        """
+        return self._tell(commands.Conclude(slot))
 
     def times(self, slot: int) -> StepTimes:
         """Returns the times of a run's open step, on this rank."""
@@ -172,7 +190,7 @@ class Learner:
         return self._tell(commands.Assemble(slot)) if self.config.divided else None
 
     def drop_step(self, slot: int) -> None:
-        """Drops the run's open step, if it has one: the run is as before the step."""
+        """Drops the run's contributions since its last update, if there are any: the run is as after that update."""
         self._tell(commands.Drop(slot))
 
     def keep_alive(self) -> None:
@@ -232,15 +250,17 @@ class Learner:
         match command:
             case commands.Synchronize():
                 self.manager.synchronize_state()
-            case commands.Begin(slot, number, header, arrays):
-                return self._begin(slot, number, lambda: batch or batch_parts.unfilled(header, arrays))
+            case commands.Begin(slot, number, header, arrays, objective):
+                return self._begin(slot, number, lambda: batch or batch_parts.unfilled(header, arrays), objective)
             case commands.Train(rows, parts):
                 self._receive(parts[self.ranks.index])
                 self._train(rows)
+            case commands.Conclude(slot):
+                return self._conclude(slot)
             case commands.EndPass(slot, values):
                 next_pass(self._step(slot), self.ranks, values)
             case commands.Finish(slot, values):
-                return finish(self._close(slot), self.ranks, values)
+                return finish(self.contributions.pop(slot), self.ranks, values)
             case commands.PutCopy(slot, step):
                 return self._copy(slot, step)
             case commands.Assemble(slot):
@@ -260,28 +280,35 @@ class Learner:
             given = codec.decode(frames, self.config.transport.max_batch_bytes)
             batch_parts.fill(self._step(slot).batch, samples, given)
 
-    def _begin(self, slot: int, number: int, batch: Callable[[], Batch]) -> OpenStep:
-        """Opens the step of that number, of what `batch` returns.
+    def _begin(self, slot: int, number: int, batch: Callable[[], Batch], objective: Objective) -> Contribution:
+        """Opens a contribution to the step of that number, of what `batch` returns.
 
         Raises `InvalidBatch` on every rank, with nothing opened, if any lacks memory for it or for what the step measures.
         """
-        run, fault = self.runs[slot], None
+        run, together, fault = self.runs[slot], self.contributions.setdefault(slot, []), None
         try:
-            step = OpenStep(run, batch(), self.ranks.device, self._export_directory(run))
+            whole = batch()
+            given = objective.given(whole, self.loaded.limits.vocabulary)
+            step = Contribution(run, whole, self.ranks.device, self._export_directory(run), objective, given, together)
+        except InvalidBatch as error:
+            fault = str(error)
         except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
             fault = described(error, f"opening step {number}")
         refuse_if_any(self.ranks, fault)
-        run.step = step
+        together.append(step)
         return step
 
-    def _step(self, slot: int) -> OpenStep:
-        step = self.runs[slot].step
-        assert step is not None, f"the run in slot {slot} has no open step"
-        return step
+    def _step(self, slot: int) -> Contribution:
+        """Returns the run's newest contribution since its last update."""
+        assert self.contributions.get(slot), f"the run in slot {slot} has no contribution"
+        return self.contributions[slot][-1]
 
-    def _close(self, slot: int) -> OpenStep:
-        step, self.runs[slot].step = self._step(slot), None
-        return step
+    def _conclude(self, slot: int) -> Outcome:
+        try:
+            return conclude(self._step(slot), self.ranks)
+        except InvalidBatch:
+            self._drop(slot)
+            raise
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._step(slot), samples) for slot, samples in rows[self.ranks.row]]
@@ -289,7 +316,9 @@ class Learner:
         # Of divided experts, owners have gradients from the rows of other ranks, also of adapters.
         everyones = self.ranks.experts is not None
         summed = [
-            run.step for run in self.runs.values() if run.step is not None and (everyones or run.shards is not None)
+            steps[-1]
+            for slot, steps in self.contributions.items()
+            if steps and (everyones or self.runs[slot].shards is not None)
         ]
         self.loaded.rows.train(own, self._train_row, summed)
 
@@ -377,11 +406,9 @@ class Learner:
         return late
 
     def _drop(self, slot: int) -> None:
-        run = self.runs.get(slot)
-        if run is not None and run.step is not None:
-            run.step = None
-            run.optimizer.zero_grad()
-            run.restore()
+        if self.contributions.pop(slot, None):
+            self.runs[slot].optimizer.zero_grad()
+            self.runs[slot].restore()
 
     def _export_directory(self, run: Run) -> Path | None:
         exported = run.config.training.token_export

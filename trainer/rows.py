@@ -24,11 +24,11 @@ from torch import cuda
 from counterpoint.trainer.faults import is_fatal, is_out_of_memory
 from counterpoint.trainer.model.passes import PassDiscarded, Passes
 from counterpoint.trainer.ranks import Ranks
-from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.trainer.work.contribution import Contribution
 
 logger = logging.getLogger(__name__)
 
-StepRow = Sequence[tuple[OpenStep, Sequence[int]]]
+StepRow = Sequence[tuple[Contribution, Sequence[int]]]
 """One micro-batch: samples of open steps, each of another run."""
 
 
@@ -57,7 +57,7 @@ class Rows:
         self._fitted = 0
         """Tokens of the longest row that was trained."""
 
-    def train(self, row: StepRow, train_row: Callable[[StepRow], None], summed: Collection[OpenStep] = ()) -> None:
+    def train(self, row: StepRow, train_row: Callable[[StepRow], None], summed: Collection[Contribution] = ()) -> None:
         """Trains a row by `train_row`, in one or more pieces, without the steps that have a fault.
 
         Args:
@@ -87,7 +87,7 @@ class Rows:
                 )
                 continue
             spoilt = dict.fromkeys([*(step for step, _ in piece), *summed])
-            again = [(step, samples) for step in spoilt for samples in step.begin_anew()]
+            again = [part for step in spoilt for part in step.begin_anew()]
             waiting.extendleft(reversed(self._instead(piece, failure, len(holders))))
             waiting.extend(smaller for part in again for smaller in self._pieces([part]))
 
@@ -143,7 +143,7 @@ class Rows:
 
     def _pieces(self, row: StepRow) -> list[StepRow]:
         """Splits the row, in its order, into pieces of at most `max_tokens` tokens, or of one sample."""
-        pieces: list[dict[OpenStep, list[int]]] = []
+        pieces: list[dict[Contribution, list[int]]] = []
         room = 0
         for step, samples in row:
             for sample in samples:

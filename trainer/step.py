@@ -32,15 +32,19 @@ from counterpoint.trainer.model.without_waiting import on_device
 from counterpoint.trainer.optimizer import UpdateValues
 from counterpoint.trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from counterpoint.trainer.ranks import Ranks
-from counterpoint.trainer.runs.run import WITH_AGGREGATE, OpenStep, Run
+from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.updates.passes import OLD, REFERENCE
 from counterpoint.trainer.updates.value_head import differentiate, row_values
+from counterpoint.trainer.work.contribution import TARGETS, WEIGHTS, WITH_AGGREGATE, Contribution, Outcome, read
 
 logger = logging.getLogger(__name__)
 
 
 def train_row(
-    model: nn.Module, replay: RouterReplay | None, limits: ModelLimits, row: Sequence[tuple[OpenStep, Sequence[int]]]
+    model: nn.Module,
+    replay: RouterReplay | None,
+    limits: ModelLimits,
+    row: Sequence[tuple[Contribution, Sequence[int]]],
 ) -> None:
     """Adds the gradients and metrics of one micro-batch, samples of one or more steps, each of another run.
 
@@ -52,6 +56,7 @@ def train_row(
     steps = [step for step, _ in row]
     began = time.perf_counter()
     micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
+    _put_targets(steps, micro)
     trainer_P, entropy_P, values_P = forward(model, replay, steps, micro)
     forwarded = time.perf_counter()
     gradients: list[Gradients] = []
@@ -67,13 +72,13 @@ def train_row(
             micro.advantages_P[own] if advantages_P is None else advantages_P,
             sample_P=micro.sample_P[own],
             samples=len(part.samples),
-            entropies_P=entropies_P.requires_grad_(step.run.loss.uses_entropy),
+            entropies_P=entropies_P.requires_grad_(step.loss.uses_entropy),
             old_log_probabilities_P=step.columns.of(OLD, part.samples) if step.has_several_updates else None,
             reference_log_probabilities_P=step.columns.of(REFERENCE, part.samples),
             values_P=_own_values(step, values_P, own),
             **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.optional},
         )
-        weights_P = token_weights(step.run.config.training.loss, inputs)
+        weights_P = _weights(step, inputs, part.samples)
         outputs, gradient = _loss_and_gradients(step, inputs, weights_P)
         gradient, optional = _with_value_loss(step, part.samples, inputs, gradient)
         gradients.append(gradient)
@@ -81,10 +86,14 @@ def train_row(
             columns = _columns(inputs, outputs)
             weighted_P = columns["loss"] if weights_P is None else columns["loss"] * weights_P
             predicting_P = micro.predicting_P[own]
-            own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.run.loss.metrics)]
+            own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.loss.metrics)]
             samples_P = on_device(torch.tensor(part.samples), step.sums_EM.device)[micro.sample_P[own]]
             replayed_P = micro.has_record_T[predicting_P]
             _accumulate(step, columns, weighted_P, own_metrics, micro.environments_P[own], samples_P, replayed_P)
+            for name, result_P in zip(
+                step.columns.results, (columns["trainer_log_probability"], weighted_P), strict=False
+            ):
+                step.columns.put(name, part.samples, result_P)
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, micro.sample_P[own], micro.position_ids_T[predicting_P] + 1, exported)
@@ -94,66 +103,99 @@ def train_row(
         step.times.add("backward", forwarded, time.perf_counter())
 
 
-def next_pass(step: OpenStep, ranks: Ranks, values: UpdateValues) -> bool:
+def _put_targets(steps: Sequence[Contribution], micro: MicroBatch) -> None:
+    """Puts the targets that contributions are given into the row."""
+    first_P = 0
+    for step, part in zip(steps, micro.parts, strict=True):
+        if (targets_P := step.columns.of(TARGETS, part.samples)) is not None:
+            micro.targets_P[first_P : first_P + part.predictions] = targets_P.to(micro.targets_P.dtype)
+        first_P += part.predictions
+
+
+def next_pass(step: Contribution, ranks: Ranks, values: UpdateValues) -> bool:
     """Ends the current pass of a step, on all ranks, if another one follows; returns whether it did.
 
     Raises `InvalidBatch` as `finish` does.
     """
     if step.is_last_pass:
         return False
-    _end_pass(step, ranks, values)
+    _end_pass([step], ranks, values)
     return True
 
 
-def finish(step: OpenStep, ranks: Ranks, values: UpdateValues) -> dict[str, MetricValue]:
-    """Ends the last pass of a step by an update with `values`: the progress of its run is then of the step. Returns the metrics.
-
-    A step without any trained token counts, and leaves the weights as they are.
+def conclude(step: Contribution, ranks: Ranks) -> Outcome:
+    """Adds up over the ranks what a contribution has come to, whose samples are trained; its gradients wait for an update.
 
     Raises:
-        InvalidBatch: on every rank, when the step has a fault on any, or the loss or its gradient is not finite. The run is
-            then as before the step, its gradients forgotten; or not `intact`, when the update itself failed.
+        InvalidBatch: on every rank, when it has a fault on any, or its loss is not finite. The gradients since the run's last
+            update must then be dropped.
     """
-    run, batch, ended = step.run, step.batch, step.ended
+    assert step.is_last_pass
+    refuse_if_any(ranks, step.fault)
+    results = step.columns.results
     if step.trained_tokens:
-        _end_pass(step, ranks, values)
-    if step.export is not None and step.export_directory is not None and ranks.is_first_of_row:
-        ended.export.write(step.export_directory, batch.step, ranks.index)
+        ranks.add_rows([step.sums_EM, step.mismatch_S, *results.values()])
+        ranks.maximum(step.highest_E)
+        _check_losses([step], read([step]))
+    step.is_concluded = True
+    return Outcome(_metrics([step]), {name: column_T.cpu().numpy() for name, column_T in results.items()})
+
+
+def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> dict[str, MetricValue]:
+    """Ends the last pass of a run's contributions by an update with `values`; its progress is then of their step.
+
+    Returns the metrics. Contributions without any trained token count as a step, and leave the weights as they are.
+
+    Raises:
+        InvalidBatch: on every rank, when one has a fault on any, or a loss or the gradient is not finite. The run is then as
+            before the step, its gradients forgotten; or not `intact`, when the update itself failed.
+    """
+    last = steps[-1]
+    run = last.run
+    if any(step.trained_tokens for step in steps):
+        _end_pass(steps, ranks, values)
+    for step in steps:
+        if step.export is not None and step.export_directory is not None and ranks.is_first_of_row:
+            step.ended.export.write(step.export_directory, step.batch.step, ranks.index)
     run.held = None
-    run.mismatches = step.largest_mismatches()
-    run.progress.step = batch.step
-    run.progress.total_tokens += len(batch.token_ids_T)
-    run.progress.total_samples += len(batch.samples)
-    seconds = time.perf_counter() - step.started
-    means = _means(step.means, ended.sums_EM, ended.highest_E, step.environments, run.config.training.epochs)
+    run.mismatches = last.largest_mismatches()
+    run.progress.step = last.batch.step
+    tokens, samples = sum(len(s.batch.token_ids_T) for s in steps), sum(len(s.batch.samples) for s in steps)
+    run.progress.total_tokens += tokens
+    run.progress.total_samples += samples
+    seconds, norms = time.perf_counter() - steps[0].started, last.ended.norms
     return {
-        "learning_rate": values.rate if ended.norms else 0.0,
-        "grad_norm": sum(ended.norms) / max(len(ended.norms), 1),
-        **({"updates": len(ended.norms)} if step.has_several_updates else {}),
-        **means,
-        "tokens": len(batch.token_ids_T),
-        "samples": len(batch.samples),
-        "tokens_per_second": len(batch.token_ids_T) / seconds,
+        "learning_rate": values.rate if norms else 0.0,
+        "grad_norm": sum(norms) / max(len(norms), 1),
+        **({"updates": len(norms)} if last.has_several_updates else {}),
+        **_metrics(steps),
+        "tokens": tokens,
+        "samples": samples,
+        "tokens_per_second": tokens / seconds,
         "phase/train": seconds,
     }
 
 
-def _end_pass(step: OpenStep, ranks: Ranks, values: UpdateValues) -> None:
-    """Adds over the ranks what the current pass has made, takes it over, and begins the next pass."""
+def _end_pass(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> None:
+    """Adds over the ranks what the current pass has made, takes it over, and begins the next pass.
+
+    `steps` are all contributions of the run to an update, or the one that has measured or will be updated with again.
+    """
     try:
-        if step.current.measures:
-            _conclude_measurement(step, ranks)
+        if steps[-1].current.measures:
+            _conclude_measurement(steps[-1], ranks)
         else:
-            with step.times.measured("optimizer"):
-                _update(step, ranks, values)
+            with steps[-1].times.measured("optimizer"):
+                _update(steps, ranks, values)
     except InvalidBatch:
-        step.run.optimizer.zero_grad()
-        step.run.restore()
+        steps[-1].run.optimizer.zero_grad()
+        steps[-1].run.restore()
         raise
-    step.begin_next_pass()
+    for step in steps:
+        step.begin_next_pass()
 
 
-def _conclude_measurement(step: OpenStep, ranks: Ranks) -> None:
+def _conclude_measurement(step: Contribution, ranks: Ranks) -> None:
     refuse_if_any(ranks, step.fault)
     ranks.add_rows(list(step.columns.measured.values()))
     try:
@@ -168,7 +210,7 @@ def _conclude_measurement(step: OpenStep, ranks: Ranks) -> None:
 
 
 def forward(
-    model: nn.Module, replay: RouterReplay | None, steps: Sequence[OpenStep], micro: MicroBatch
+    model: nn.Module, replay: RouterReplay | None, steps: Sequence[Contribution], micro: MicroBatch
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns log-probabilities, entropies and values of the row's trained tokens, float32 `[P]` each.
 
@@ -191,7 +233,7 @@ def forward(
             micro.predicting_P,
             micro.targets_P,
             micro.temperatures_P,
-            entropy_gradient=any(step.run.loss.uses_entropy for step in steps),
+            entropy_gradient=any(step.loss.uses_entropy for step in steps),
             families=micro.families,
         )
         values_P = row_values(heads, outputs.hidden_PH, [part.predictions for part in micro.parts])
@@ -199,17 +241,17 @@ def forward(
 
 
 def _loss_and_gradients(
-    step: OpenStep, inputs: LossInputs, weights_P: Tensor | None
+    step: Contribution, inputs: LossInputs, weights_P: Tensor | None
 ) -> tuple[LossOutputs | None, Gradients]:
     """Returns the loss of the run's tokens in a row, and the gradients of the step's loss by what the model computed for them.
 
     A loss that raises, or returns invalid outputs, gives the step a fault; the result is then None and a zero gradient.
     """
     try:
-        outputs, gradients = step.run.loss(inputs, step.divisor, weights_P)
-        if (names := tuple(sorted(outputs.metrics_P))) != step.run.loss.metrics:
+        outputs, gradients = step.loss(inputs, step.divisor, weights_P)
+        if (names := tuple(sorted(outputs.metrics_P))) != step.loss.metrics:
             raise ValueError(
-                f"metrics_P has {', '.join(names)}; expected {', '.join(step.run.loss.metrics)}, as when it was loaded"
+                f"metrics_P has {', '.join(names)}; expected {', '.join(step.loss.metrics)}, as when it was loaded"
             )
     except BaseException as error:  # an operator's loss may raise anything; a signal does not raise in a trainer
         if is_out_of_memory(error):
@@ -220,7 +262,7 @@ def _loss_and_gradients(
     return outputs, gradients
 
 
-def _own_values(step: OpenStep, values_P: Tensor | None, own: slice) -> Tensor | None:
+def _own_values(step: Contribution, values_P: Tensor | None, own: slice) -> Tensor | None:
     """Returns a copy with its own graph of a run's values in a row; None without a value head."""
     if values_P is None or step.run.value_head is None:
         return None
@@ -228,7 +270,7 @@ def _own_values(step: OpenStep, values_P: Tensor | None, own: slice) -> Tensor |
 
 
 def _with_value_loss(
-    step: OpenStep, samples: Sequence[int], inputs: LossInputs, gradient: Gradients
+    step: Contribution, samples: Sequence[int], inputs: LossInputs, gradient: Gradients
 ) -> tuple[Gradients, list[Tensor]]:
     """Adds the value head's part to the gradient; returns it, and the values `[P]` of `trainer.runs.run.optional_means`."""
     means: list[Tensor] = []
@@ -275,7 +317,7 @@ def _columns(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
 
 
 def _accumulate(
-    step: OpenStep,
+    step: Contribution,
     columns: dict[str, Tensor],
     weighted_P: Tensor,
     own_metrics: Sequence[Tensor],
@@ -285,9 +327,9 @@ def _accumulate(
 ) -> None:
     """Adds the tokens of a row to the sums of their environments, and their mismatch to those of their samples.
 
-    `weighted_P` is the loss of each token at its weight in the step; `OpenStep.loss_scales` makes it that in a mean over tokens.
-    The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with
-    d = log p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
+    `weighted_P` is the loss of each token at its weight in the step; `Contribution.loss_scales` makes it that in a mean over
+    tokens. The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with d =
+    log p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
     """
     difference_P = (columns["trainer_log_probability"] - columns["inference_log_probability"]).double()
     ratio_P = difference_P.exp()
@@ -311,28 +353,32 @@ def _accumulate(
     step.highest_E.scatter_reduce_(0, environments_P, ratio_P, "amax")
 
 
-def _update(step: OpenStep, ranks: Ranks, values: UpdateValues) -> None:
+def _update(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> None:
     """Adds gradients and sums over the ranks, and updates the weights if both are finite.
 
     An error of one rank is exchanged between the collective calls, so that all ranks make the same calls.
     """
-    run, number = step.run, step.batch.step
+    last = steps[-1]
+    run, number = last.run, last.batch.step
+    fault = next((step.fault for step in steps if step.fault is not None), None)
     own_norm = None
     try:
         gradients = run.optimizer.gradients()
-        if not step.is_last_pass:
+        if not last.is_last_pass:
             run.hold()
         if run.shards is not None and run.shards.experts is None:
             own_norm = run.optimizer.gradient_norm()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
-        step.fault = step.fault or described(error, f"the gradients of step {number}")
-    refuse_if_any(ranks, step.fault)
+        fault = fault or described(error, f"the gradients of step {number}")
+    refuse_if_any(ranks, fault)
     norm = _add_gradients(run, gradients, ranks, own_norm)
-    ranks.add_rows([step.sums_EM, step.mismatch_S])
-    ranks.maximum(step.highest_E)
+    counted = [step for step in steps if not step.is_concluded]
+    for step in counted:
+        ranks.add_rows([step.sums_EM, step.mismatch_S])
+        ranks.maximum(step.highest_E)
     fault, updated = None, False
     try:
-        _apply(step, norm, values)
+        _apply(last, counted, norm, values)
         updated = True
     except InvalidBatch as error:
         fault = str(error)
@@ -364,23 +410,29 @@ def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def _apply(step: OpenStep, norm: Tensor | None, values: UpdateValues) -> None:
+def _apply(step: Contribution, counted: Sequence[Contribution], norm: Tensor | None, values: UpdateValues) -> None:
     """Updates from sums and gradients that are the same on all ranks, or from this rank's slices of them and their joint `norm`.
 
-    The host waits for the device here, and nowhere else in a pass. Raises `InvalidBatch` before anything has changed.
+    The host waits for the device here, and nowhere else in a pass. `counted` are the contributions whose sums are not read yet.
+    Raises `InvalidBatch` before anything has changed.
     """
     run, number = step.run, step.batch.step
     norm = run.optimizer.gradient_norm() if norm is None else norm
-    sums_EM, length = step.read(norm)
-    if not bool(sums_EM[:, 0].isfinite().all()):
-        raise InvalidBatch(
-            f"the loss of step {number} is not finite: training.loss.kind = {run.config.training.loss.kind!r} returned what is "
-            "no number, or the run's weights or log-probabilities are broken"
-        )
+    *losses, length = read(counted, norm)
+    _check_losses(counted, losses)
     if not math.isfinite(length):
         raise InvalidBatch(f"the gradient of step {number} is not finite (norm {length}); the weights are unchanged")
     run.optimizer.step(norm, values)
     step.ended.norms.append(length)
+
+
+def _check_losses(steps: Sequence[Contribution], losses: Sequence[float]) -> None:
+    for step, loss in zip(steps, losses, strict=True):
+        if not math.isfinite(loss):
+            raise InvalidBatch(
+                f"the loss of step {step.batch.step} is not finite: training.loss.kind = {step.loss_config.kind!r} returned what "
+                "is no number, or the run's weights or log-probabilities are broken"
+            )
 
 
 def refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
@@ -397,6 +449,27 @@ def described(error: Exception, what: str) -> str:
         raise error
     logger.warning("%s failed", what, exc_info=error)
     return f"{what} failed: {type(error).__name__}: {error}"
+
+
+def _metrics(steps: Sequence[Contribution]) -> dict[str, MetricValue]:
+    """Returns the metrics of contributions together: the means that all of them have, over their trained tokens."""
+    means = [name for name in steps[0].means if all(name in step.means for step in steps)]
+    names = sorted({name for step in steps for name in step.environments})
+    sums_EM = torch.zeros(len(names), len(means) + 2, dtype=torch.float64)
+    highest_E = torch.zeros(len(names), dtype=torch.float64)
+    for step in steps:
+        chosen = [*map(step.means.index, means), -2, -1]
+        for index, name in enumerate(step.environments):
+            place = names.index(name)
+            sums_EM[place] += step.ended.sums_EM[index, chosen]
+            highest_E[place] = torch.maximum(highest_E[place], step.ended.highest_E[index])
+    return _means(means, sums_EM, highest_E, names, steps[0].run.config.training.epochs)
+
+
+def _weights(step: Contribution, inputs: LossInputs, samples: Sequence[int]) -> Tensor | None:
+    """Returns the weight of each token in the loss, `[P]`, by its normalisation and as given; None if all are 1."""
+    weights_P, given_P = token_weights(step.loss_config, inputs), step.columns.of(WEIGHTS, samples)
+    return weights_P if given_P is None else given_P if weights_P is None else weights_P * given_P
 
 
 def _means(

@@ -40,13 +40,14 @@ from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
 from counterpoint.trainer.runs.record import Stage
 from counterpoint.trainer.runs.requested import Requests
-from counterpoint.trainer.runs.run import OpenStep, Progress, Run
+from counterpoint.trainer.runs.run import Progress, Run
 from counterpoint.trainer.runs.sessions import Sessions
 from counterpoint.trainer.shared_memory import SharedMemory, remove_left_weights
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from counterpoint.trainer.telemetry.published import TrainerTelemetry
 from counterpoint.trainer.telemetry.step_times import StepTimes
+from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.transport.files.atomic import DISK_FAULTS
 from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
@@ -379,7 +380,7 @@ class Trainer:
                 continue
             self._share(run, step)
 
-    def _share(self, run: Run, step: OpenStep) -> None:
+    def _share(self, run: Run, step: Contribution) -> None:
         """Gives the samples of the step's current pass to the rows."""
         self._shares.add(run.slot, run.config.training.weight, {each: step.length(each) for each in step.samples})
 

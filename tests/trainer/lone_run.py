@@ -15,7 +15,8 @@ from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import OpenStep, Progress, Run
+from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_run_config
 from tests.trainer.orchestrator_end import write_run
@@ -40,7 +41,7 @@ class LoneRun:
 
     def train(self, batch: Batch) -> dict[str, MetricValue]:
         """A whole step."""
-        step: OpenStep | None = self.learner.open_step(0, batch)
+        step: Contribution | None = self.learner.open_step(0, batch)
         while step is not None:
             self._shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
             while self._shares.left(0):

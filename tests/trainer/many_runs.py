@@ -20,8 +20,9 @@ from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.optimizer import Optimizer
 from counterpoint.trainer.packer import ModelLimits
 from counterpoint.trainer.ranks import Ranks
-from counterpoint.trainer.runs.run import OpenStep, Run
+from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.step import finish, train_row
+from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_run_config
 
@@ -77,20 +78,20 @@ class Bench:
             for own, parameter in layer.adapter_parameters(slot).items()
         }
 
-    def open(self, run: Run, batch: Batch) -> OpenStep:
+    def open(self, run: Run, batch: Batch) -> Contribution:
         """The run's step on `batch`."""
-        return OpenStep(run, batch, CPU)
+        return Contribution(run, batch, CPU)
 
-    def train(self, row: Sequence[tuple[OpenStep, Sequence[int]]]) -> None:
+    def train(self, row: Sequence[tuple[Contribution, Sequence[int]]]) -> None:
         """One row."""
         train_row(self.model, self.replay, self.limits, row)
 
-    def train_together(self, steps: Sequence[OpenStep]) -> Iterator[tuple[OpenStep, dict[str, MetricValue]]]:
+    def train_together(self, steps: Sequence[Contribution]) -> Iterator[tuple[Contribution, dict[str, MetricValue]]]:
         """Rows of all steps' samples, one of each in turn as long as there is room; every step finishes when its last sample has
         been trained, while others still go on."""
         left = {step: list(step.samples) for step in steps}
         while left:
-            row: dict[OpenStep, list[int]] = {step: [] for step in left}
+            row: dict[Contribution, list[int]] = {step: [] for step in left}
             room = self.limits.max_tokens
             for step in sorted(left, key=lambda step: -len(left[step])) * max(map(len, left.values())):
                 lengths = step.batch.sample_offsets[1:] - step.batch.sample_offsets[:-1]
@@ -100,7 +101,7 @@ class Bench:
             self.train([(step, samples) for step, samples in row.items() if samples])
             for step in [step for step, samples in left.items() if not samples]:
                 del left[step]
-                yield step, finish(step, ALONE, step.run.scheduled())
+                yield step, finish([step], ALONE, step.run.scheduled())
 
 
 def gradients(run: Run) -> dict[str, Tensor]:

@@ -396,7 +396,7 @@ def refuse_opening(directory: Path, models: dict[str, Path], group: Ranks) -> di
     if group.index == 0:
         place.mkdir()
     runs: dict[str, dict[str, Any]] = {"one": {"lora": LORA, "value_head": {}}, "two": {"lora": LORA}}
-    lacking = {group.count - 1: [(learner, "OpenStep"), (batch_parts, "unfilled")], 0: [(batch_parts, "outline")]}
+    lacking = {group.count - 1: [(learner, "Contribution"), (batch_parts, "unfilled")], 0: [(batch_parts, "outline")]}
     faults: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
         for module, name in lacking[group.index]:

@@ -14,6 +14,7 @@ import torch
 from counterpoint.run.changes import Change, write_journal
 from counterpoint.trainer.fair_share import Row
 from counterpoint.trainer.runs import copies
+from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Bye, Hello
 from counterpoint.transport.process.stop_requests import StopSignals
@@ -44,8 +45,8 @@ def begin_early(one: Life, batch: Batch) -> None:
     one.wire.offer(batch)
 
     def begun() -> bool:
-        open_step = one.run("one").step
-        return open_step is not None and open_step.batch is batch
+        step = contribution(one, "one")
+        return step is not None and step.batch is batch
 
     one.turn_until(begun, "the early step")
     one.turn_until(lambda: not one.trainer._early.have_rows, "its rows")
@@ -53,9 +54,14 @@ def begin_early(one: Life, batch: Batch) -> None:
     assert one.step_of("one") == one.wire.acknowledged("one") == step, "nothing is trained yet"
 
 
+def contribution(one: Life, run_id: str) -> Contribution | None:
+    """The run's newest, if it has any since its last update."""
+    return next(iter(one.learner.contributions.get(one.run(run_id).slot, [])[-1:]), None)
+
+
 def rows_trained(one: Life) -> int:
     """The samples of the open step that were trained."""
-    step = one.run("one").step
+    step = contribution(one, "one")
     return 0 if step is None else sum(map(len, step.trained_rows))
 
 
@@ -97,7 +103,7 @@ def new_session(one: Life) -> None:
     one.turn()
     one.wire.say("one", Hello("one", 0))
     one.turn()
-    assert one.run("one").step is None
+    assert contribution(one, "one") is None
 
 
 def same_session(one: Life) -> None:
@@ -153,7 +159,7 @@ def test_a_copy_that_is_accepted_meanwhile_takes_the_place_of_the_update(dense_d
         copies.accept(tmp_path, "one", copies.Copy(1, "other", 2, False, None), one.run("one"))
         one.wire.commit("one", 1)
         one.until_step(one=1)
-        assert one.run("one").step is None
+        assert contribution(one, "one") is None
     found, expected = broadcast(tmp_path, "one", 1), broadcast(tmp_path, "other", 2)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -184,7 +190,7 @@ def test_a_stop_completes_open_steps_alone(
             one.wire.offer(make_batch(1, (60,) * 8, run_id="one"))
             one.wire.commit("other", 1)
             one.wire.offer(make_batch(1, (60,) * 4, run_id="other"))
-            one.turn_until(lambda: one.run("one").step is not None, "the early step")
+            one.turn_until(lambda: contribution(one, "one") is not None, "the early step")
             one.turn_until(lambda: one.run("other").open_step == 1, "the open step")
         train = one.learner.train_rows
 

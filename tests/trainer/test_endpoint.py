@@ -9,9 +9,9 @@ import pytest
 
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.runs.run import optional_means
 from counterpoint.trainer.telemetry import catalogue
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
+from counterpoint.trainer.work.contribution import optional_means
 from counterpoint.transport.outages import Kind, Outages
 from counterpoint.transport.telemetry.lines import NameTable
 from counterpoint.transport.telemetry.metric import LineName

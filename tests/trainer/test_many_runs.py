@@ -172,7 +172,7 @@ def test_a_broken_loss_is_its_own_runs_alone(
     step, found = train_rows(bench, first, others)
     assert_equal(found, expected)
     with pytest.raises(InvalidBatch, match=LOSSES[loss]):
-        finish(step, ALONE, step.run.scheduled())
+        finish([step], ALONE, step.run.scheduled())
     assert_equal([copies(bench, first.slot)], [before])
     assert gradients(first) == {}
     assert first.progress.step == 0
@@ -196,7 +196,7 @@ def test_values_that_are_not_finite_stay_in_their_run(kind: tuple[Path, dict[int
         # Not to the last bit: a gate sends what is no number to other experts, whose products then have other sizes.
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     with pytest.raises(InvalidBatch, match="the loss of step 1 is not finite"):
-        finish(step, ALONE, step.run.scheduled())
+        finish([step], ALONE, step.run.scheduled())
 
 
 def admit_all(bench: Bench, settings: dict[int, dict[str, Any]], loss: Any = None) -> tuple[Run, list[Run]]:

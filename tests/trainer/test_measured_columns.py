@@ -10,9 +10,9 @@ import torch
 
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.packer import ModelLimits
-from counterpoint.trainer.updates import measure
 from counterpoint.trainer.updates.columns import Columns, trained_positions
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES, columns_to_measure
+from counterpoint.trainer.work import measure
 from tests.trainer.conftest import make_batch
 
 CPU = torch.device("cpu")
@@ -69,6 +69,6 @@ def test_a_value_head_learns_returns_which_are_advantages_and_estimates() -> Non
     assert advantages is not None
     torch.testing.assert_close(returns, advantages + values)
     assert not torch.allclose(returns, advantages)
-    columns.clear()
+    columns.clear(measured=True)
     assert not any(column.any() for column in columns.measured.values())
     assert OLD not in columns.measured

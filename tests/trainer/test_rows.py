@@ -18,8 +18,8 @@ from torch import Tensor
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.rows import Rows
-from counterpoint.trainer.runs.run import OpenStep
 from counterpoint.trainer.step import finish
+from counterpoint.trainer.work.contribution import Contribution
 from tests.trainer.conftest import WINDOW, make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.many_runs import ALONE, Bench, gradients
@@ -28,7 +28,7 @@ MARK = 77
 """A token that makes the row it is in fail."""
 
 
-def mark(step: OpenStep, sample: int) -> None:
+def mark(step: Contribution, sample: int) -> None:
     step.batch.token_ids_T[step.batch.sample_offsets[sample]] = MARK
 
 
@@ -95,12 +95,12 @@ def test_what_one_runs_row_raises_is_its_fault_and_leaves_the_others_as_if_it_ha
                 row = [(one, samples), (bad, samples), (two, samples)] if offender else [(one, samples), (two, samples)]
                 rows.train(row, bench.train)
         accumulated.append([gradients(step.run) for step in (one, two)])
-        metrics.append([finish(step, ALONE, step.run.scheduled()) for step in (one, two)])
+        metrics.append([finish([step], ALONE, step.run.scheduled()) for step in (one, two)])
         assert (one.fault, two.fault) == (None, None)
         if offender:
             before = {name: value.detach().clone() for name, value in bad.run.optimizer.parameters.items()}
             with pytest.raises(InvalidBatch, match=r"step 1: .*(cannot be|does not fit into memory)"):
-                finish(bad, ALONE, bad.run.scheduled())
+                finish([bad], ALONE, bad.run.scheduled())
             assert all(torch.equal(before[name], value) for name, value in bad.run.optimizer.parameters.items())
             assert gradients(bad.run) == {}
             assert bad.run.intact
@@ -231,10 +231,10 @@ class FakeStep:
     def length(self, sample: int) -> int:
         return self.lengths[sample]
 
-    def begin_anew(self) -> list[Sequence[int]]:
+    def begin_anew(self) -> list[tuple[FakeStep, Sequence[int]]]:
         self.accumulated = []
         rows, self.trained_rows = self.trained_rows, []
-        return rows
+        return [(self, row) for row in rows]
 
 
 class BesideAnotherRank:

@@ -32,11 +32,11 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import OpenStep
 from counterpoint.trainer.step import finish, next_pass, train_row
-from counterpoint.trainer.updates.measure import measure_row
 from counterpoint.trainer.updates.passes import Pass, plan_passes
 from counterpoint.trainer.updates.reference import References
+from counterpoint.trainer.work.contribution import Contribution
+from counterpoint.trainer.work.measure import measure_row
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
@@ -153,7 +153,7 @@ def test_a_refusal_of_the_first_step_of_all_leaves_the_optimizer_without_moments
     assert all(name.startswith("master.") for name in lone.run.optimizer.state())
 
 
-def open_until_pass(lone: LoneRun, number: int, passes: int) -> OpenStep:
+def open_until_pass(lone: LoneRun, number: int, passes: int) -> Contribution:
     """A step whose first `passes` passes have ended; of the next one nothing is trained."""
     step = lone.learner.open_step(0, make_batch(number))
     for _ in range(passes):
@@ -201,7 +201,7 @@ def test_one_update_a_step_has_the_optimizers_schedule_and_metrics_of_a_step(
     assert lone.train(make_batch(4, lengths=(9,)))["updates"] == 2, "one sample has one mini-batch"
 
 
-def whole_step(bench: Bench, step: OpenStep) -> None:
+def whole_step(bench: Bench, step: Contribution) -> None:
     """All passes of a step, alone."""
     while True:
         chosen = [(step, step.samples)]
@@ -210,7 +210,7 @@ def whole_step(bench: Bench, step: OpenStep) -> None:
         else:
             train_row(bench.model, bench.replay, bench.limits, chosen)
         if not next_pass(step, ALONE, step.run.scheduled()):
-            finish(step, ALONE, step.run.scheduled())
+            finish([step], ALONE, step.run.scheduled())
             return
 
 

@@ -13,8 +13,8 @@ import torch
 
 from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
 from counterpoint.trainer.packer import InvalidBatch
-from counterpoint.trainer.runs.run import LARGEST, OpenStep
 from counterpoint.trainer.updates.columns import Columns
+from counterpoint.trainer.work.contribution import LARGEST, Contribution
 from counterpoint.transport.records import Batch
 from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(dense_directory: Path
     assert all(parameter.grad is None for parameter in lone.model.parameters())
 
 
-@pytest.mark.parametrize("owner", [Columns, OpenStep])
+@pytest.mark.parametrize("owner", [Columns, Contribution])
 def test_a_lack_of_memory_outside_of_a_row_refuses_the_step(
     dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type
 ) -> None:

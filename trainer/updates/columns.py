@@ -1,12 +1,12 @@
-"""What a step has measured before its first update: columns over all tokens of its batch.
+"""Columns over all tokens of a batch: what is measured, given, or returned of each token.
 
-A rank fills in the samples that it has measured, and the ranks' columns are added, so that every rank may then train any sample.
+A rank fills in the samples that it has in a row, and the ranks' columns are added, so that every rank may then train any sample.
 Columns are float32 `[T]` on the device, 0 where no token is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -28,32 +28,41 @@ def trained_positions(batch: Batch, samples: Sequence[int]) -> Tensor:
 
 
 class Columns:
-    """The measured columns of one step."""
+    """The measured and the returned columns of one contribution."""
 
-    def __init__(self, batch: Batch, names: Sequence[str], device: torch.device) -> None:
-        """Begins with zeros."""
+    def __init__(
+        self,
+        batch: Batch,
+        names: Sequence[str],
+        device: torch.device,
+        results: Sequence[str] = (),
+        given: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Begins with zeros: those of `names` are measured, `results` returned. `given` stay as they are."""
         self.batch = batch
         self._device = device
         self.names = tuple(names)
         self.measured = {name: torch.zeros(len(batch.token_ids_T), device=device) for name in names}
+        self._given = {name: column_T.to(device) for name, column_T in (given or {}).items()}
+        self.results = {name: torch.zeros(len(batch.token_ids_T), device=device) for name in results}
         self.advantages: Tensor | None = None
         """In place of the batch's, once `conclude` has computed them; None where the batch's are used."""
         self.returns: Tensor | None = None
         """What the value head learns."""
 
-    def clear(self) -> None:
-        """Drops what this rank has measured."""
-        for column_T in self.measured.values():
+    def clear(self, *, measured: bool) -> None:
+        """Drops what this rank has measured, or else what it has to return."""
+        for column_T in (self.measured if measured else self.results).values():
             column_T.zero_()
 
     def put(self, name: str, samples: Sequence[int], values_P: Tensor) -> None:
         """Fills in the trained tokens of `samples`, in the order of a row of these."""
         positions = on_device(trained_positions(self.batch, samples), self._device)
-        self.measured[name][positions] = values_P.detach().float()
+        (self.measured if name in self.measured else self.results)[name][positions] = values_P.detach().float()
 
     def of(self, name: str, samples: Sequence[int]) -> Tensor | None:
-        """Returns a column's values of the trained tokens of `samples`, `[P]`; None if it is not measured."""
-        return self._chosen(self.measured.get(name), samples)
+        """Returns a column's values of the trained tokens of `samples`, `[P]`; None if it is neither measured nor given."""
+        return self._chosen(self.measured.get(name, self._given.get(name)), samples)
 
     def advantages_of(self, samples: Sequence[int]) -> Tensor | None:
         """Returns the advantages of the trained tokens of `samples`; None where the batch's are used."""

@@ -18,11 +18,11 @@ from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.packer import ModelLimits, pack
-from counterpoint.trainer.runs.run import OpenStep
 from counterpoint.trainer.step import forward
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES
+from counterpoint.trainer.work.contribution import Contribution
 
-StepRow = Sequence[tuple[OpenStep, Sequence[int]]]
+StepRow = Sequence[tuple[Contribution, Sequence[int]]]
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def measure_row(model: nn.Module, replay: RouterReplay | None, limits: ModelLimi
     row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
     if by_policy := [part for part in row if {OLD, VALUES} & set(part[0].columns.names)]:
         _measure_policy(model, replay, limits, by_policy)
-    by_reference: dict[tuple[nn.Module, bool], list[tuple[OpenStep, Sequence[int]]]] = {}
+    by_reference: dict[tuple[nn.Module, bool], list[tuple[Contribution, Sequence[int]]]] = {}
     for step, samples in row:
         if REFERENCE in step.columns.names:
             key = step.run.reference or model, step.run.reference_slot is not None
