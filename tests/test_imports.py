@@ -113,9 +113,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 TIED = {
     ("trainer.model", "trainer.lora"),
     ("trainer.model", "trainer.ranks"),
-    ("trainer.runs", "trainer.telemetry"),
-    ("trainer.updates", "trainer.runs"),
-    ("trainer.updates", "trainer.step"),
 }
 """Who still imports what imports it, of the rooms and files of a folder; an entry leaves once it is untied, and none comes."""
 

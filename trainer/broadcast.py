@@ -1,13 +1,15 @@
 """Publishes a run's weights for inference: `run_<id>/broadcast/step_N/`, in Hugging Face's format or as a PEFT adapter.
 
 The directory has its probe (`trainer/probe.py`) and appears whole, with `STABLE`, so a watcher never sees half a model. The
-newest few are kept: a server may still load the version before.
+newest few versions are kept: a server may still load the version before. Weights that are published under a name stay until they
+are released.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.shared_memory import SharedMemory, has_lost_weights
+from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import make_readable, publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
@@ -121,6 +124,7 @@ class Broadcaster:
         """
         self._manager = manager
         self.directory = run_directory(output_dir, run_id) / "broadcast"
+        self._named = run_directory(output_dir, run_id) / "published"
         self._base_model = base_model
         self._keep = keep
         self._begun = False
@@ -155,21 +159,54 @@ class Broadcaster:
         durable, self._begun = not self._begun, True
         with publish_directory(self._path(version), durable) as directory:
             if lora is None:
-                state = assembled.weights if assembled is not None else model.state_dict()
+                state = _state(model, assembled)
                 if durable or not self._write_to_memory(model, state, run, directory):
                     self._write(model, state, run, directory, None if self._newest_in_memory else self._newest)
-                self._copy_tokenizer(directory)
-                digests = assembled.digests if assembled else digests_of(own_memory(state), self._precisions)
-            else:
-                written = export_adapter(self._manager.modules, run.slot, lora, self._base_model, directory)
-                digests = digest_adapter(written, self._manager.scaling_factors[run.slot], self._precisions)
-            self._probed = write_probe(
-                model, version, directory / "probe.json", run.slot, digests, self._probed,
-                None if assembled is None else assembled.answers,
-            )  # fmt: skip
+            self._probed = self._prove(model, run, assembled, directory, self._probed)
         self._newest = self._path(version)
         for old in published_steps(self.directory)[: -self._keep]:
             self._remove(old)
+
+    def publish_as(self, name: str, model: nn.Module, run: Run, assembled: Assembled | None = None) -> Path:
+        """Publishes the run's weights as they are under a name, whole and on the disk; returns the directory.
+
+        Weights that had the name before are removed first. Raises as `publish`, and `ValueError` for what is no name.
+        """
+        path = self._named_path(name)
+        self.directory.parent.stat()
+        remove_directory(path)
+        with publish_directory(path) as directory:
+            if run.config.training.lora is None:
+                self._write_whole(model, _state(model, assembled), directory)
+            self._prove(model, run, assembled, directory, None)
+        return path
+
+    def release(self, name: str) -> None:
+        """Removes the weights of a name, if there are any. Raises `OSError`, and `ValueError` for what is no name."""
+        remove_directory(self._named_path(name))
+
+    def _named_path(self, name: str) -> Path:
+        if not re.fullmatch(IDENTIFIER_PATTERN, name):
+            raise ValueError(f"a publication's name is {name!r}; expected {IDENTIFIER_PATTERN}")
+        if self._named.is_symlink():
+            raise OSError(errno.ELOOP, "is a link; expected a directory of its own", str(self._named))
+        return self._named / name
+
+    def _prove(
+        self, model: nn.Module, run: Run, assembled: Assembled | None, directory: Path, previous: Tensor | None
+    ) -> Tensor:
+        """Completes a directory that has full weights, or writes the adapter; with the proof. Returns the probe's results."""
+        if (lora := run.config.training.lora) is None:
+            self._copy_tokenizer(directory)
+            state = _state(model, assembled)
+            digests = assembled.digests if assembled else digests_of(own_memory(state), self._precisions)
+        else:
+            written = export_adapter(self._manager.modules, run.slot, lora, self._base_model, directory)
+            digests = digest_adapter(written, self._manager.scaling_factors[run.slot], self._precisions)
+        return write_probe(
+            model, run.progress.step, directory / "probe.json", run.slot, digests, previous,
+            None if assembled is None else assembled.answers,
+        )  # fmt: skip
 
     def _write_to_memory(self, model: nn.Module, state: dict[str, Tensor], run: Run, directory: Path) -> bool:
         """Writes full weights into shared memory, with links in `directory`; returns False if they do not go there."""
@@ -191,13 +228,16 @@ class Broadcaster:
         """Writes full weights into `directory`. `newest` has those published last, if they are on the same file system."""
         version = run.progress.step
         if version >= run.config.last_step or not self._write_changes(version, own_memory(state), directory, newest):
-            if self._form is not None:
-                self._form.write(own_memory(state), directory)
-            else:
-                self._save(model, state, directory)
-                self._form = Form.of(directory, own_memory(state))
-            make_readable(directory)
+            self._write_whole(model, state, directory)
             self._base = version
+
+    def _write_whole(self, model: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
+        if self._form is not None:
+            self._form.write(own_memory(state), directory)
+        else:
+            self._save(model, state, directory)
+            self._form = Form.of(directory, own_memory(state))
+        make_readable(directory)
 
     def _save(self, model: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
         """Writes full weights as transformers does, which names some otherwise than the model."""
@@ -293,6 +333,10 @@ class Broadcaster:
             source = Path(self._base_model) / name
             if source.is_file():
                 shutil.copyfile(source, directory / name)
+
+
+def _state(model: nn.Module, assembled: Assembled | None) -> dict[str, Tensor]:
+    return assembled.weights if assembled is not None else model.state_dict()
 
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

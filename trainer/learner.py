@@ -49,7 +49,6 @@ from counterpoint.trainer.runs.copies import Copy
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run, Shards
 from counterpoint.trainer.runs.slices import OtherSlices, SlicesLost, SliceWriter
-from counterpoint.trainer.step import conclude, described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.trainer.telemetry.step_times import StepTimes
 from counterpoint.trainer.updates.passes import optional_inputs
 from counterpoint.trainer.updates.reference import References
@@ -57,6 +56,7 @@ from counterpoint.trainer.updates.value_head import ValueHead
 from counterpoint.trainer.work import batch_parts
 from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
 from counterpoint.trainer.work.measure import measure_row
+from counterpoint.trainer.work.step import conclude, described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.process.cores import own_cores

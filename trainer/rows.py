@@ -3,8 +3,8 @@
 A row that raises may leave a part of its gradients behind. So its steps begin anew on this rank: their gradients and sums are
 cleared, and their earlier rows are trained again. The row itself is tried again in smaller pieces until the failing run is
 found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample does not
-fit into memory or a row of its own samples raises; `trainer/step.py` sends it to all ranks when the step is finished. Each rank
-does this alone, unless ranks compute together: then they train their pieces side by side (`trainer/model/passes.py`), and a
+fit into memory or a row of its own samples raises; `trainer/work/step.py` sends it to all ranks when the step is finished. Each
+rank does this alone, unless ranks compute together: then they train their pieces side by side (`trainer/model/passes.py`), and a
 failure on one makes all of them begin anew. Where ranks divide experts, a lack of memory on one makes all try smaller pieces,
 and then one rank after the other: the sample that does not fit while no other rank has one is to blame, whoever lacks memory,
 unless that rank lacks it without any sample, too, which ends the trainer.

@@ -199,7 +199,7 @@ def trained_lines(shipped: Sequence[Line], seed: int = 0) -> Iterator[Line]:
 
 
 def _named(name: str, environment: str) -> str:
-    """The name of a metric for one environment, as `trainer/step.py` puts it."""
+    """The name of a metric for one environment, as `trainer/work/step.py` puts it."""
     metric, slash, statistic = name.partition("/")
     if name == "tokens/trained":
         return f"{name}/{environment}"

@@ -21,8 +21,8 @@ from counterpoint.trainer.optimizer import Optimizer
 from counterpoint.trainer.packer import ModelLimits
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.step import finish, train_row
 from counterpoint.trainer.work.contribution import Contribution
+from counterpoint.trainer.work.step import finish, train_row
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_run_config
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.train import Trainer
@@ -107,12 +108,14 @@ class Life:
     """Whether a turn ends when the checkpoints that it has begun are written."""
 
     def __init__(self, output_dir: Path, model: Path, committed: dict[str, int], **config: Any) -> None:
+        """`ranks` in `config` are those of rank 0; without, it is alone."""
+        ranks: Ranks = config.pop("ranks", ALONE)
         resume = (output_dir / "trainer").exists()
         (output_dir / "trainer").mkdir(exist_ok=True)
         given = {"threads": 1, "max_runs": 3, "max_tokens": 64, "keep_broadcasts": 9, "resume": resume} | config
         self.config = TrainerConfig(output_dir=output_dir, model=str(model), **given)
         self.manager = MultiRunManager(output_dir, self.config.max_runs, self.config.seed)
-        self.learner = Learner(self.config, ALONE, self.manager)
+        self.learner = Learner(self.config, ranks, self.manager)
         self.wire = Wire(committed)
         self.trainer = Trainer(self.config, self.learner, self.wire)
 

@@ -16,7 +16,7 @@ from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.step import finish
+from counterpoint.trainer.work.step import finish
 from counterpoint.transport.records import Batch
 from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch

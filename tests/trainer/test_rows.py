@@ -18,8 +18,8 @@ from torch import Tensor
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.rows import Rows
-from counterpoint.trainer.step import finish
 from counterpoint.trainer.work.contribution import Contribution
+from counterpoint.trainer.work.step import finish
 from tests.trainer.conftest import WINDOW, make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.many_runs import ALONE, Bench, gradients

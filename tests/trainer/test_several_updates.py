@@ -32,11 +32,11 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.step import finish, next_pass, train_row
 from counterpoint.trainer.updates.passes import Pass, plan_passes
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.trainer.work.measure import measure_row
+from counterpoint.trainer.work.step import finish, next_pass, train_row
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run

@@ -1,6 +1,6 @@
 """The contract of a loss: what it gets of a row, what it returns, and what is differentiated.
 
-`trainer/step.py` fills `LossInputs` with the trained tokens of one run in one row, and calls the run's `Loss`, which calls a
+`trainer/work/step.py` fills `LossInputs` with the trained tokens of one run in one row, and calls the run's `Loss`, which calls a
 function of `trainer/losses/objectives.py` or of the operator. What comes back are gradients by the tensors that the model
 computed; one backward pass carries them into the weights. So a loss sees `[P]` tensors only, never the logits or the model, and
 one that fails concerns its own run.

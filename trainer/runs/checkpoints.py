@@ -98,16 +98,19 @@ class Checkpoints:
         steps = published_steps(checkpoint.checkpoints_directory(self._output_dir, run_id))
         return [step for step in steps if step != self.pending(run_id)]
 
-    def begin(self, run: Run) -> bool:
+    def begin(self, run: Run, *, published: bool = True) -> bool:
         """Begins to write the checkpoint of the run's newest step, unless that is durable or on its way.
 
-        Returns False if there is nothing to write: the weights are not new, not published or not intact. Raises as `settle`.
+        `published`: only of a version that is published, since a resume of an orchestrated run uses it. Returns False if there is
+        nothing to write: the weights are not new, not intact, or not published where they have to be. Raises as `settle`.
         """
         if not run.intact or self.pending(run.run_id) == run.progress.step:
             return False
         self.complete(run.run_id)
-        published = published_steps(control_files.run_directory(self._output_dir, run.run_id) / "broadcast")
-        if run.progress.step <= self.newest(run.run_id) or run.progress.step not in published:
+        broadcasts = control_files.run_directory(self._output_dir, run.run_id) / "broadcast"
+        if run.progress.step <= self.newest(run.run_id):
+            return False
+        if published and run.progress.step not in published_steps(broadcasts):
             return False
         snapshot = checkpoint.take(run)
         written = self._thread.submit(self._write, snapshot)

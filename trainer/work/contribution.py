@@ -1,8 +1,8 @@
 """A contribution: samples with their own loss, which are added to a run's gradients, and the sums beside these on this rank.
 
-`trainer/step.py` trains its rows and ends its passes. The step of an orchestrated run is one contribution and one update. Where a
-configuration asks for more, it has several passes over its samples (`trainer/updates/passes.py`), with an update after each. Several
-contributions may come before an update; each has its own loss then.
+`trainer/work/step.py` trains its rows and ends its passes. The step of an orchestrated run is one contribution and one update.
+Where a configuration asks for more, it has several passes over its samples (`trainer/updates/passes.py`), with an update after
+each. A program may ask for several contributions before an update (`trainer/driven.py`).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.packer import ModelLimits, pack
-from counterpoint.trainer.step import forward
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES
 from counterpoint.trainer.work.contribution import Contribution
+from counterpoint.trainer.work.step import forward
 
 StepRow = Sequence[tuple[Contribution, Sequence[int]]]
 

@@ -1,0 +1,188 @@
+"""A driven run has the weights of an orchestrated one with the same batches, bit for bit; also after a kill."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from counterpoint.run.trained import TrainedRun
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.driven import DrivenRun, drive
+from counterpoint.trainer.optimizer import AdamW, Sgd
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.work.contribution import Objective
+from counterpoint.transport.files.atomic import published_steps
+from tests.support.polling import wait_until
+from tests.trainer.conftest import VOCABULARY, make_batch
+from tests.trainer.forked_ranks import launch
+from tests.trainer.one_process_trainer import broadcast, life, write_member
+from tests.trainer.orchestrator_end import processes
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+MEMBER = Objective(returns=True)
+"""The configured loss, with results."""
+
+
+def described(**training: object) -> TrainedRun:
+    """The run of `write_member`, without an end."""
+    lora = {"rank": 2, "target_modules": ["q_proj", "down_proj"]}
+    table = {"lora": lora, "learning_rate": 1e-3, **training}
+    return TrainedRun.model_validate({"run_id": "one", "training": table})
+
+
+def configured(directory: Path, model: Path, *, resume: bool = False) -> TrainerConfig:
+    return TrainerConfig(output_dir=directory, model=str(model), threads=1, max_tokens=64, device="cpu", resume=resume)
+
+
+def train(driven: DrivenRun, step: int) -> None:
+    """The step of an orchestrated run."""
+    driven.contribute(make_batch(step, run_id="one"))
+    driven.update()
+    assert driven.step == step
+
+
+def published(directory: Path, name: str) -> dict[str, Tensor]:
+    return load_file(directory / "run_one" / "published" / name / "adapter_model.safetensors")
+
+
+def check_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def orchestrated(dense_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that an orchestrator has had trained."""
+    directory = tmp_path_factory.mktemp("orchestrated")
+    write_member(directory, dense_directory, "one", STEPS)
+    with life(directory, dense_directory, {"one": STEPS}) as one:
+        one.until_step(one=STEPS)
+    return directory
+
+
+def test_weights_are_those_of_an_orchestrated_run(dense_directory: Path, tmp_path: Path, orchestrated: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        driven.publish("begin")
+        for step in range(1, STEPS + 1):
+            train(driven, step)
+            driven.publish(f"after-{step}")
+    check_equal(published(tmp_path, "begin"), broadcast(orchestrated, "one", 0))
+    for step in range(1, STEPS + 1):
+        check_equal(published(tmp_path, f"after-{step}"), broadcast(orchestrated, "one", step))
+
+
+def test_weights_on_two_ranks_are_those_of_an_orchestrated_run_there(dense_directory: Path, tmp_path: Path) -> None:
+    for kind in ("orchestrated", "driven"):
+        (tmp_path / kind).mkdir()
+        launch(2, tmp_path / kind, str(dense_directory), kind, module="tests.trainer.driven_ranks")
+    check_equal(published(tmp_path / "driven", "last"), broadcast(tmp_path / "orchestrated", "one", STEPS))
+
+
+def contribute_and_wait(directory: Path, model: Path) -> None:
+    """Until it is killed: after a saved step, a contribution without its update."""
+    with drive(configured(directory, model), described()) as driven:
+        assert driven is not None
+        train(driven, 1)
+        driven.save()
+        driven.contribute(make_batch(2, run_id="one"))
+        (directory / "contributed").touch()
+        signal.pause()
+
+
+def test_a_kill_between_contribution_and_update_changes_no_weight(
+    dense_directory: Path, tmp_path: Path, orchestrated: Path
+) -> None:
+    process = processes.Process(target=contribute_and_wait, args=(tmp_path, dense_directory))
+    process.start()
+    try:
+        wait_until(lambda: (tmp_path / "contributed").exists() or not process.is_alive(), "the contribution")
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
+    with drive(configured(tmp_path, dense_directory, resume=True), described()) as driven:
+        assert driven is not None
+        assert driven.step == 1, "what was saved"
+        with pytest.raises(ValueError, match="no contribution since update 1"):
+            driven.update()
+        for step in range(2, STEPS + 1):
+            train(driven, step)
+        driven.publish("last")
+    check_equal(published(tmp_path, "last"), broadcast(orchestrated, "one", STEPS))
+
+
+def test_publications_are_apart_from_updates_and_saves(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        train(driven, 1)
+        assert driven.save() == 1, "without a publication"
+        driven.contribute(make_batch(2))
+        first, second = driven.publish("first"), driven.publish("second")
+        check_equal(published(tmp_path, "first"), published(tmp_path, "second"))
+        assert (first / "probe.json").read_bytes() == (second / "probe.json").read_bytes()
+        driven.update(AdamW(0.1))
+        driven.publish("second")
+        assert any(
+            not torch.equal(published(tmp_path, "second")[name], each)
+            for name, each in published(tmp_path, "first").items()
+        )
+        driven.release("first")
+        driven.release("first")
+        assert not first.exists()
+        for name in ("", "../escape", "a/b", ".hidden"):
+            with pytest.raises(ValueError, match="name"):
+                driven.publish(name)
+    assert published_steps(tmp_path / "trainer" / "one" / "checkpoints") == [1]
+    assert published_steps(tmp_path / "run_one" / "broadcast") == []
+    with pytest.raises(ValueError, match="resume"), drive(configured(tmp_path, dense_directory), described()):
+        pass
+    with drive(configured(tmp_path, dense_directory, resume=True), described()) as again:
+        assert again is not None
+        assert again.step == 1, "the second update was not saved"
+
+
+def test_what_cannot_be_is_refused_and_harms_nothing(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        driven.contribute(make_batch(1, run_id="one"))
+        bad = make_batch(1)
+        bad.token_ids_T[0] = VOCABULARY
+        with pytest.raises(InvalidBatch, match=f"vocabulary of {VOCABULARY}"):
+            driven.contribute(bad)
+        with pytest.raises(ValueError, match=r"sgd.*adamw"):
+            driven.update(Sgd(1.0))
+        expected = driven.update()
+        assert expected["tokens"] == len(make_batch(1).token_ids_T), "of the first contribution alone"
+        nan = make_batch(2)
+        nan.advantages_T[:] = float("nan")
+        with pytest.raises(InvalidBatch, match="not finite"):
+            driven.contribute(nan)
+        with pytest.raises(ValueError, match="no contribution since update 1"):
+            driven.update()
+    for training in ({"updates_per_step": 2}, {"lora": {"rank": 2, "target_modules": ["nothing"]}}):
+        with (
+            pytest.raises(ValueError, match=next(iter(training))),
+            drive(configured(tmp_path / "other", dense_directory), described(**training)),
+        ):
+            pass
+
+
+def test_full_weights_are_published_whole(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described(lora=None)) as driven:
+        assert driven is not None
+        train(driven, 1)
+        place = driven.publish("whole")
+        trained = {name: each.detach().clone() for name, each in driven._run.optimizer.parameters.items()}
+    found = load_file(place / "model.safetensors")
+    assert trained.keys() <= found.keys()
+    assert all(torch.equal(found[name], each) for name, each in trained.items())
+    assert (place / "probe.json").is_file()
+    assert (place / "config.json").is_file()
