@@ -71,7 +71,7 @@ class PrimeManager:
     def __init__(self, spec: JobSpec, snapshot: Mapping[str, Any] | None = None) -> None:
         """Takes the job, and the `snapshot` of an earlier manager of it, if there is one.
 
-        Raises `TypeError`, `KeyError` or `ValueError` if the snapshot is none.
+        Raises `ValueError` if the snapshot is none of this version.
         """
         self._ledger = Ledger(spec, first_state(spec) if snapshot is None else JobState.from_dict(snapshot))
 

@@ -20,6 +20,7 @@ from typing import Any
 from counterpoint.cluster.manager.events import Create, Instruction, Kill, ManagerStage, Outcome, Start, Stop
 from counterpoint.cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
 from counterpoint.cluster.worker import Stage
+from counterpoint.transport.typed import typed
 
 
 class Phase(StrEnum):
@@ -255,21 +256,11 @@ class JobState:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> JobState:
-        """Returns the state of a snapshot. Raises `TypeError`, `KeyError` or `ValueError` if it is none."""
-        values = dict(fields)
-        values["stage"] = ManagerStage(values["stage"])
-        values["workers"] = {
-            name: WorkerRecord(**{**record, "phase": Phase(record["phase"])})
-            for name, record in values["workers"].items()
-        }
-        values["roles"] = {name: RoleRecord(**record) for name, record in values["roles"].items()}
-        values["bundles"] = {
-            name: BundleRecord(**{**record, "place": Place(record["place"])})
-            for name, record in values["bundles"].items()
-        }
-        for name in ("decided", "failed_task", "outcome"):
-            values[name] = None if values[name] is None else Outcome(**values[name])
-        return cls(**values)
+        """Returns the state of a snapshot. Raises `ValueError`, which says what is wrong, if it is none of this version."""
+        state = typed(fields, cls, "the snapshot", ValueError)
+        if state.to_dict() != fields:  # what it lacks has a value now, and what only it has is left out
+            raise ValueError("the snapshot has other fields than a job's state has in this version")
+        return state
 
 
 def first_state(spec: JobSpec) -> JobState:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from counterpoint.cluster.manager.events import Created, ReplaceRequested, WorkerExited, WorkerReady
 from counterpoint.cluster.manager.manager import TAKEOVER_SECONDS, PrimeManager
-from counterpoint.cluster.spec import RestartScope
+from counterpoint.cluster.spec import JobSpec, RestartScope
 from tests.cluster.manager.driver import Driver, managed, role
 
 
@@ -138,3 +140,25 @@ def test_changed_members_are_given_once_and_all_of_them_to_a_new_master() -> Non
     assert (member.worker, member.stage, member.address) == ("rank-1", "INIT", "")
     job.new_master(2)
     assert len(job.manager.take_changes()) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"epoch": "1"}, "epoch"),
+        ({"stage": "ASLEEP"}, "ASLEEP"),
+        ({"later": 1}, "other fields"),
+        ({"roles": None}, "roles"),
+    ],
+)
+def test_a_snapshot_of_another_version_is_refused(changed: dict[str, object], named: str) -> None:
+    fields = Driver(role("actor")).running().manager.snapshot()
+    with pytest.raises(ValueError, match=named):
+        PrimeManager(JobSpec(name="job", roles=(role("actor"),)), fields | changed)
+
+
+def test_a_snapshot_that_lacks_a_field_is_refused() -> None:
+    fields = Driver(role("actor")).running().manager.snapshot()
+    del fields["set_aside"]
+    with pytest.raises(ValueError, match="other fields"):
+        PrimeManager(JobSpec(name="job", roles=(role("actor"),)), fields)
