@@ -97,7 +97,7 @@ def digests_of(tensors: Mapping[str, Tensor], precisions: Collection[str] = DTYP
 def scaled_adapter(tensors: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yields an adapter's tensors as an engine holds them: rounded, then each `lora_B` multiplied by `scale`.
 
-    As vLLM 0.30 does in `LoRALayerWeights.optimize`.
+    As vLLM 0.32 does in `LoRALayerWeights.optimize`.
     """
     for name, tensor in tensors.items():
         rounded = tensor.detach().to(dtype)

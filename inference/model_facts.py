@@ -62,7 +62,7 @@ def _first(parts: Sequence[Mapping[str, Any]], key: str) -> int | None:
 
 
 def longest_context(model: Mapping[str, Any]) -> int | None:
-    """Returns the most tokens that vLLM 0.30 lets the model of this config.json have; None if the file alone does not say so.
+    """Returns the most tokens that vLLM 0.32 lets the model of this config.json have; None if the file alone does not say so.
 
     `max_position_embeddings` is a bound for all but models whose rotary positions are scaled by a factor, which vLLM multiplies
     for some kinds of scaling, and those with a `model_max_length` of their own, which vLLM takes instead if it is larger.

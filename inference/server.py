@@ -52,11 +52,11 @@ PROCESS_CHECK_SECONDS = 5.0
 
 NOT_LISTENING_SECONDS = 5.0
 """How long a vLLM that no longer listens may take to end. If its engine was killed, it may wait for ever for pending calls:
-vLLM 0.30 then fails requests, but no other calls to the engine, such as loading an adapter
+vLLM 0.32 then fails requests, but no other calls to the engine, such as loading an adapter
 (`AsyncMPClient._call_utility_async`)."""
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM 0.30 accepts for `--max-lora-rank`."""
+"""The values that vLLM 0.32 accepts for `--max-lora-rank`."""
 
 CONTEXTS_KEPT = 4
 """Whole contexts of each request at once that fit into the KV cache of a small model: the one that it computes, and prefixes."""
@@ -285,7 +285,7 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         # Else each function that vLLM decorates with `torch.compile` has Inductor imported, for its options.
         environment.setdefault("TORCHDYNAMO_DISABLE", environment["TORCH_COMPILE_DISABLE"])
         if _computes_in_engine(config):
-            # vLLM 0.30 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
+            # vLLM 0.32 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
             # are set above. The engine stays a process of its own: a server knows no other way.
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             # The engine shares the server's imports (`inference/plugin/forking_server.py`); it has no workers.

@@ -1,7 +1,7 @@
 """Reads from vLLM's `/metrics` the numbers that `capacity` and the pool's `progress` need.
 
 The text has thousands of lines, nearly all of them histograms, and is read on the event loop at every observation: so it is
-searched, not parsed. Names and labels are those of vLLM 0.30 (`vllm/v1/metrics/loggers.py`).
+searched, not parsed. Names and labels are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`).
 """
 
 from __future__ import annotations

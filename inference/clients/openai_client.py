@@ -220,7 +220,7 @@ class OpenAIClient:
     async def probe(self, model: str, token_ids: list[int]) -> Scores:
         """See `ServerClient`.
 
-        One request for each token asks for the next token after those before it. `prompt_logprobs` would crash vLLM 0.30 on
+        One request for each token asks for the next token after those before it. `prompt_logprobs` would crash vLLM 0.32 on
         a CPU while adapter requests run (`PunicaWrapperCPU.add_lora_logits` expects one row a request).
         """
         targets = token_ids[1:]

@@ -35,11 +35,8 @@ def register() -> None:
 
 
 def _log_as_vllm_does() -> None:
-    """Gives our modules the handlers and the level of vLLM's. The root logger drops warnings: a library of vLLM's sets it."""
-    vllm = logging.getLogger("vllm")
-    ours = logging.getLogger("counterpoint")
-    ours.handlers, ours.propagate = vllm.handlers, vllm.propagate
-    ours.setLevel(vllm.level)
+    """Gives our modules the handlers and the level of vLLM's, which vLLM sets later. The root logger would drop warnings."""
+    logging.getLogger("counterpoint").parent = logging.getLogger("vllm")
 
 
 def endpoint_plugin() -> Any:

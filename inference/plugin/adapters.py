@@ -146,7 +146,7 @@ class Adapters:
             await asyncio.to_thread(copies.discard, copy)
             raise UpdateRefused(f"adapter {name!r} in {directory}: {error}") from error
         path = await asyncio.to_thread(copies.adopt, copy, number)
-        # Without `load_inplace`, for which vLLM 0.30 reads the files anew at every step (LRUCacheWorkerLoRAManager.add_adapter).
+        # Without `load_inplace`, for which vLLM 0.32 reads the files anew at every step (LRUCacheWorkerLoRAManager.add_adapter).
         self._models.lora_requests[name] = self._seen[name] = LoRARequest(name, number, str(path))
         # Only now: a request that took the new salt before would have left keys and values of the old weights under it.
         self._loads.complete(name, load, claim)

@@ -1,6 +1,6 @@
 """The bearer token on every route of a server that listens beyond loopback, and plain bodies on every route of any server.
 
-vLLM's own check (0.30) guards paths below `/v1`, `/v2`, `/inference` and `/cohere`, leaves open all others, ours among them, and
+vLLM's own check (0.32) guards paths below `/v1`, `/v2`, `/inference` and `/cohere`, leaves open all others, ours among them, and
 keeps the token that it was started with. This is added by vLLM's `--middleware` and leaves open only `/health` and `/metrics`,
 which say nothing about a request. The tokens are read again when their file changes.
 """

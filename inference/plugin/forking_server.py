@@ -1,6 +1,6 @@
 """Serves vLLM's API with an engine that is forked, so that it shares the imports of the API server instead of repeating them.
 
-vLLM can fork its engine, and does so where it is used as a library. Its API server spawns it by default, and on a CPU vLLM 0.30
+vLLM can fork its engine, and does so where it is used as a library. Its API server spawns it by default, and on a CPU vLLM 0.32
 overwrites what the environment asks for (`CpuPlatform.check_and_update_config`). `ForkingArguments` restores it.
 `multiprocessing`'s fork server does not serve: vLLM takes `fork` or `spawn` only, and the imports to be shared are those of this
 process.

@@ -2,7 +2,7 @@
 
 They are those of the whole distribution at temperature 1. One request prefills the tokens and returns vLLM's prompt
 log-probabilities; the last token is not fed to the model but asked for as the next one, so that a sequence that fills the context
-can be scored. Where adapters are served on a CPU, each token is a request of its own: prompt log-probabilities end vLLM 0.30's
+can be scored. Where adapters are served on a CPU, each token is a request of its own: prompt log-probabilities end vLLM 0.32's
 engine there (`PunicaWrapperCPU.add_lora_logits`, which counts one row a request). A GPU's kernels count so,
 too: a probe is asked in this way wherever adapters are served.
 """

@@ -190,7 +190,7 @@ class Updater:
         return None
 
     async def _pause(self) -> None:
-        """Pauses as `pause_generation(mode="keep", clear_cache=False)` does, without the 20 ms that vLLM 0.30 adds to it.
+        """Pauses as `pause_generation(mode="keep", clear_cache=False)` does, without the 20 ms that vLLM 0.32 adds to it.
 
         They are to let outputs of a paused engine reach their callers first, which nothing here depends on.
         """

@@ -103,7 +103,7 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None]:
     """Silences vLLM's warning "Failed to load weights" for layers without weights of their own.
 
-    vLLM 0.30 logs it of every layer that a reload gave no weights: also of rotary embeddings, whose tables are computed, and
+    vLLM 0.32 logs it of every layer that a reload gave no weights: also of rotary embeddings, whose tables are computed, and
     of a tied `lm_head`, whose weights are the embedding's. For a layer with weights of its own the warning stays.
     """
     owned: set[int] = set()
@@ -126,7 +126,7 @@ def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None
 
 
 def _repack_for_cpu(model: torch.nn.Module) -> None:
-    """Repeats what vLLM's CPU build does at start and its reload leaves out (0.30)."""
+    """Repeats what vLLM's CPU build does at start and its reload leaves out (0.32)."""
     pack_experts(model)
     pack_head(model)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from counterpoint.inference.digest import DTYPES, Digest, add_up, hash_sum
@@ -36,6 +37,7 @@ class WeightReader:
     """vLLM's `--worker-extension-cls`: the worker gets these methods."""
 
     model_runner: Any
+    vllm_config: VllmConfig
     rank: int
     device: torch.device
     _unread: Iterator[tuple[str, Tensor]]
@@ -48,6 +50,10 @@ class WeightReader:
         from counterpoint.inference.plugin.engine.sampler import use_whole_sampler
 
         use_whole_sampler(self.model_runner)
+        if self.vllm_config.aux_output_config.enabled and self.device.type == "cpu":
+            from counterpoint.inference.plugin.cpu.routed_experts import capture_routed_experts
+
+            capture_routed_experts(self.model_runner, self.vllm_config)
 
     def counterpoint_load(self, update_info: dict[str, Any], dtype: str, seconds: float) -> tuple[Held, bool]:
         """Loads weights as vLLM's worker does, in its three calls, and begins to read them back as `counterpoint_read`."""

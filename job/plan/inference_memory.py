@@ -15,7 +15,7 @@ from counterpoint.job.plan.dry_run import ModelSizes
 UTILIZATION = "--gpu-memory-utilization"
 
 DEFAULT_UTILIZATION = 0.92
-"""vLLM 0.30's `--gpu-memory-utilization`."""
+"""vLLM 0.32's `--gpu-memory-utilization`."""
 
 ENGINE = int(1.5 * GIB)
 """CUDA's context, NCCL's buffers and CUDA graphs."""

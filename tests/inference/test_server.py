@@ -186,7 +186,7 @@ def test_a_server_that_ends_by_itself_is_a_failure(
 def test_a_server_that_closes_its_port_and_does_not_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As vLLM 0.30 does when its engine is killed while an adapter is being loaded."""
+    """As vLLM 0.32 does when its engine is killed while an adapter is being loaded."""
     stand_in(monkeypatch, DEAF)
     monkeypatch.setattr(server, "NOT_LISTENING_SECONDS", 0.3)
     began: list[bool] = []

@@ -91,7 +91,7 @@ def test_a_proof_was_computed_before_the_server_was_ready(lora_server: ServerPro
 
 
 async def test_a_stock_server_is_probed_while_it_computes_adapters(lora_server: ServerProcess) -> None:
-    """vLLM 0.30's `prompt_logprobs` ends its engine on a CPU where requests of adapters run beside it."""
+    """vLLM 0.32's `prompt_logprobs` ends its engine on a CPU where requests of adapters run beside it."""
     async with pool_at(lora_server, "run-busy", "openai") as pool:
         await pool.update(update_to(lora_server, 0, "run-busy"))
         updated = asyncio.Event()
@@ -136,7 +136,7 @@ async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(
 
 @pytest.mark.parametrize("send", [False, True])
 async def test_an_adapter_outlives_its_files(lora_server: ServerProcess, tmp_path: Path, send: bool) -> None:
-    """The trainer removes old broadcasts. vLLM 0.30 itself would read them again at every step (see `plugin.update`)."""
+    """The trainer removes old broadcasts. vLLM 0.32 itself would read them again at every step (see `plugin.update`)."""
     shutil.copytree(lora_server.directories[1], tmp_path / "step_1")
     async with pool_at(lora_server, "run-files", send=send) as pool:
         await pool.update(update_to(lora_server, 1, "run-files", tmp_path / "step_1"))

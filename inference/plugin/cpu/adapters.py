@@ -1,6 +1,6 @@
 """Computes the adapters of a batch on a CPU: one product for all tokens of an adapter.
 
-vLLM 0.30's own class for a CPU (`vllm.lora.punica_wrapper.punica_cpu`) gathers a copy of the adapter's matrix for each token,
+vLLM 0.32's own class for a CPU (`vllm.lora.punica_wrapper.punica_cpu`) gathers a copy of the adapter's matrix for each token,
 which took nine tenths of an engine's time. It also reads the index -1 of a request without an adapter as the last slot, and
 so adds that slot's adapter to it; here such a request gets nothing. Suffixes: `T` tokens or rows, `S` slots, `R` rank.
 """

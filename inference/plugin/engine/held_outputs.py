@@ -65,21 +65,20 @@ class _HoldsOutputs(Scheduler):
             first.scheduler_stats = self.make_stats()
         return found
 
-    def make_stats(self, *of_this_step: Any) -> SchedulerStats | None:
+    def make_stats(self, *of_this_step: Any, **named: Any) -> SchedulerStats | None:
         """Returns nothing where nothing may be sent: what vLLM has counted stays until it is asked for again.
 
         Not once all requests have ended: there may be no further step for long, and its numbers would stay those of before.
         """
-        if self._is_quiet and self.has_unfinished_requests() and all(each is None for each in of_this_step):
+        counted = (*of_this_step, *named.values())
+        if self._is_quiet and self.has_unfinished_requests() and all(each is None for each in counted):
             return None
-        return super().make_stats(*of_this_step)
+        return super().make_stats(*of_this_step, **named)
 
     def _passed(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns an output joined to those that were held of its request; None if it is held, too."""
         request = self.requests.get(output.request_id)
         if output.finish_reason is None and request is not None and may_wait(request, output):
-            if output.routed_experts is not None:  # in memory that the next step overwrites
-                output.routed_experts = output.routed_experts.copy()
             self._held.setdefault(output.request_id, []).append(output)
             return None
         return joined([*self._held.pop(output.request_id, ()), output])
@@ -116,6 +115,7 @@ def may_wait(request: Request, output: EngineCoreOutput) -> bool:
         and output.prefill_stats is None
         and output.events is None
         and output.new_prompt_logprobs_tensors is None
+        and output.prompt_token_id_logprobs is None
         and output.new_sampling_mask is None
         and output.pooling_output is None
     )

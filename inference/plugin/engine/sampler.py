@@ -2,15 +2,11 @@
 
 The sampler of vLLM's first model runner (its only one on a CPU) answers a step with one table of log-probabilities. Where any
 request of it asks for given tokens, as a score and a probe do, the most probable tokens of all others are left out. Here they
-have them in their own rows. vLLM's second model runner does the same by itself. And where a request allows given tokens alone
-(`allowed_token_ids` of vLLM's own routes), the first one may leave its mask in a row that another request then has.
-Suffixes: `B` requests, `V` vocabulary.
+have them in their own rows. vLLM's second model runner does the same by itself. Suffixes: `B` requests, `V` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,14 +22,8 @@ class WholeSampler(Sampler):
     _alternatives = 0
     """The most that any request of the step asks for; 0 also where vLLM returns the whole distribution (-1)."""
 
-    limited: Callable[[], list[int]]
-    """Returns the rows of requests that allow given tokens alone."""
-
     def forward(self, logits: Tensor, sampling_metadata: SamplingMetadata, *further: Any, **named: Any) -> Any:
         """Samples a token of each row."""
-        if (forbidden_BV := sampling_metadata.allowed_token_ids_mask) is not None:
-            is_limited_B = _marked(self.limited(), forbidden_BV)
-            sampling_metadata = replace(sampling_metadata, allowed_token_ids_mask=forbidden_BV & is_limited_B[:, None])
         self._alternatives = max(0, sampling_metadata.max_num_logprobs or 0)
         return super().forward(logits, sampling_metadata, *further, **named)
 
@@ -45,7 +35,9 @@ class WholeSampler(Sampler):
         if given is None or not self._alternatives:
             return given
         probable = self.gather_logprobs(logprobs, self._alternatives, sampled)
-        is_given_B = _marked(list(logprob_token_ids), logprobs)
+        is_given_B = torch.zeros(len(logprobs), dtype=torch.bool)
+        is_given_B[list(logprob_token_ids)] = True
+        is_given_B = is_given_B.to(logprobs.device)
         columns = max(given.logprobs.shape[1], probable.logprobs.shape[1])
 
         def of_each(name: str, fill: float) -> Tensor:
@@ -60,20 +52,7 @@ class WholeSampler(Sampler):
         )
 
 
-def _marked(rows: list[int], like: Tensor) -> Tensor:
-    """Returns whether each row of `like` is one of these."""
-    is_marked_B = torch.zeros(len(like), dtype=torch.bool)
-    is_marked_B[rows] = True
-    return is_marked_B.to(like.device)
-
-
 def use_whole_sampler(model_runner: Any) -> None:
     """Gives the first model runner the sampler above; others, and any that is not vLLM's own, stay as they are."""
     if type(getattr(model_runner, "sampler", None)) is Sampler:
         model_runner.sampler.__class__ = WholeSampler  # in place: what checks speculated tokens holds the same one
-
-        def limited() -> list[int]:
-            batch = model_runner.input_batch
-            return [batch.req_id_to_index[each] for each in batch.has_allowed_token_ids]
-
-        model_runner.sampler.limited = limited

@@ -1,4 +1,4 @@
-"""The numbers out of vLLM's metrics. The text is that of vLLM 0.30, shortened."""
+"""The numbers out of vLLM's metrics. The text is that of vLLM 0.32, shortened."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from counterpoint.inference.cut_calls import complete_calls, stands_whole
 from tests.inference.plugin.cut_formats import CALLS, FORMATS
 
 CLOSE_WHAT_IS_CUT = {
-    "apertus", "deepseek_v32", "glm45", "kimi_k2", "minimax_m2", "mistral", "qwen3_coder", "qwen3_xml", "seed_oss", "step3p5",
+    "apertus", "deepseek_v32", "glm45", "granite", "kimi_k2", "minimax_m2", "mistral", "qwen3_coder", "qwen3_xml", "seed_oss",
+    "step3p5",
 }  # fmt: skip
 
 

@@ -150,19 +150,6 @@ def test_a_step_that_says_more_than_tokens_is_sent() -> None:
     assert sent_tokens(steps.step(output("a", 12, events=[]))) == {"a": [11, 12]}
 
 
-def test_experts_are_copied_from_memory_that_the_next_step_overwrites() -> None:
-    steps, memory = Steps(a=FINAL), np.zeros((1, 1, 1), np.uint8)
-    steps.step(output("a", 10, first=True))
-    for number in (11, 12):
-        memory[:] = number
-        held = output("a", number)
-        held.routed_experts = memory
-        steps.step(held)
-    (sent,) = steps.step(output("a", 14, last=True))[0].outputs
-    assert sent.routed_experts is not None
-    assert sent.routed_experts.ravel().tolist() == [11, 12, 14 % 5]
-
-
 def test_a_step_without_the_most_probable_tokens_takes_those_of_no_other_step() -> None:
     """vLLM's first model runner gives the most probable tokens to nobody in a step in which a probe is computed."""
     asked = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, logprobs=3, flat_logprobs=True, max_tokens=100)
