@@ -96,7 +96,7 @@ async def test_probable_tokens_come_beside_a_stranger_who_asks_for_given_ones(mo
         "logprobs": len(asked), "logprob_token_ids": asked, "return_tokens_as_token_ids": True,
     }  # fmt: skip
     directory = moe_server.directories[0]
-    async with aiohttp.ClientSession() as session, pool_at(moe_server, moe_server.config.model) as pool:
+    async with aiohttp.ClientSession() as session, pool_at(moe_server, moe_server.config.model, take_over=True) as pool:
         await pool.update(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
 
         async def ask() -> Any:
