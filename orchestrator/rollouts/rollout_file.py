@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import reduce
 from itertools import islice
+from operator import or_
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import orjson
@@ -44,39 +46,6 @@ _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts"
 _JSON_FIELDS = ("metrics", "state")
 _APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches", "opponent_turns")
 """Fields of a rollout that are not in its frame's header."""
-_ROLLOUT_TYPES = {
-    "rollout_id": str,
-    "group_id": int,
-    "environment": str,
-    "example_index": int,
-    "reward": float | int | None,
-    "error": str | None,
-    "inference_failed": bool,
-    "metrics": dict,
-    "state": dict,
-    "sampling_args": dict,
-    "advantage": float | int,
-    "advantage_kind": str,
-    "player_rewards": dict,
-    "player_advantages": dict,
-    "filtered_by": str | None,
-    "dropped": str | None,
-}
-_TURN_TYPES = {
-    "prompt_ids": np.ndarray,
-    "completion_ids": np.ndarray,
-    "log_probabilities": np.ndarray,
-    "policy_version": int,
-    "finish_reason": str,
-    "routed_experts": np.ndarray | None,
-    "routed_experts_start": int,
-    "server": str,
-    "temperature": float | int,
-    "cached_tokens": int | None,
-    "player": str,
-    "untrained": bytes | bytearray,
-    "alternatives": NoneType,
-}
 
 
 class StateError(ValueError):
@@ -139,7 +108,7 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
                 opponent_turns=[] if others is None else _opponent_turns(others.tobytes()),
                 **header,
             )
-            rollouts.append(_typed(rollout, _ROLLOUT_TYPES))
+            rollouts.append(_typed(rollout))
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
     return rollouts
@@ -174,8 +143,7 @@ def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray
 
 
 def _opponent_turns(encoded: bytes) -> list[OpponentTurn]:
-    types = {"opponent": str, "before": int, "completion": str, "prompt_tokens": int, "completion_tokens": int}
-    return [_typed(OpponentTurn(**each), types) for each in loads(encoded)]
+    return [_typed(OpponentTurn(**each)) for each in loads(encoded)]
 
 
 def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:
@@ -224,15 +192,28 @@ def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray 
                 f"{name} has {column.shape} of {column.dtype} for {len(fields['completion_ids'])} completion_ids; expected "
                 f"a {COLUMNS[name].dtype.__name__} each"
             )
-    return _typed(Turn(**fields), _TURN_TYPES)
+    return _typed(Turn(**fields))
 
 
-def _typed(record: Record, types: Mapping[str, type | UnionType]) -> Record:
-    for name, expected in types.items():
+def _typed(record: Record) -> Record:
+    for name, expected in _TYPES[type(record)].items():
         if not isinstance(value := getattr(record, name), expected):
             shown = getattr(expected, "__name__", expected)
             raise TypeError(f"{type(record).__name__}.{name} is {str(value)[:80]!r}; expected {shown}")
     return record
+
+
+def _without_elements(hint: Any) -> Any:
+    if isinstance(hint, UnionType):
+        return reduce(or_, map(_without_elements, get_args(hint)))
+    return float | int if hint is float else get_origin(hint) or hint
+
+
+_TYPES: dict[type, dict[str, Any]] = {
+    kind: {name: _without_elements(hint) for name, hint in get_type_hints(kind).items()}
+    for kind in (Rollout, Turn, OpponentTurn)
+}
+"""The declared types of fields; of arrays, lists and dictionaries without those of their elements."""
 
 
 def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:
