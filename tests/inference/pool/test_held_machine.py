@@ -158,13 +158,19 @@ class HeldMachine(RuleBasedStateMachine):
         attempt = self.attempt(age)
         self.both(lambda: self.held.loaded(attempt, held, self.now), lambda: self.plain.loaded(attempt, held, self.now))
 
-    @rule(age=st.sampled_from([0, 0, 0, 1]), right=st.integers(0, 3), tells=st.booleans())
-    def a_probe_is_answered(self, age: int, right: int, tells: bool) -> None:
+    @rule(
+        age=st.sampled_from([0, 0, 0, 1]),
+        right=st.integers(0, 3),
+        tells=st.booleans(),
+        newer=st.sampled_from([0, 0, 1]),
+    )
+    def a_probe_is_answered(self, age: int, right: int, tells: bool, newer: int) -> None:
         if not self.is_loading():
             return
         version = self.plain.loading.version if right else -1
         values = np.array(probe_answer(version, PROBE_TOKENS), dtype=np.float32)
-        origin = Origin(str(self.instance), self.adapter, self.number, self.number, "a load") if tells else None
+        number = self.number + newer
+        origin = Origin(str(self.instance), self.adapter, number, number, "a load") if tells else None
         scores, attempt = Scores(values, origin), self.attempt(age)
         is_right = self.plain.loading.probe.mismatch(values, None, "float32") is None
         self.both(
@@ -179,6 +185,25 @@ class HeldMachine(RuleBasedStateMachine):
             lambda: self.held.failed(attempt, error, self.now, late=late),
             lambda: self.plain.failed(attempt, error, self.now, late=late),
         )
+
+    @rule(steps=st.integers(1, 6), begins=st.booleans(), right=st.integers(0, 3), newer=st.sampled_from([0, 0, 0, 1]))
+    def it_goes_on_as_usual(self, steps: int, begins: bool, right: int, newer: int) -> None:
+        """A health check, a load, a proof, which may fail: what random events alone seldom come to."""
+        for _ in range(steps):
+            state = self.held.state
+            if not isinstance(state, machine.Loading):
+                self.now = max(self.now, getattr(state, "not_before", 0.0))
+                self.a_health_check_is_answered(has=1, age=0, tells=1)
+            elif state.mute:
+                self.a_mute_server_answers(age=0)
+            elif state.unproven is None:
+                if begins:
+                    self.a_load_begins_to_count(age=0)
+                self.weights_are_loaded(age=0, form="right")
+            else:
+                self.a_probe_is_answered(age=0, right=right, tells=True, newer=newer)
+            self.it_is_as_the_plain_one()
+            self.no_answer_is_given_of_weights_that_were_not_proven()
 
     @rule()
     def others_serve_and_nobody_waits(self) -> None:
