@@ -16,17 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from counterpoint.inference import delta
 from counterpoint.inference.checkpoint import BASE, DELTA, read_header, weight_files
-from counterpoint.inference.digest import DTYPES, Digest, digests_of
+from counterpoint.inference.digest import DTYPES, Digest, add_up, digests_of, layer_of
 from counterpoint.trainer.lora.multi_lora import digest_adapter, export_adapter
 from counterpoint.trainer.probe import Answers, write_probe
+from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
@@ -49,6 +52,8 @@ _TOKENIZER_FILES = (
 )
 """Copied beside full weights, so that a broadcast can be served as a model."""
 
+
+_HALF = 1 << 32
 
 _MOST_CHANGED = 1 / 3
 """Bytes of the changes, of those of the whole weights, above which the whole are published."""
@@ -343,3 +348,40 @@ def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors without repetitions: of several names for one memory the first is kept, as in the written file."""
     named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {name: tensors[name] for name in named.values()}
+
+
+def digests_over_ranks(model: nn.Module, precisions: Collection[str], ranks: Ranks) -> dict[str, Digest]:
+    """Returns `digests_of` the whole weights of a divided model, alike on every rank; every rank calls it.
+
+    The model must be at rest. Each rank hashes its slices where they are: a digest is a sum over elements. Rank 0 would hash
+    whole weights on one core, about three seconds for each billion elements, while all other ranks wait.
+    """
+    weights = {id(tensor): (name, tensor) for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    floating = {name: tensor for name, tensor in weights.values() if tensor.is_floating_point()}  # tied ones once
+    own = {name: _local(tensor) for name, tensor in floating.items() if _counts(tensor, ranks.index)}
+    digests = digests_of(own, precisions)
+    places = [(each, layer) for each in precisions for layer in sorted({layer_of(name) for name in floating})]
+    sums = [int(digests[precision].get(layer, "0"), 16) for precision, layer in places]
+    # As halves, whose sums over the ranks do not overflow.
+    halves = torch.tensor([divmod(value, _HALF) for value in sums], dtype=torch.int64, device=ranks.device)
+    ranks.add([halves])
+    added = {place: high * _HALF + low for place, (high, low) in zip(places, halves.tolist(), strict=True)}
+    return {
+        precision: add_up((layer, value) for (each, layer), value in added.items() if each == precision)
+        for precision in precisions
+    }
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _counts(tensor: Tensor, rank: int) -> bool:
+    """Whether this rank's part counts: of several ranks with the same part, that of the first does."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None
+    whole = [index for index, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
+    return not any(whole) and bool((mesh.mesh == 0).any())

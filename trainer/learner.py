@@ -24,7 +24,7 @@ from counterpoint.environments.import_path import not_allowed
 from counterpoint.inference.digest import Digest
 from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer import commands
-from counterpoint.trainer.broadcast import Assembled
+from counterpoint.trainer.broadcast import Assembled, digests_over_ranks
 from counterpoint.trainer.commands import AnyCommand, Command, Result
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.fair_share import Row
@@ -35,7 +35,6 @@ from counterpoint.trainer.lora.targets import check_targets
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.context import shared_rows
-from counterpoint.trainer.model.divided_digest import digests_over_ranks
 from counterpoint.trainer.model.experts import expert_weights
 from counterpoint.trainer.model.passes import PassDiscarded
 from counterpoint.trainer.model.sharding import rest, rows_of, whole_weights

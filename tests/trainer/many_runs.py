@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.run.trained import LoraConfig
-from counterpoint.trainer.lora.layer import MultiLora
 from counterpoint.trainer.lora.multi_lora import apply_lora_to_model
 from counterpoint.trainer.lora.targets import is_target
 from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.adapted_layer import MultiLora
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.optimizer import Optimizer

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from counterpoint.trainer.lora.layer import LowRank, MultiLora, stacked
 from counterpoint.trainer.lora.peft_names import PROJECTIONS
+from counterpoint.trainer.model.adapted_layer import LowRank, MultiLora, stacked
 from counterpoint.trainer.model.exchange import exchange_of, own_weight
 from counterpoint.trainer.model.experts import compute_experts
 from counterpoint.trainer.model.without_waiting import counts_of

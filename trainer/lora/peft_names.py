@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from counterpoint.trainer.faults import is_fatal
-from counterpoint.trainer.lora.layer import PeftNames
+from counterpoint.trainer.model.adapted_layer import PeftNames
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The weights of one expert. In transformers the first is above the second, in one weight."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.run.trained import LoraConfig
-from counterpoint.trainer.lora.layer import ALIGNMENT, MultiLora
 from counterpoint.trainer.lora.peft_names import expert_names
+from counterpoint.trainer.model.adapted_layer import ALIGNMENT, MultiLora
 from counterpoint.trainer.model.experts import are_known_experts
 from counterpoint.trainer.model.load import log_probabilities
 

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from counterpoint.inference.digest import DTYPES, hash_sum
 from counterpoint.run.trained import LoraConfig
-from counterpoint.trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from counterpoint.trainer.lora.multi_lora import (
     MultiLoRALinear,
     adapter_spans,
@@ -26,6 +25,7 @@ from counterpoint.trainer.lora.multi_lora import (
     export_adapter,
 )
 from counterpoint.trainer.lora.targets import is_target
+from counterpoint.trainer.model.adapted_layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.probe import write_probe
 from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY

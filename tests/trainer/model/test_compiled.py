@@ -20,8 +20,8 @@ from torch._inductor import config as inductor
 from torch.fx import GraphModule
 
 from counterpoint.run.trained import LoraConfig
-from counterpoint.trainer.lora.layer import MultiLora
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
+from counterpoint.trainer.model.adapted_layer import MultiLora
 from counterpoint.trainer.model.compiled import compile_layers
 from counterpoint.trainer.model.compiler import Fallback, keep_to_own_cache
 from counterpoint.trainer.model.load import load_model, log_probabilities

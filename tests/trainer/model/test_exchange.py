@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from counterpoint.trainer.lora.experts import MultiLoraExperts
-from counterpoint.trainer.lora.layer import AdapterSpans
+from counterpoint.trainer.model.adapted_layer import AdapterSpans
 from counterpoint.trainer.model.exchange import Exchange, ExpertGroup
 from counterpoint.trainer.model.load import load_model
 from tests.trainer.conftest import EXPERTS, TOP_K
