@@ -209,6 +209,12 @@ class HeldMachine(RuleBasedStateMachine):
     def others_serve_and_nobody_waits(self) -> None:
         self.both(lambda: self.held.late(self.now), lambda: self.plain.late(self.now))
 
+    @rule(steps=st.integers(1, 2), begins=st.booleans())
+    def an_update_is_not_waited_for(self, steps: int, begins: bool) -> None:
+        self.new_weights_are_published()
+        self.it_goes_on_as_usual(steps, begins, right=1, newer=0)
+        self.others_serve_and_nobody_waits()
+
     @rule(mute=st.booleans())
     def it_is_found_unfit(self, mute: bool) -> None:
         self.both(lambda: self.held.unfit("unfit", self.now, mute=mute), lambda: self.plain.unfit(self.now, mute=mute))
