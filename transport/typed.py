@@ -7,6 +7,7 @@ The bytes are bounded and read before (`transport/unpacked.py`, `transport/exact
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,9 @@ T = TypeVar("T")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 """One step of the path with which msgspec names a part."""
 
+_LONGEST_SAID = 100
+"""Characters of what msgspec says: it quotes names and values that were found, whatever their length."""
+
 
 def typed(value: object, kind: type[T], name: str, error: type[ValueError]) -> T:
     """Returns a value as a `kind`: integers count as floats, lists as tuples, and nothing else as what it is not.
@@ -27,13 +31,18 @@ def typed(value: object, kind: type[T], name: str, error: type[ValueError]) -> T
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
-        raise error(_in_words(str(problem), value, name)) from None
+        raise error(_in_words(str(problem), value, kind, name)) from None
 
 
-def _in_words(problem: str, value: Any, name: str) -> str:
-    said, _, path = problem.partition(" - at `")
-    for attribute, index in _STEP.findall(path.partition("[...]")[0]):  # msgspec names no value of a dictionary further
-        value = value[attribute or int(index)]
-        name += f".{attribute}" if attribute else f"[{index}]"
-    said = said.partition(", got ")[0].replace("`", "") + (" as keys" if path.startswith("key`") else "")
+def _in_words(problem: str, value: Any, kind: Any, name: str) -> str:
+    said, _, path = problem.rpartition(" - at `") if " - at `" in problem else (problem, "", "")
+    names = getattr(kind, "__struct_fields__", ())  # a struct that travels as a list has its fields by index
+    # What was found, and is quoted in what msgspec says, may look like a path.
+    with suppress(LookupError, TypeError, ValueError):
+        for attribute, index in _STEP.findall(path.partition("[...]")[0]):  # it names no value of a dictionary further
+            value = value[attribute or int(index)]
+            part = attribute or (names[int(index)] if names else "")
+            name, names = name + (f".{part}" if part else f"[{index}]"), ()
+    said = said.partition(", got ")[0].replace("`", "")[:_LONGEST_SAID]
+    said += " as keys" if path.startswith("key`") else ""
     return f"{name} is {shown(value)}; {said[0].lower()}{said[1:]}"

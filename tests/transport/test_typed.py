@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 from msgspec import Meta
 
@@ -22,6 +23,15 @@ class Part:
     weights: tuple[float, ...] = ()
     colour: Colour = Colour.RED
     by_name: dict[str, list[int]] | None = None
+
+
+class Head(msgspec.Struct, array_like=True):
+    kind: Literal["put"]
+    sizes: tuple[int, ...]
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True):
+    count: int = 0
 
 
 def test_a_value_becomes_what_is_declared() -> None:
@@ -52,6 +62,26 @@ def test_a_value_becomes_what_is_declared() -> None:
 def test_what_does_not_fit_is_named(part: Any, message: str) -> None:
     with pytest.raises(_Faulty, match=message):
         typed([part], list[Part], "parts", _Faulty)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (["put", [1, "x"]], Head, r"^it\.sizes\[1\] is 'x'; expected int$"),
+        (["got", []], Head, r"^it\.kind is 'got'; invalid enum value 'got'$"),
+        ([" - at `$[9]`", []], Head, r"^it\.kind is ' - at `\$\[9\]`'; invalid enum value"),
+        ({" - at `$.key": 1}, Closed, r"^it is \{' - at `\$\.key': 1\}; object contains unknown field"),
+        ([f" - at `$[{'9' * 5000}]`", []], Head, r"^it\.kind is "),
+        ({" - at `$[" + "9" * 5000 + "]": 1}, Closed, r"^it is \{"),
+        (["\n\x1b[1m", []], Head, r"^it\.kind is '\\n\\x1b\[1m'; invalid enum value '[^\n\x1b]*$"),
+        (["x" * 10**6, []], Head, r"^it\.kind is '.{,200}$"),
+        ({"x" * 10**6: 1}, Closed, r"^it is \{.{,200}$"),
+    ],
+)
+def test_what_was_found_cannot_mislead(value: Any, kind: type, message: str) -> None:
+    """Msgspec quotes what it has found, in which a peer may have written anything."""
+    with pytest.raises(_Faulty, match=message):
+        typed(value, kind, "it", _Faulty)
 
 
 class _Faulty(ValueError):
