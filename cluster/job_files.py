@@ -32,7 +32,7 @@ class JobFile(Config):
     """What a submitter writes: the whole job."""
 
     spec: JobSpec
-    """The job."""
+    """The specification of the job."""
     backend: str = "local"
     """`local`, `ray`, or the import path of a class."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -53,9 +53,9 @@ class MasterFile(Config):
     machine: str
     """Which boot of which machine."""
     pid: int
-    """Its process."""
+    """The id of its process."""
     started: int
-    """When that started, which no other process of the same id did."""
+    """The time when that started, which no other process of the same id did."""
 
 
 class OutcomeFile(Config):
@@ -64,7 +64,7 @@ class OutcomeFile(Config):
     code: int
     """0 only if its work is complete."""
     reason: str
-    """For a person."""
+    """The reason, for a person."""
     failed_worker: str | None = None
     """The worker whose output explains the reason."""
     status: dict[str, Any] = Field(default_factory=dict)

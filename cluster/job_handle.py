@@ -48,7 +48,7 @@ from counterpoint.transport.files.wrong_types import first_wrong
 logger = logging.getLogger(__name__)
 
 OUTPUTS = "outputs"
-"""Where jobs are made that are given no directory."""
+"""The directory where jobs are made that are given none."""
 
 START_SECONDS = 60.0
 """Longest time for a master to answer after it was started."""
@@ -75,7 +75,7 @@ class WorkerStatus:
     """-1 for a SubMaster."""
     stage: str
     phase: str
-    """Where it stands, in more detail."""
+    """Its phase, which is more detailed than its stage."""
     incarnation: int
     node: str
     pid: int
@@ -97,7 +97,7 @@ class JobStatus:
     job: str
     stage: str
     epoch: int
-    """Counts its masters."""
+    """The number of its present master; each has a higher one."""
     trouble: str = ""
     """Why the master does not act, or which task has failed while others go on; empty if nothing is wrong."""
     workers: tuple[WorkerStatus, ...] = ()

@@ -21,13 +21,13 @@ class Member:
     """A worker of the job, as the others see it."""
 
     worker: str
-    """Its name."""
+    """The name of the worker."""
     incarnation: int
     """0: not created yet."""
     stage: Stage
     address: str = ""
-    """Where it takes calls; empty while it does not."""
+    """The address at which it takes calls; empty while it does not."""
     node: str = ""
-    """Where it runs."""
+    """The node on which it runs."""
     server_key: str = ""
     """The CURVE public key of its address, Z85; empty on loopback."""

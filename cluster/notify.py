@@ -28,7 +28,7 @@ _failure = ""
 """Why the last message could not be sent, if that was logged; empty if it was sent."""
 
 _full_since = math.inf
-"""Since when the receiver's queue has been full, on the monotonic clock; infinite if it is not."""
+"""The time since when the receiver's queue has been full, on the monotonic clock; infinite if it is not."""
 
 FULL_SECONDS = 30.0
 """How long the receiver's queue may be full before that is logged. A busy machine fills it now and then."""

@@ -26,7 +26,7 @@ MOST_AT_ONCE = 1000
 """Notifications that are read before others have their turn: a worker may send them faster than they are read."""
 
 LONGEST_PID = 9
-"""Digits."""
+"""Most digits of a process's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Process:
         self.trouble = ""
         """The problem that it last reported by `X_TROUBLE=`."""
         self.log_from = size_of(command.log_file)
-        """Where its output begins in the log, in bytes: earlier processes may have written to it, too."""
+        """The place in the log where its output begins, in bytes: earlier processes may have written to it, too."""
         self.notifications = NotifySocket()
         try:
             self.guardian_pid = self._spawn()

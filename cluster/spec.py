@@ -35,7 +35,7 @@ class RestartScope(StrEnum):
     """What is started again when a worker of the role dies."""
 
     WORKER = "worker"
-    """The worker alone."""
+    """The worker alone is restarted."""
     ROLE = "role"
     """Every worker of its role."""
     JOB = "job"
@@ -56,11 +56,11 @@ class Resources(Config):
     """What one worker needs. A backend reserves it; it does not limit the worker to it."""
 
     cpu: float = Field(default=0.0, ge=0)
-    """Cores."""
+    """The number of cores."""
     gpu: float = Field(default=0.0, ge=0)
-    """Accelerators."""
+    """The number of accelerators."""
     memory_bytes: int = Field(default=0, ge=0)
-    """Bytes of memory."""
+    """The memory, in bytes."""
     custom: dict[str, float] = Field(default_factory=dict)
     """Further resources of the nodes, by name."""
 
@@ -118,8 +118,9 @@ class RoleSpec(Config):
     nice: int = Field(default=0, ge=0, le=19)
     """Added to the niceness."""
     log_file: Path | None = None
-    """Where the output of its worker of rank 0 is appended; those of other ranks, and the SubMaster, have a file beside it, with
-    the rank or `master` in its name (`trainer-1.log`). Unset: `logs/<worker>.log` in the job's directory."""
+    """The file to which the output of its worker of rank 0 is appended; those of other ranks, and the SubMaster, have a
+    file beside it, with the rank or `master` in its name (`trainer-1.log`). Unset: `logs/<worker>.log` in the job's
+    directory."""
 
     @model_validator(mode="before")
     @classmethod
@@ -193,9 +194,9 @@ class JobSpec(Config):
     """A job: roles in the order in which they start. Its tasks stop first, then its services, in reverse order (`stop_order`)."""
 
     name: Identifier
-    """The job's id."""
+    """The id of the job."""
     roles: tuple[RoleSpec, ...] = Field(min_length=1)
-    """The roles."""
+    """The roles of the job."""
     stay: bool = False
     """Whether the services run on after all tasks have ended, until a stop request."""
     lease_seconds: float = Field(default=10.0, ge=2.0)

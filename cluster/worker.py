@@ -33,7 +33,7 @@ class Context:
     count: int
     """Workers of its role when it was created."""
     worker: str
-    """Its own name."""
+    """The name of this worker."""
     incarnation: int
     """1 at first; counts how often it was created."""
     config: Mapping[str, Any]

@@ -33,15 +33,15 @@ class WorkerView:
     name: str
     state: State
     since: float
-    """When it entered that state, `time.time()`."""
+    """The time when it entered that state, in Unix seconds."""
     pid: int | None
     """The command's own process id; None before it is known and after its end."""
     status: str
     """The last `STATUS=` it sent."""
     log_from: int | None = None
-    """Where its output begins in its log, in bytes, restarts included; None before it is started."""
+    """The place in its log where its output begins, in bytes, restarts included; None before it is started."""
     log_until: int | None = None
-    """Where its output ended when it was asked to end, or killed; None unless it was."""
+    """The place where its output ended when it was asked to end, or killed; None unless it was."""
     restarts: int = 0
     """How often it was started again."""
     last_death: str = ""

@@ -106,7 +106,7 @@ class InferenceConfig(Config):
     """Further arguments for vLLM's own command line, as they are."""
 
     log_file: Path | None = None
-    """Where vLLM's output goes. Unset: standard error."""
+    """The file for vLLM's output. Unset: standard error."""
 
     @property
     def scheme(self) -> str:
@@ -177,7 +177,7 @@ class PoolConfig(Config):
     """Further attempts after a lost connection or a failed server; the first comes at once, elsewhere if possible."""
 
     health_interval_seconds: float = Field(default=2.0, gt=0)
-    """Between health checks of one server, and between looks at `dns` and `urls_file`."""
+    """Seconds between health checks of one server, and between looks at `dns` and `urls_file`."""
 
     startup_timeout_seconds: float = Field(default=600.0, gt=0)
     """How long to wait for the first healthy server."""

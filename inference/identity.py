@@ -22,7 +22,7 @@ INSTANCE_VARIABLE = "COUNTERPOINT_INSTANCE"
 """The variable by which a server gets the id of its process from the one that starts it."""
 
 STATUS_PATH = "/counterpoint/v1/status"
-"""Where a server says what it serves, and with what weights."""
+"""The path at which a server says what it serves, and with what weights."""
 
 NONCE_BYTES = 16
 

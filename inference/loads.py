@@ -38,7 +38,7 @@ class Claim:
     key: str
     """Random, and the same for a run however often it is resumed. Who knows it is the owner: it is not shown."""
     owner: str
-    """For a person: the run, its directory and its machine."""
+    """The owner, for a person: the run, its directory and its machine."""
     takes_over: bool = False
     """Whether weights of another owner may be replaced."""
     proof: str = ""
@@ -112,7 +112,7 @@ class Load:
     version: int | None
     """The policy version that the loader gave; None for weights that came by another way."""
     owner: str
-    """For a person; empty for weights without an owner."""
+    """The owner, for a person; empty for weights without an owner."""
 
     @property
     def described(self) -> str:

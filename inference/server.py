@@ -42,13 +42,13 @@ from counterpoint.transport.process.stop_requests import StopSignals
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-"""Between checks of the child and of its health."""
+"""Seconds between checks of the child and of its health."""
 
 STOP_SECONDS = 15.0
 """How long vLLM may take to end after SIGTERM."""
 
 PROCESS_CHECK_SECONDS = 5.0
-"""Between checks of vLLM's processes, which read all of /proc."""
+"""Seconds between checks of vLLM's processes, which read all of /proc."""
 
 NOT_LISTENING_SECONDS = 5.0
 """How long a vLLM that no longer listens may take to end. If its engine was killed, it may wait for ever for pending calls:

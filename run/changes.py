@@ -43,7 +43,7 @@ CHANGEABLE = (
     LEARNING_RATE, "advantage.*", "sampling.*", "filters", CAPACITY, LOG_LEVEL, "environments.<name>.ratio",
     "evaluations.<name>.share",
 )  # fmt: skip
-"""For messages."""
+"""The keys that can be changed, for messages."""
 
 
 class ChangeRefused(ValueError):
@@ -62,7 +62,7 @@ class Change(Config):
     step: int = Field(ge=1)
     """The first step with the new values."""
     changes: dict[str, Any]
-    """By dotted key."""
+    """The new values, by dotted key."""
     given: dict[str, Any] = {}
     """The values that the run's file had for these keys."""
 

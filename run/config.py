@@ -157,7 +157,7 @@ class LagConfig(Config):
     """The event loop's lag monitor."""
 
     interval_seconds: float = Field(default=0.1, gt=0)
-    """Between measurements."""
+    """Seconds between measurements."""
 
     warn_p90_seconds: float = Field(default=1.0, gt=0)
     """A step with a 90th percentile above this is logged as a warning."""
@@ -177,10 +177,10 @@ class RunConfig(TrainedRun):
     """One run."""
 
     output_dir: Path
-    """The job's directory."""
+    """The directory of the job."""
 
     model: str
-    """Where the tokenizer and its chat template are: as in `InferenceConfig.model`."""
+    """The model that has the tokenizer and its chat template: as in `InferenceConfig.model`."""
 
     served_model: str | None = None
     """Name of the base model at the servers. Unset: the path in `model`, vLLM's default. With LoRA, requests name the run."""
@@ -219,7 +219,7 @@ class RunConfig(TrainedRun):
     """Evaluations beside training, each with its own environments."""
 
     inference: PoolConfig = PoolConfig()
-    """The inference servers."""
+    """The section of the inference servers."""
 
     opponents: dict[Identifier, OpponentConfig] = {}
     """Other policies that rollouts may ask, by name (docs/gateway.md). Each is a table with `model`, and may have
@@ -229,7 +229,7 @@ class RunConfig(TrainedRun):
     """The connection to the trainer."""
 
     lag: LagConfig = LagConfig()
-    """The lag monitor."""
+    """The section of the lag monitor."""
 
     recorded_tokens: int = Field(default=4096, ge=0)
     """Most tokens of a rollout in `rollouts.jsonl` as text; of a longer one, the first and the last half of this number. 0:
@@ -246,14 +246,15 @@ class RunConfig(TrainedRun):
     """Steps whose records in `rollouts/` are kept, for people and tools. What the trainer may still ask for is kept."""
 
     stall_warning_seconds: float = Field(default=60.0, gt=0)
-    """Without progress for this long, the watchdog logs what is awaited and since when."""
+    """Seconds without progress after which the watchdog logs what is awaited and since when."""
 
     stall_timeout_seconds: float | None = Field(default=None, gt=0)
-    """Without progress for this long, the daemon ends with an error. Unset: never."""
+    """Seconds without progress after which the daemon ends with an error. Unset: never."""
 
     shutdown_timeout_seconds: float = Field(default=30.0, gt=0)
-    """After SIGTERM, the longest the daemon takes to drain, checkpoint and exit; after the last step, the longest it waits for
-    what environments left running. A step that is being committed is waited for beyond it, however long the disk takes."""
+    """The longest the daemon takes after SIGTERM to drain, checkpoint and exit; after the last step, the longest it
+    waits for what environments left running. A step that is being committed is waited for beyond it, however long the
+    disk takes."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Port of the metrics endpoint; 0 takes a free one, which the log names."""

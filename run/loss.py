@@ -155,7 +155,7 @@ class LossConfig(Config):
     [`correction_low`, `correction_high`] (TIS), or masked outside of it (MIS)."""
 
     correction_level: RatioLevel | None = None
-    """As `ratio_level`."""
+    """The level of the correction, as `ratio_level`."""
 
     correction_low: float | None = Field(default=None, ge=0)
     """Unset: no lower limit."""

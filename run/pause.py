@@ -24,9 +24,9 @@ class Pause(Config):
     """A pause."""
 
     since: float = Field(ge=0, allow_inf_nan=False)
-    """When it began, in seconds since 1970."""
+    """The time when it began, in seconds since 1970."""
     reason: str = Field(default="", max_length=500)
-    """Why, for people."""
+    """The reason, for people."""
 
 
 def read_pause(run_dir: Path) -> Pause | None:

@@ -130,12 +130,13 @@ class Answer(Config):
     """What came of a request."""
 
     request_id: Identifier
-    """The request's."""
+    """The id of the request."""
     outcome: Literal["done", "refused"]
     """`refused`: nothing has changed, and `reason` says why."""
     step: int | None = None
-    """For `save`: the durable step. For `copy`: the receiver's step that the copy took the place of. For `change`: the first
-    step with the new values. For `dump`: the step that was dumped. For the others: the newest committed step."""
+    """The step of the answer. For `save`: the durable step. For `copy`: the receiver's step that the copy took the
+    place of. For `change`: the first step with the new values. For `dump`: the step that was dumped. For the others:
+    the newest committed step."""
     source_step: int | None = None
     """The source's step that a `copy` has copied."""
     reason: str = ""

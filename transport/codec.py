@@ -106,7 +106,7 @@ INDEXED_MAGIC = b"CPBATCH3"
 
 _PLACE = struct.Struct("<QQ")
 Place = tuple[int, int]
-"""Where a frame lies in such a file: its first byte, a multiple of `FILE_ALIGNMENT`, and its length."""
+"""The place of a frame in such a file: its first byte, a multiple of `FILE_ALIGNMENT`, and its length."""
 
 
 # --- batches ---

@@ -19,7 +19,7 @@ IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""As torch takes it."""
+"""A seed as torch takes it."""
 """An id that becomes part of a path or of a frame: letters, digits, `_`, `.`, `-`, 64 characters at most."""
 
 

@@ -17,10 +17,10 @@ MAX_DEPTH = 512
 """Objects and arrays inside one another: twice what `orjson` writes. At twice as many, `repr` raises `RecursionError`."""
 
 MAX_WRITTEN_DEPTH = 200
-"""Of what is written again as a part of something else: orjson writes 254 levels."""
+"""Most levels of what is written again as a part of something else: orjson writes 254 levels."""
 
 MAX_DIGITS = 4300
-"""Of an integer: Python reads and writes no longer one, since that takes the square of the time."""
+"""Most digits of an integer: Python reads and writes no longer one, since that takes the square of the time."""
 
 _DECODER = msgspec.json.Decoder()
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -34,7 +34,7 @@ class WrittenDecimal(float):
     """A decimal that a person wrote otherwise than Python would: 2.50 counts as 2.5, and its text is "2.50"."""
 
     text: str
-    """As in the file."""
+    """The number's text, as in the file."""
 
     def __str__(self) -> str:
         return self.text

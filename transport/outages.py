@@ -28,7 +28,7 @@ REMIND_SECONDS = (2.0, 60.0)
 """The first and the longest time between two reminders."""
 
 EXPECTED_SECONDS = 30.0
-"""Before an outage that is expected at a start is in the log, in a reminder."""
+"""Seconds before an outage that is expected at a start is in the log, in a reminder."""
 
 _OLD_SECONDS = 12 * 3600
 """A moment longer ago than this needs its date."""
@@ -60,7 +60,7 @@ class Outage:
     since: float
     """Unix seconds: when `who` was last known to be well, or when the outage was noticed."""
     reason: str
-    """The newest."""
+    """The newest reason."""
 
     def __str__(self) -> str:
         """Returns a sentence that stays the same while nothing changes."""
@@ -77,7 +77,7 @@ class Outages:
         self._lock = threading.Lock()
         self._current: dict[str, Outage] = {}
         self._logged: dict[str, set[str]] = {}
-        """By `who`, the reasons that the log has, without their numbers."""
+        """The reasons, by `who`, that the log has, without their numbers."""
         self._levels: dict[str, int] = {}
         self._interval, self._due = 0.0, float("inf")
         """The time between two reminders, and when the next one is due, on the monotonic clock."""

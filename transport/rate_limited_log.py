@@ -11,7 +11,7 @@ import math
 import time
 
 _LINES, _WINDOW_SECONDS = 10, 10.0
-"""At most so many lines in each window."""
+"""Most lines in each window, and the window's length."""
 
 
 class RateLimitedLog:

@@ -86,7 +86,8 @@ class Alternatives:
 
     token_ids_TK: Int32Array
     log_probabilities_TK: Float32Array
-    """In nats, of the distribution that was sampled from. Minus infinity, or below -9,000: it could not be sampled."""
+    """Log-probabilities in nats, of the distribution that was sampled from. Minus infinity, or below -9,000: it could
+    not be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class OpponentTurn:
     before: int
     """The number of turns that the rollout had when it was made."""
     completion: str
-    """As text."""
+    """The completion as text."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -215,7 +216,7 @@ class Rollout:
     sampling_args: dict[str, Any] = field(default_factory=dict)
     """All that its calls were sent with that overrode nothing: `[sampling]` of its environment, and the stop tokens."""
     advantage: float = 0.0
-    """With players, the one of theirs that is largest in size."""
+    """The advantage; with players, the one of theirs that is largest in size."""
     advantage_kind: str = ""
     """The `advantage.kind` that it was finalized with, which may have been changed since; empty before."""
     player_rewards: dict[str, float] = field(default_factory=dict)
@@ -293,7 +294,7 @@ class Sample(_Columned):
     temperature: float
     """The temperature of all its turns: turns of different temperatures are never merged."""
     columns: dict[str, npt.NDArray[Any]]
-    """By the names in `COLUMNS`: those of tokens, `[T]`."""
+    """The columns by their names in `COLUMNS`: those of tokens, `[T]`."""
     routed_experts: tuple[RoutingArray, ...] = ()
     """Chunks whose rows add up to T - 1 (the last token has no routing), or empty."""
 
@@ -319,7 +320,7 @@ class Batch(_Columned):
     """The step this batch trains, counted from 1. Policy version `step` is the weights after it."""
     samples: tuple[SampleInfo, ...]
     columns: dict[str, npt.NDArray[Any]]
-    """By the names in `COLUMNS`: all that are required, and the optional ones of this run."""
+    """The columns by their names in `COLUMNS`: all that are required, and the optional ones of this run."""
     routed_experts: tuple[tuple[RoutingArray, ...], ...] = ()
     """One tuple of chunks a sample, rows adding up to that sample's tokens - 1; empty when the model has no experts."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from counterpoint.transport.files.atomic import Buffer
 
 MOST_INTEGER_BYTES = 2048
-"""Of an integer as an extension: more than JSON's longest has."""
+"""Most bytes of an integer as an extension: more than JSON's longest has."""
 
 _INTEGER = 1
 """The code of the extension."""

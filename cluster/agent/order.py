@@ -25,7 +25,7 @@ class WorkerOrder:
     silence_timeout_seconds: float | None = None
     stop_timeout_seconds: float = 30.0
     description: Mapping[str, Any] = field(default_factory=dict)
-    """For a worker of a class: what becomes its `Context` (JSON values), and its import path. Empty for a command."""
+    """What becomes, for a worker of a class, its `Context` (JSON values), and its import path. Empty for a command."""
 
 
 @dataclass(frozen=True, slots=True)

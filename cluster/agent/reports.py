@@ -71,7 +71,7 @@ class Reports:
     def __init__(self) -> None:
         self._last = 0
         self._kept: dict[int, tuple[str, int, Report]] = {}
-        """By number: the worker that it is about or from, its incarnation, and the report."""
+        """Reports by number: the worker that it is about or from, its incarnation, and the report."""
 
     def add(self, worker: str, incarnation: int, event: type[Event], fields: Mapping[str, Any]) -> Report | None:
         """Keeps a report and returns it; None if the same one is kept already, or too many of its kind are."""

@@ -22,13 +22,13 @@ class AgentSettings(Config):
     agent: Identifier
     """Its own id, new for every agent."""
     job: Identifier
-    """The job's id."""
+    """The id of the job."""
     node: Identifier
     """The node's name, as the master knows it."""
     name: Identifier
     """What its files are called; one agent of a name lives at a time. The node's own name if it has one agent only."""
     directory: Path
-    """Where its endpoint, its lock and its log are; on this machine, and this user's."""
+    """The directory of its endpoint, its lock and its log, on this machine, and this user's."""
     lease_seconds: float = Field(default=10.0, ge=1.0)
     """How long it goes on without a master."""
     listen: str = "ipc"
@@ -65,15 +65,15 @@ class AgentEndpoint(Config):
     """Where an agent takes commands."""
 
     agent: Identifier
-    """Its id."""
+    """The id of the agent."""
     node: Identifier
-    """The node's name."""
+    """The name of the node."""
     pid: int = Field(gt=0)
     """Its process, on its own machine."""
     started: float = Field(ge=0)
-    """When that process started (`remains.start_of`), which no other process of the same id has."""
+    """The time when that process started (`remains.start_of`), which no other process of the same id has."""
     address: str
-    """A ZMQ address."""
+    """The agent's ZMQ address."""
     server_key: str = Field(default="", pattern=r"^(.{40})?$")
     """Its CURVE public key, Z85; empty without keys."""
 

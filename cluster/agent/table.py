@@ -77,7 +77,7 @@ class _Entry:
     """Whether the agent asked it to end, for reasons of its own, before it was finished or a master asked."""
     killed: bool = False
     deadline: float | None = None
-    """When an ending agent kills it, or gives up on it if it was killed."""
+    """The time when an ending agent kills it, or gives up on it if it was killed."""
     successor: WorkerOrder | None = None
     """The later incarnation, which starts once this one has ended."""
 
@@ -92,13 +92,13 @@ class Table:
     job: str
     lease_seconds: float
     heard: float
-    """When a master was last heard of; at first: now."""
+    """The time when a master was last heard of; at first the present."""
     epoch: int = 0
-    """The highest seen."""
+    """The highest epoch seen."""
     listen: str = "ipc"
-    """Where the agent listens, and its workers for calls (`AgentSettings.listen`)."""
+    """The address at which the agent listens, and its workers for calls (`AgentSettings.listen`)."""
     peer: Any = None
-    """Where the master of that epoch is."""
+    """The address of the master of that epoch."""
     ending: str = ""
     """Why the agent ends; empty while it does not."""
     reports: Reports = field(default_factory=Reports)

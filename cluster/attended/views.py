@@ -55,11 +55,11 @@ class _Seen:
     log: Path
     incarnation: int = 0
     began: int = 0
-    """Where the output of this incarnation begins."""
+    """The place in the log where the output of this incarnation begins."""
     log_from: int | None = None
     log_until: int | None = None
     end: Place = BEGINNING
-    """Where its log ended when it was last looked at, so that a rotation is noticed."""
+    """The length of its log when it was last looked at, so that a rotation is noticed."""
     last_death: tuple[int, str] = (0, "")
     last_output: str = ""
 
@@ -81,7 +81,8 @@ class Views:
         self.job = State.WAITING
         """The state of the job as a whole."""
         self.heard: Mapping[str, float] = {}
-        """When each worker that sends heartbeats sent its last one, by the monotonic clock and the names for people."""
+        """The time when each worker that sends heartbeats sent its last one, by the monotonic clock and the names for
+        people."""
 
     def all(self) -> list[WorkerView]:
         """Returns the workers as they were at the last update, in their order."""

@@ -79,7 +79,7 @@ class AgentFleet(Backend, Listener):
         """The latest of each worker that was not taken yet."""
         self._arrived = asyncio.Event()
         self._sources: dict[Event, tuple[AgentLink, int]] = {}
-        """Where an event that is not acknowledged came from."""
+        """The agent from which each event came that is not acknowledged."""
         self._stale: StaleMasterError | None = None
         self._members: dict[str, Member] = {}
         self._workers: dict[str, asyncio.Lock] = {}

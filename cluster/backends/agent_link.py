@@ -38,7 +38,7 @@ REPEAT_SECONDS = 2.0
 """How long a command may be without an answer before it is sent again: a connection may have broken."""
 
 PULSE_SECONDS = 0.5
-"""Between two looks at the clock."""
+"""Seconds between two looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Bundle:
 
     name: str
     needs: Mapping[str, Resources]
-    """By worker."""
+    """The needs of each worker."""
 
 
 @dataclass(frozen=True, slots=True)

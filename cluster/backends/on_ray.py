@@ -51,7 +51,7 @@ UNREACHABLE_SECONDS = 30.0
 long to give a node up."""
 
 POLL_SECONDS = 1.0
-"""Between two looks at Ray's nodes."""
+"""Seconds between two looks at Ray's nodes."""
 
 _PLACED = "bundle of "
 """How a handle that names a worker's bundle begins; the worker follows."""
@@ -104,9 +104,9 @@ class RayBackend(AgentFleet):
         self._ray = RayCluster(address)
         self._key = job_key(job.name, directory)
         self._actors: dict[str, ActorName] = {}
-        """By worker."""
+        """The actor of each worker."""
         self._ends: dict[str, asyncio.Future[int]] = {}
-        """By worker: what becomes the exit code of its agent, or `DIED` when its actor has died."""
+        """The end of each worker: what becomes the exit code of its agent, or `DIED` when its actor has died."""
         self._bundles: dict[str, Bundle] = {}
         """Those that were placed."""
         self._unreachable: dict[str, float] = {}

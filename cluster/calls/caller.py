@@ -36,7 +36,7 @@ from counterpoint.transport.wires.endpoint import CurveKeys
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
-"""Between two heartbeats of a connection. Within two of them, silence ends a call."""
+"""Seconds between two heartbeats of a connection. Within two of them, silence ends a call."""
 
 _LONGEST_WAIT_SECONDS = 1.0
 _END_SECONDS = 5.0

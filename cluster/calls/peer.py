@@ -41,7 +41,7 @@ class Peer:
         self.in_flight: dict[int, Request] = {}
         self._trouble = ""
         self.due = math.inf
-        """When to connect again, or, with a connection, to give up waiting for it."""
+        """The time to connect again, or, with a connection, to give up waiting for it."""
         self._is_connected = False
         self._is_reachable = True
         self.has_left = False

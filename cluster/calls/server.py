@@ -53,7 +53,7 @@ _GRACE_SECONDS = 1.0
 
 
 Key = tuple[bytes, int]
-"""Caller and number."""
+"""The caller of a call, and the call's number."""
 
 KEPT_ANSWERS, KEPT_BYTES = 256, 16 * 2**20
 """Most answers kept, and most bytes of them. A larger answer is not kept: its method runs again, which does no harm."""
@@ -139,7 +139,7 @@ class CallServer:
         self._threads: list[threading.Thread] = []
         self._closing = False
         self.address = ""
-        """Where it listens, once it was started."""
+        """The address at which it listens, once it was started."""
 
     def start(self) -> str:
         """Listens; returns the address to connect to.

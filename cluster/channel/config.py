@@ -34,8 +34,8 @@ class ChannelConfig(Config):
     The host logs and names it, keeps it in `directory`, and the stream goes on without it."""
 
     directory: Path | None = None
-    """Where the host keeps its journal, so that its own death loses nothing; relative to the job's directory. Unset: it keeps the
-    records in memory only."""
+    """The directory of the host's journal, so that its own death loses nothing; relative to the job's directory. Unset:
+    it keeps the records in memory only."""
 
     sync: bool = False
     """Whether a record counts as stored only when it is on the disk, so that it survives the machine's crash, too. Without, it

@@ -28,7 +28,7 @@ class CommittedPositions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[str, PositionSet]] = {}
-        """By channel: its generation, and the numbers."""
+        """Channels, each with its generation, and the numbers."""
 
     def begin(self, channel: str, generation: str) -> None:
         """Is told which generation of a channel is read. Numbers of another one mean other records, and are forgotten."""

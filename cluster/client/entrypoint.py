@@ -38,7 +38,7 @@ class Entrypoint:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     path: Sequence[str] = ()
-    """Where modules are looked for first."""
+    """The directory in which modules are looked for first."""
     directory: str = ""
     """The directory in which it is called."""
 

@@ -22,7 +22,7 @@ class ElasticConfig(Config):
     module: str = ""
     """A Python module to run instead, as with `python -m`."""
     arguments: tuple[str, ...] = ()
-    """Its arguments."""
+    """The arguments of the command."""
     restart_arguments: tuple[str, ...] = ()
     """Added to them whenever ranks may have run before."""
     local_ranks: int = Field(default=1, ge=1)
@@ -38,7 +38,7 @@ class ElasticConfig(Config):
     join_seconds: float = Field(default=30.0, gt=0)
     """How long enough workers wait for more of them; also, how long ranks may take to find one another."""
     settle_seconds: float = Field(default=2.0, ge=0)
-    """After a worker joined during training, this passes before all ranks are restarted with it."""
+    """Time that passes after a worker joined during training, before all ranks are restarted with it."""
     stop_seconds: float = Field(default=30.0, gt=0)
     """How long ranks may take to end after SIGTERM; then they are killed."""
     max_restarts: int = Field(default=10, ge=0)

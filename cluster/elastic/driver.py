@@ -97,7 +97,7 @@ class Driver:
         self._context = context
         self._check_seconds = check_seconds
         self._meeting = Meeting(0)
-        """Where the ranks of the last round met."""
+        """The address at which the ranks of the last round met."""
         self._began = False
         self._alive: dict[str, WorkerId] = {}
         self._expected = -1

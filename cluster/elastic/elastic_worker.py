@@ -34,7 +34,7 @@ POLL_SECONDS = 0.05
 """How often the ranks are looked at, and changes are passed on."""
 
 KILL_SECONDS = 5.0
-"""After ranks should have ended, torch's agent has this long to kill them itself."""
+"""Time that torch's agent has to kill ranks itself, once they should have ended."""
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class ElasticWorker(Worker):
         """The highest round that this worker was told of."""
         self._listener: socket.socket | None = None
         self._progress_directory: str | None = None
-        """Where the ranks of the last round say what they have done."""
+        """The directory where the ranks of the last round say what they have done."""
         self._commands: queue.SimpleQueue[StartOrder | _Stop] = queue.SimpleQueue()
         self._finished = threading.Event()
         self._check_thread = ThreadPoolExecutor(1, thread_name_prefix="node-check")

@@ -33,22 +33,22 @@ class RoundsStage(StrEnum):
     RENDEZVOUS = "RENDEZVOUS"
     """The ranks are being started, and find one another."""
     TRAINING = "TRAINING"
-    """All ranks run."""
+    """All ranks of the round run."""
     STOPPING_ALL = "STOPPING_ALL"
     """Every worker is to end its ranks, before another round or the end."""
     ENDED = "ENDED"
-    """See `Rounds.ending`."""
+    """The job ends, as `Rounds.ending` says."""
 
 
 class Activity(StrEnum):
     """What a worker does with its ranks."""
 
     IDLE = "IDLE"
-    """It has none."""
+    """The worker has no ranks."""
     JOINING = "JOINING"
     """They are being started."""
     TRAINING = "TRAINING"
-    """They run."""
+    """The ranks of the worker run."""
     SUCCEEDED = "SUCCEEDED"
     """All of them ended with code 0."""
     FAILED = "FAILED"
@@ -69,15 +69,15 @@ class Rules:
     give_up_seconds: float = 600.0
     """How long fewer than `min_workers` wait; then the training fails."""
     settle_seconds: float = 2.0
-    """After a worker came during training, this passes before the round ends for it: others may come too."""
+    """Time that passes after a worker came during training, before the round ends for it: others may come too."""
     stop_seconds: float = 40.0
     """How long a worker may take to end its ranks; then it is replaced."""
     max_restarts: int = 10
     """How many rounds in a row may fail by the script's own fault."""
     healthy_seconds: float = 180.0
-    """After a round trained for this long, failed rounds are counted anew."""
+    """Seconds of training after which failed rounds are counted anew."""
     max_check_failures: int = 3
-    """After so many failed checks in a row a worker's node is set aside."""
+    """Failed checks in a row after which a worker's node is set aside."""
     check: bool = True
     """Whether nodes are checked at all."""
     straggler_ratio: float = 0.5

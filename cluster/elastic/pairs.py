@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 MOST_ROUNDS = 6
-"""After this many rounds the remaining suspects stay suspects: without a network every pair takes its whole deadline."""
+"""Rounds after which the remaining suspects stay suspects: without a network every pair takes its whole deadline."""
 
 PARTNERS = 2
 """How many others every node meets, where there are that many."""

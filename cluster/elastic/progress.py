@@ -26,7 +26,7 @@ MAX_BYTES = 4096
 """The longest file of one rank."""
 
 MOST_RANKS = 1024
-"""On one node; further files are not read."""
+"""Most ranks on one node; further files are not read."""
 
 
 @dataclass(frozen=True, slots=True)

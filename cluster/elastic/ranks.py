@@ -41,7 +41,7 @@ class RanksOrder:
     """The rendezvous of that name, which every node of the round joins."""
     host: str
     port: int
-    """Where its store listens."""
+    """The port at which its store listens."""
     nodes: int
     """How many nodes join."""
     local_ranks: int
@@ -49,7 +49,7 @@ class RanksOrder:
     command: tuple[str, ...]
     """Each rank's command; torchrun's variables tell it its rank."""
     directory: str
-    """Where ranks may leave files that explain their failure."""
+    """The directory where ranks may leave files that explain their failure."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to each rank's environment."""
     join_seconds: float = 120.0

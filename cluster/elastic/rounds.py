@@ -65,7 +65,7 @@ class Rounds:
         self.ending: Ending | None = None
         """Decided, perhaps before all ranks have ended."""
         self.deadline: float | None = None
-        """When `Tick` is due."""
+        """The time when `Tick` is due."""
         self._alive: dict[str, WorkerId] = {}
         self._expected = 0
         self._released = False

@@ -64,13 +64,13 @@ from counterpoint.transport.process.permanent_errors import DISK_FULL
 from counterpoint.transport.process.stop_requests import REPETITION_SECONDS
 
 FIRST_BACKOFF_SECONDS = 1.0
-"""Between a death and the first restart; doubled for each further restart in a row."""
+"""Seconds between a death and the first restart; doubled for each further restart in a row."""
 
 LONGEST_BACKOFF_SECONDS = 30.0
 """The limit of the doubling."""
 
 HEALTHY_SECONDS = 180.0
-"""After a worker was ready for this long, its restarts are counted anew."""
+"""Seconds for which a worker is ready before its restarts are counted anew."""
 
 FINAL_CODES = frozenset({2, 3})
 """Exit codes after which a restart would end alike: a bad configuration, an eviction."""

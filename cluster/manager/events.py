@@ -50,7 +50,7 @@ class Allocated:
     bundle: str
     attempt: int
     node: str
-    """Where; empty if the backend learns it only when a worker is created there."""
+    """The node; empty if the backend learns it only when a worker is created there."""
     at: float
 
 
@@ -367,6 +367,6 @@ class Outcome:
     code: int
     """0 only if its work is complete."""
     reason: str
-    """For a person; names the worker, its exception or exit code, and the path of its log."""
+    """The reason, for a person; names the worker, its exception or exit code, and the path of its log."""
     failed_worker: str | None = None
     """The worker whose output explains the reason."""

@@ -29,7 +29,7 @@ from counterpoint.cluster.spec import JobSpec, RoleSpec, sub_master_name
 from counterpoint.cluster.worker import Member
 
 TAKEOVER_SECONDS = 10.0
-"""After a change of masters nothing is overdue for so long: answers that were given meanwhile come first."""
+"""Seconds after a change of masters for which nothing is overdue: answers that were given meanwhile come first."""
 
 Handler = Callable[..., list[Instruction]]
 

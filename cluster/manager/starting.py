@@ -49,7 +49,7 @@ LOSSES = 3
 LOSS_WINDOW_SECONDS = 600.0
 
 FIRST_RETRY_SECONDS = 1.0
-"""Between an attempt to place a bundle and the next; doubled for each further one."""
+"""Seconds between an attempt to place a bundle and the next; doubled for each further one."""
 
 LONGEST_RETRY_SECONDS = 30.0
 

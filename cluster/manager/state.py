@@ -27,7 +27,7 @@ class Phase(StrEnum):
     """Where a worker stands, in more detail than its `Stage`."""
 
     WAITING = "waiting"
-    """To be created, once the roles that it starts after are ready and its bundle has a place."""
+    """It is to be created, once the roles that it starts after are ready and its bundle has a place."""
     CREATING = "creating"
     """`Create` is not answered yet."""
     INITIALIZING = "initializing"
@@ -56,11 +56,11 @@ class Phase(StrEnum):
 
 ENDED = frozenset({Phase.STOPPED, Phase.FAILED, Phase.REMOVED})
 DEAD = frozenset({Phase.WAITING, Phase.HELD, Phase.RESTARTING})
-"""Without a process, and to be created."""
+"""The worker has no process, and is to be created."""
 WELL = frozenset({Phase.INITIALIZING, Phase.READY, Phase.STARTING, Phase.RUNNING, Phase.FINISHED})
-"""With a process that nobody has asked to end."""
+"""The worker has a process that nobody has asked to end."""
 ALIVE = WELL | {Phase.CREATING, Phase.STUCK, Phase.RECYCLING, Phase.STOPPING}
-"""With a process, as far as is known."""
+"""The worker has a process, as far as is known."""
 UNREADY = DEAD | {Phase.CREATING, Phase.INITIALIZING, Phase.STUCK, Phase.RECYCLING}
 NOT_RUNNING = UNREADY | {Phase.READY, Phase.STARTING}
 
@@ -123,7 +123,7 @@ class WorkerRecord:
     address: str = ""
     server_key: str = ""
     deadline: float | None = None
-    """When something is due: what, follows from the phase and the flags below."""
+    """The time when something is due: what it is follows from the phase and the flags below."""
     unblocked: bool = False
     """Whether it may be created although a role that it starts after is not ready: it was created before."""
     launched: bool = False
@@ -133,16 +133,16 @@ class WorkerRecord:
     killed: bool = False
     """Whether it overran its time to stop, or the whole job is killed: no more time, and no further failure by its exit code."""
     settled: bool = False
-    """For a task: whether its work is complete, or never will be since it failed."""
+    """Whether the worker is a task whose work is complete, or never will be since it failed."""
     stuck: str = ""
-    """For one that is being killed: what it failed to do, for a person."""
+    """What a worker that is being killed failed to do, for a person."""
     suspected: bool = False
     """Whether two heartbeats of this incarnation are missing."""
     ready_since: float | None = None
     deaths: int = 0
-    """In a row."""
+    """Deaths in a row."""
     restarts: int = 0
-    """In all."""
+    """Restarts in all."""
     last_death: str = ""
     """How it died last, for a person."""
     notice: int = 0
@@ -177,9 +177,9 @@ class RoleRecord:
     checked: bool = False
     """Whether the workers of the role as they are now have passed."""
     deadline: float | None = None
-    """When the check has to be over."""
+    """The time when the check has to be over."""
     not_before: float = 0.0
-    """When those that are recycled may be created again."""
+    """The time when those that are recycled may be created again."""
     changed: list[str] = field(default_factory=list)
     """Workers that died and will have been created again, or left, and of whom nobody was told."""
 
@@ -232,7 +232,7 @@ class JobState:
     roles: dict[str, RoleRecord] = field(default_factory=dict)
     bundles: dict[str, BundleRecord] = field(default_factory=dict)
     node_losses: dict[str, list[float]] = field(default_factory=dict)
-    """When each node was lost lately."""
+    """The times when each node was lost lately."""
     set_aside: list[str] = field(default_factory=list)
     """Nodes that are used no more."""
     restarting_all: bool = False

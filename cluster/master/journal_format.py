@@ -47,7 +47,7 @@ class Entry:
     opening: bool
     """Whether it is the first of its master. These are never discarded: they keep earlier masters out."""
     events: Sequence[Mapping[str, Any]] = ()
-    """As `cluster/master/event_codec.py` writes them."""
+    """The events, as `cluster/master/event_codec.py` writes them."""
     handles: Mapping[str, Any] = field(default_factory=dict)
     """The backend's handles that are new or changed; None for one that is gone."""
 
@@ -61,7 +61,7 @@ class Snapshot:
     epoch: int
     """The epoch of that entry."""
     state: Mapping[str, Any]
-    """The manager's own."""
+    """The state of the manager."""
     handles: Mapping[str, Any]
     openings: Sequence[int]
     """The numbers of all opening entries up to here."""

@@ -37,7 +37,7 @@ BEATS = 5
 """Heartbeats in one lease of the mastership."""
 
 LOOK_SECONDS = 0.2
-"""Between two looks of a waiting master."""
+"""Seconds between two looks of a waiting master."""
 
 
 class MasterHeld(ClusterError):
@@ -58,7 +58,7 @@ class Identity:
     """Which boot of which machine, and which space of process ids."""
     pid: int
     started: int
-    """In clock ticks since the boot."""
+    """The start of the process, in clock ticks since the boot."""
 
     @classmethod
     def of_this_process(cls) -> Identity:

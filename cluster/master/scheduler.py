@@ -48,7 +48,7 @@ TRIES = 4
 """How often an order to a living worker is tried before the worker counts as silent."""
 
 PAUSE_SECONDS = 1.0
-"""Between two tries."""
+"""Seconds between two tries."""
 
 HELD = (Place.ALLOCATING, Place.ALLOCATED)
 """A place that the backend has reserved, or may have."""

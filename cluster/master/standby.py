@@ -17,7 +17,7 @@ from counterpoint.transport.process.child import spawn
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""Between two looks at whether the standby lives."""
+"""Seconds between two looks at whether the standby lives."""
 
 END_SECONDS = 10.0
 """Longest time for a standby to end when it is asked to; then it is killed."""

@@ -31,15 +31,16 @@ class Description(Config):
     worker: str
     incarnation: int
     import_path: ImportPath
-    """Its class."""
+    """The import path of its class."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The role's."""
+    """The configuration of its role."""
     directory: str
-    """The job's directory."""
+    """The directory of the job."""
     node: str = ""
     """Filled in by its agent."""
     listen: str = "ipc"
-    """Where it takes calls: `ipc`, or `tcp://HOST` with keys. Filled in by its agent, which listens there itself."""
+    """The address at which it takes calls: `ipc`, or `tcp://HOST` with keys. Filled in by its agent, which listens
+    there itself."""
     task: bool = False
     """Whether the process ends once `start` has returned."""
     heartbeat_seconds: float = Field(default=LONGEST_PERIOD_SECONDS, gt=0)

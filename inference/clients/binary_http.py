@@ -207,7 +207,7 @@ class BinaryHttpClient:
 
 
 _Answer = tuple[int, bytes | memoryview]
-"""Status and body."""
+"""The status and the body of an answer."""
 
 
 class _Malformed(Exception):

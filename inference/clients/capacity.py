@@ -37,7 +37,7 @@ class Observation:
     cache_use: float
     """Share of the KV cache that running requests hold, 0 to 1."""
     running: int
-    """Requests being computed."""
+    """The requests that are being computed."""
     waiting: int
     """Requests that wait for room, not those that wait for a slot of their adapter."""
     preemptions: int

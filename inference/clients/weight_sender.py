@@ -59,7 +59,8 @@ class WeightSender:
         self._threads = threads
         self._tls = tls
         self._sent: dict[str | None, int] = {}
-        """By adapter, the version that was sent last. Sent again, it comes whole, whatever the server has: it was not proven."""
+        """The version of each adapter that was sent last. Sent again, it comes whole, whatever the server has: it was
+        not proven."""
 
     async def send(self, update: WeightUpdate, claim: Claim) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.

@@ -33,7 +33,7 @@ class AdapterSlots:
         self._slots = slots
         self._clock = clock
         self._used: dict[str, _Use] = {}
-        """By adapter with a slot, its use, the oldest first."""
+        """The use of each adapter with a slot, the oldest first."""
         self._queues: dict[str, list[asyncio.Future[None]]] = {}
         """Requests that wait, by adapter, the adapter that waits longest first."""
 

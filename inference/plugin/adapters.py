@@ -65,7 +65,7 @@ class Adapters:
         self._max_rank = config.max_lora_rank if config is not None else 0
         self._dtype = str(config.lora_dtype if config is not None else "").removeprefix("torch.")
         self._provable: dict[frozenset[str], frozenset[str]] = {}
-        """By names of an adapter's tensors: the layers whose digest proves the loaded weights."""
+        """The layers, by names of an adapter's tensors, whose digest proves the loaded weights."""
         self._base: dict[str, TensorEntry] | None = None
         """The tensors of the model that the server was started with, once they have been read."""
         self._copies: AdapterFiles | None = None

@@ -23,7 +23,7 @@ from counterpoint.transport.exact_json import loads
 from counterpoint.transport.frames import BadFrame, Framing
 
 CPU_SECONDS = 1.0
-"""For one text. Real ones take a millisecond per thousand tokens."""
+"""Most CPU seconds for one text. Real ones take a millisecond per thousand tokens."""
 
 MAX_FRAME_BYTES = 1 << 24
 """Longest frame: a megabyte of tools and two million tokens as numbers."""
@@ -47,7 +47,8 @@ class _Found:
     reasoning: str
     calls: Calls
     begun: int
-    """Where in the text the last call was begun, in characters; -1 if there is none. Reasoning may mention the marks."""
+    """The place in the text where the last call was begun, in characters; -1 if there is none. Reasoning may mention
+    the marks."""
     by_engine: bool
     """The parser is one of vLLM's engines, which tells of the end of each call."""
     left_out: bool

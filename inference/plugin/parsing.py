@@ -20,10 +20,10 @@ from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.frames import BadFrame
 
 START_SECONDS = 180.0
-"""For the process to import vLLM and read the tokenizer: 6 s of one core."""
+"""Deadline for the process to import vLLM and read the tokenizer: 6 s of one core."""
 
 ANSWER_SECONDS = 30.0
-"""For one text. The process itself gives up after a second of CPU time, unless a call into C never returns."""
+"""Deadline for one text. The process itself gives up after a second of CPU time, unless a call into C never returns."""
 
 
 class ParserFailed(Exception):

@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
     _unparsed = 0
     """Bytes since the last whole head, piece of a body, or end of one."""
     _since = 0.0
-    """When the wait for the client began."""
+    """The time when the wait for the client began."""
     _unsent = 0
     """Bytes of answers that the kernel had not taken at the last look."""
     _late = False

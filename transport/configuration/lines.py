@@ -32,7 +32,7 @@ class Line:
     column: int
     """The column in the line, from 1."""
     text: str
-    """The whole line."""
+    """The text of the whole line."""
 
 
 def quoted(number: int, text: str) -> str:
@@ -66,7 +66,7 @@ class Lines:
         places: dict[Location, Line] = {}
         table: Location = ()
         tables: dict[Location, int] = {}
-        """For each `[[list of tables]]`, the number of its tables so far."""
+        """The lists of tables: for each `[[list of tables]]`, the number of its tables so far."""
         for first, statement, content in self._statements():
             header = statement.lstrip().startswith("[")
             if header:

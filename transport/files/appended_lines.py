@@ -22,7 +22,7 @@ LONGEST_LINE = 2**22
 """A longer line is skipped. Ours have some kilobytes."""
 
 LINES_BYTES, MOST_LINES = 2**22, 2**15
-"""After the block with which it has so many bytes or lines, `next_lines` returns: each line takes some 400 bytes of memory."""
+"""Bytes and lines after which `next_lines` returns, at the end of a block: each line takes some 400 bytes of memory."""
 
 MOST_BYTES = 2**28
 """Bytes read in one look; the next look reads the rest. A file of another's may have any size."""
@@ -33,9 +33,9 @@ class Line:
     """A whole line."""
 
     place: Place
-    """Where it begins."""
+    """The place where it begins."""
     text: bytes
-    """Without its newline."""
+    """The text, without its newline."""
 
 
 class AppendedLines:
@@ -51,7 +51,7 @@ class AppendedLines:
         self.more = False
         """Whether the last look ended at `MOST_BYTES`, or where its caller stopped: another gives what follows."""
         self._place = place if place is not None and place.offset else None
-        """Where the next look begins; None before the first."""
+        """The place where the next look begins; None before the first."""
         self._skips = False
         self.left_out = 0
         """Bytes at the beginning of the file that are not read, since it was longer than `newest_bytes`."""

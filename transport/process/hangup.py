@@ -19,12 +19,12 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""For so long a terminal may go after the signal."""
+"""Seconds after the signal in which a terminal may go."""
 
 POLL_SECONDS = 0.02
 
 CLOSE_SECONDS = 5.0
-"""For so long a process that ends waits for a reload that is under way, which may wait for runs that end, too."""
+"""Seconds for which a process that ends waits for a reload that is under way, which may wait for runs that end, too."""
 
 
 class Terminals:

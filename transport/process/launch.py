@@ -53,7 +53,7 @@ SHARED_TMPDIR = "X_SHARED_TMPDIR"
 """The variable with the temporary directory that is nobody's own, for what processes of a job must find there."""
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-"""By these a process is supervised that systemd or an agent of `cluster` runs; none is for its children."""
+"""Variables by which systemd, or an agent of `cluster`, supervises a process; none is for its children."""
 
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""

@@ -37,7 +37,7 @@ from counterpoint.transport.telemetry.values import Labels, Values
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-"""Where it listens by default, and where this machine finds one that listens on all addresses."""
+"""The address at which it listens by default, and at which this machine finds one that listens on all addresses."""
 
 EVERY_ADDRESS = "0.0.0.0"
 

@@ -28,7 +28,7 @@ class Metric:
     """A metric family of an exposition. Each is one object, so it is compared by identity."""
 
     name: str
-    """With prefix and unit; of a counter without `_total`."""
+    """The name with prefix and unit; of a counter without `_total`."""
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     unit: Unit = ""
@@ -64,7 +64,7 @@ class Process:
     name: str
     title: str
     about: str
-    """For people: which process it is, and its key of the port."""
+    """The text for people: which process it is, and its key of the port."""
     labels: Mapping[str, str]
     """Labels that all its metrics have, each with its meaning."""
     metrics: tuple[Metric, ...]

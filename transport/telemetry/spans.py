@@ -24,7 +24,8 @@ from counterpoint.transport.telemetry.intervals import Interval
 logger = logging.getLogger(__name__)
 
 SPANS_FILE = "spans.jsonl"
-"""In a run's directory: the spans of its orchestrator, and of the servers as it sees them. In `trainer/`: the trainer's."""
+"""File of spans. In a run's directory: the spans of its orchestrator, and of the servers as it sees them. In
+`trainer/`: the trainer's."""
 
 MAX_BYTES = 8 * 2**20
 """The size of a file: some 50,000 spans."""

@@ -71,7 +71,7 @@ class Receiver:
         self._runs: dict[bytes, str] = {}
         self._senders: dict[str, bytes] = {}
         self._sessions: dict[str, int] = {}
-        """By run, the session of its last `Ready`; no entry where none is open."""
+        """The session of each run's last `Ready`; no entry where none is open."""
         self._rejected = 0
         self._invalid_batches: dict[str, str] = {}
         self._peer_log = RateLimitedLog(logger)

@@ -14,7 +14,7 @@ CONNECT_MS = 3000
 """Longest attempt. The kernel sends its packet at once, after a second, and then with pauses that grow."""
 
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 100, 2000
-"""Between two attempts, doubled after each."""
+"""Pauses between two attempts, doubled after each."""
 
 
 def find_peer_soon(socket: zmq.Socket[Any]) -> None:

@@ -71,7 +71,7 @@ class ZmqConnection:
         self._descriptor = -1
         """The descriptor of the newest connection; ZMQ owns it."""
         self._heard: float | None = None
-        """When anything last came by it, on the monotonic clock; None where the kernel does not tell."""
+        """The time when anything last came by it, on the monotonic clock; None where the kernel does not tell."""
 
     def open(self) -> None:
         """See `Connection`."""

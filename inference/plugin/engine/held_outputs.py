@@ -26,7 +26,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 
 INTERVAL_SECONDS = 0.25
-"""After which everything is sent that is held."""
+"""Seconds after which everything is sent that is held."""
 
 
 class _HoldsOutputs(Scheduler):
