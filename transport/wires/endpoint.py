@@ -39,7 +39,7 @@ TOLD = "transport.address"
 
 _MOST_TOLD_BYTES = 1024
 
-_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5})")
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9_.-]*|\*):(?P<port>\d{1,5})")
 
 _Loaded = TypeVar("_Loaded")
 
@@ -98,7 +98,8 @@ def find_address(address: str, output_dir: Path) -> str:
     if (host := _wildcard_in(address)) is None:
         return address
     with suppress(OSError, ValueError):
-        if _TCP.fullmatch(told := read_bytes(output_dir / TOLD, _MOST_TOLD_BYTES).decode("ascii")):
+        match = _TCP.fullmatch(told := read_bytes(output_dir / TOLD, _MOST_TOLD_BYTES).decode("ascii"))
+        if match is not None and match["host"] != "*":  # one can listen there, but not connect to it
             return told
     return f"tcp://{host_in_url(host)}:{address.rpartition(':')[2]}"
 

@@ -225,8 +225,9 @@ def test_who_listens_on_every_address_tells_where_it_is_reached(
     tell_address(address, tmp_path)
     assert find_address(address, tmp_path) == told
     assert is_everywhere(address) == (address != told and here != address) == (tmp_path / TOLD).exists()
-    (tmp_path / TOLD).write_text("ipc:///tmp/another")
-    assert find_address(address, tmp_path) == here, "what is no address is not used"
+    for other in ("ipc:///tmp/another", "tcp://*:5555", "tcp://-:5555", "tcp://_.a:5555", "tcp://a:5555\n"):
+        (tmp_path / TOLD).write_text(other)
+        assert find_address(address, tmp_path) == here, "what ZMQ would not connect to is not used"
     (tmp_path / TOLD).unlink()
     os.mkfifo(tmp_path / TOLD)
     assert find_address(address, tmp_path) == here, "nor waited for"
