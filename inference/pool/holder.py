@@ -266,6 +266,11 @@ class Holder:
         """Stops new requests; those at the server are retried elsewhere."""
         self.carry_out(self.held.unfit(reason, time.monotonic()))
 
+    def lose(self, reason: str) -> None:
+        """Takes the server out when nobody checks it any more: no update waits for it."""
+        now, well_at = time.monotonic(), self.server.well_at
+        self.carry_out(self.held.unanswered(reason, now, well_at, reached=False, firm=True, silence=reason))
+
     def _go_out(self, gone: machine.GoneOut) -> None:
         what = "takes no traffic" if self.held.has_served else "is not ready yet"
         levels = {machine.Unknown: logging.INFO, machine.Out: None}

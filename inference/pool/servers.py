@@ -248,7 +248,7 @@ class Servers:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("The monitor of %s failed; this is a defect", monitor.server.url, exc_info=error)
             for holder in monitor.holders.values():
-                holder.take_out(f"its monitor failed: {error!r}")
+                holder.lose(f"its monitor failed: {error!r}")
 
     def _sources_task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -144,3 +144,24 @@ async def test_a_name_that_is_released_ends_its_requests_and_the_others_go_on() 
                 assert (await generate(again)).policy_version == 4
         with pytest.raises(InferenceError, match="closed"):
             await pool.model("late").start()
+
+
+async def test_an_update_does_not_wait_for_a_server_that_nobody_checks_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with FakeServer() as server:
+        pool = pool_at(server)
+        policy, other = pool.model("policy"), pool.model("other")
+        async with started(policy, other):
+            [monitor] = pool._monitors.values()
+
+            async def broken() -> None:
+                raise RuntimeError("a defect")
+
+            monkeypatch.setattr(monitor.client, "identify", broken)
+            async with asyncio.timeout(30):
+                for version in (1, 2):
+                    await policy.update(weight_update(version, "policy"))
+            assert {(each.status()[0].state, "a defect" in each.status()[0].reason) for each in (policy, other)} == {
+                ("out", True)
+            }
