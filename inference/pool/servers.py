@@ -140,13 +140,15 @@ class Servers:
         self._names.remove(places)
         for monitor in self._monitors.values():
             monitor.holders.pop(places.name, None)
-        if self._opened:
-            await asyncio.gather(*(holder.give_up() for holder in list(places.holders.values())))
-        self.fleet.drop(places.name)
-        self._changed.set()
-        self._users -= 1
-        if not self._users and not self._closed:
-            await self._close()
+        try:
+            if self._opened:
+                await asyncio.gather(*(holder.give_up() for holder in list(places.holders.values())))
+        finally:
+            self.fleet.drop(places.name)
+            self._changed.set()
+            self._users -= 1
+            if not self._users and not self._closed:
+                await self._close()
 
     async def _close(self) -> None:
         self._closed = True

@@ -165,3 +165,21 @@ async def test_an_update_does_not_wait_for_a_server_that_nobody_checks_any_more(
             assert {(each.status()[0].state, "a defect" in each.status()[0].reason) for each in (policy, other)} == {
                 ("out", True)
             }
+
+
+async def test_a_release_that_is_cancelled_leaves_the_pool_to_close_with_its_other_names() -> None:
+    async with FakeServer() as server:
+        pool = pool_at(server)
+        policy, evaluated = pool.model("policy"), pool.model("evaluated")
+        async with started(policy):
+            await evaluated.start()
+            await evaluated.update(weight_update(1, "evaluated"))
+            server.unload_gate.clear()
+            release = asyncio.create_task(evaluated.release())
+            await until(lambda: "/unload" in " ".join(server.answers), "an unload")
+            release.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await release
+            server.unload_gate.set()
+        with pytest.raises(InferenceError, match="closed"):
+            await pool.model("late").start()
