@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from counterpoint.cluster.manager.ending import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
-from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.manager.events import Outcome, WorkerSuspected
 from counterpoint.cluster.manager.state import FENCE_LEASES
 from counterpoint.transport.process.permanent_errors import DISK_FULL
-from tests.cluster.manager.driver import Driver, managed
+from tests.cluster.manager.driver import Driver, managed, role
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, three
 
 
@@ -234,3 +234,12 @@ def test_notices_are_told_one_at_a_time_and_lost_with_the_worker_that_did_not_an
     assert job["rank-master"].noticed == []
     job.tick()
     assert job.ready("rank-master") == ["check rank-master"]
+
+
+def test_one_that_is_created_again_is_not_suspected_any_more() -> None:
+    job = Driver(role("actor")).running()
+    job.handle(WorkerSuspected("actor-0", 1, 4.0, 5.0))
+    assert job["actor-0"].suspected
+    job.exit("actor-0", 1, 6.0)
+    job.tick()
+    assert (job["actor-0"].incarnation, job["actor-0"].suspected) == (2, False)

@@ -171,6 +171,22 @@ def test_the_job_is_created_again_as_a_whole_in_its_order() -> None:
     assert {job.incarnation(name) for name in ("actor-0", "rank-master", "rank-0", "rank-1")} == {2}
 
 
+def test_a_command_that_ends_as_it_was_asked_to_for_the_restart_is_created_again_also_if_it_is_a_task() -> None:
+    job = Driver(role("learner", restart=JOB), command("task", task=True)).running()
+    assert job.exit("learner-0", 1, 10.0) == ["stop task-0"]
+    assert job.exit("task-0", 143, 11.0) == []
+    assert job.tick() == ["create learner-0 again", "create task-0 again"]
+
+
+def test_a_sub_master_is_created_again_with_the_job_also_if_its_workers_have_done_their_work() -> None:
+    job = Driver(managed("rank", task=True), role("learner", task=True, restart=JOB)).running()
+    job.finished("rank-0")
+    job.exit("rank-0", 0, 9.0)
+    assert job.exit("learner-0", 1, 10.0) == ["stop rank-master"]
+    assert job.exit("rank-master", 143, 11.0) == []
+    assert job.tick() == ["create learner-0 again", "create rank-master again"]
+
+
 def test_budgets_are_per_worker_and_siblings_that_were_asked_to_end_keep_theirs() -> None:
     job = Driver(role("actor", count=2, restart=ROLE, max_restarts=1)).running()
     for first, second in (("actor-0", "actor-1"), ("actor-1", "actor-0")):
