@@ -1,8 +1,8 @@
 """Keys of a run's configuration that change while it is trained: which they are, and the journal `control/changes.json`.
 
 The orchestrator decides the step from which a change holds, and journals it before it commits that step; the trainer reads the
-journal when it opens a step. So both go over at the same step, also after any kill, and a step that is trained again has the
-values that it had. A change stays in force when the run is resumed, over the value in its file; where that value was edited
+journal when it updates the weights. So both go over at the same step, also after any kill, and a step that is trained again has
+the values that it had. A change stays in force when the run is resumed, over the value in its file; where that value was edited
 since, the file's holds from the next step on (`edits`).
 """
 

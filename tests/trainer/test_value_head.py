@@ -80,7 +80,7 @@ def test_the_value_loss_and_its_gradient_are_those_of_the_formula() -> None:
     wanted = [1.0, 1.0, -1.0, 1.0, -1.0, -0.3, 0.1]
     values_P = torch.tensor(values, dtype=torch.float64, requires_grad=True)
     old_P, returns_P = torch.tensor(olds, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64)
-    loss_P, gradient_P = differentiate(config, values_P, old_P, returns_P, tokens=11)
+    loss_P, gradient_P = differentiate(config, values_P, old_P, returns_P, divisor=11)
     small = 1e-6
     for index, each in enumerate(zip(values, olds, wanted, strict=True)):
         value, old, aim = each

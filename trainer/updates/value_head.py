@@ -62,9 +62,9 @@ def row_values(heads: Sequence[ValueHead | None], hidden_PH: Tensor | None, leng
 
 
 def differentiate(
-    config: ValueHeadConfig, values_P: Tensor, old_P: Tensor, returns_P: Tensor, tokens: int
+    config: ValueHeadConfig, values_P: Tensor, old_P: Tensor, returns_P: Tensor, divisor: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss of each estimate, and the gradient of their weighted mean over `tokens` by the estimates, `[P]` each."""
+    """Returns the loss of each estimate, and the gradient of their weighted sum over `divisor` by the estimates, `[P]` each."""
     loss_P = value_loss(values_P, old_P, returns_P, config.clip)
-    (gradient_P,) = torch.autograd.grad(loss_P.sum() * (config.coefficient / tokens), values_P)
+    (gradient_P,) = torch.autograd.grad(loss_P.sum() * (config.coefficient / divisor), values_P)
     return loss_P.detach(), gradient_P

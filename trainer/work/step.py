@@ -138,7 +138,9 @@ def conclude(step: Contribution, ranks: Ranks) -> Outcome:
         ranks.maximum(step.highest_E)
         _check_losses([step], read([step]))
     step.is_concluded = True
-    return Outcome(_metrics([step]), {name: column_T.cpu().numpy() for name, column_T in results.items()})
+    # Copies: on a CPU the columns are written anew where its rows are trained again.
+    copied = {name: column_T.to("cpu", copy=True).numpy() for name, column_T in results.items()}
+    return Outcome(_metrics([step]), copied)
 
 
 def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> dict[str, MetricValue]:
@@ -152,18 +154,19 @@ def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) ->
     """
     last = steps[-1]
     run = last.run
-    if any(step.trained_tokens for step in steps):
-        _end_pass(steps, ranks, values)
-    for step in steps:
-        if step.export is not None and step.export_directory is not None and ranks.is_first_of_row:
-            step.ended.export.write(step.export_directory, step.batch.step, ranks.index)
+    if trained := [step for step in steps if step.trained_tokens]:
+        _end_pass(trained, ranks, values)
+    if last.export_directory is not None and ranks.is_first_of_row:
+        for step in steps[:-1]:
+            last.ended.export.extend(step.ended.export)
+        last.ended.export.write(last.export_directory, last.batch.step, ranks.index)
     run.held = None
     run.mismatches = last.largest_mismatches()
     run.progress.step = last.batch.step
     tokens, samples = sum(len(s.batch.token_ids_T) for s in steps), sum(len(s.batch.samples) for s in steps)
     run.progress.total_tokens += tokens
     run.progress.total_samples += samples
-    seconds, norms = time.perf_counter() - steps[0].started, last.ended.norms
+    seconds, norms = time.perf_counter() - steps[0].started, [norm for step in trained for norm in step.ended.norms]
     return {
         "learning_rate": values.rate if norms else 0.0,
         "grad_norm": sum(norms) / max(len(norms), 1),
@@ -279,7 +282,9 @@ def _with_value_loss(
         means.append(difference_P.exp() - 1 - difference_P)
     head, old_P, returns_P = step.run.config.training.value_head, *step.columns.values_of(samples)
     if head is not None and inputs.values_P is not None and old_P is not None and returns_P is not None:
-        loss_P, by_values_P = differentiate(head, inputs.values_P, old_P, returns_P, step.trained_tokens)
+        loss_P, by_values_P = differentiate(
+            head, inputs.values_P, old_P, returns_P, step.objective.divisor or step.trained_tokens
+        )
         given_P = gradient.values_P
         gradient = gradient._replace(values_P=by_values_P if given_P is None else given_P + by_values_P)
         means += [loss_P, inputs.values_P.detach(), returns_P]

@@ -14,7 +14,8 @@ from counterpoint.trainer import rows
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.optimizer import AdamW
 from counterpoint.trainer.packer import InvalidBatch
-from counterpoint.trainer.work.contribution import Objective, Outcome
+from counterpoint.trainer.work import batch_parts
+from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
@@ -171,3 +172,59 @@ def test_what_does_not_fit_is_refused_with_nothing_begun(lone: LoneRun, objectiv
     with pytest.raises(InvalidBatch, match=said):
         lone.learner.open_step(0, batch, objective)
     assert not lone.learner.contributions.get(0)
+
+
+@pytest.mark.parametrize("first_is_trained", [True, False])
+def test_a_contribution_without_a_trained_token_changes_nothing_beside_another(
+    lone: LoneRun, first_is_trained: bool
+) -> None:
+    trained, without = make_batch(1), make_batch(1)
+    for name in ("loss_mask_T", "log_probabilities_T", "advantages_T"):
+        without.columns[name] = np.zeros_like(without.columns[name])
+    contribute(lone, trained, SUMMED)
+    expected = gradients(lone)
+    lone.learner.drop_step(0)
+    for batch in (trained, without) if first_is_trained else (without, trained):
+        contribute(lone, batch, SUMMED)
+    assert all(torch.equal(found, given) for found, given in zip(gradients(lone), expected, strict=True))
+    metrics = update(lone)
+    assert metrics["tokens/trained"] == int(trained.loss_mask_T.sum())
+    assert metrics["grad_norm"] > 0
+    assert lone.run.progress.step == 1
+
+
+def test_results_stay_when_their_rows_are_trained_again(lone: LoneRun) -> None:
+    outcome = contribute(lone, make_batch(1), SUMMED)
+    losses = outcome.columns["losses"].copy()
+    lone.learner.open_step(0, with_all_tokens(make_batch(1)), SUMMED).begin_anew()
+    assert losses.any()
+    assert np.array_equal(outcome.columns["losses"], losses)
+
+
+def test_a_joint_divisor_makes_two_contributions_one(dense_directory: Path, tmp_path: Path) -> None:
+    """Also of the value head, which has a loss of its own; and the export has the tokens of both."""
+    lone = make_lone_run(
+        tmp_path, dense_directory, lora=LORA, value_head={"whiten": False}, loss={"kind": "ppo"}, token_export=True
+    )
+    batch = make_batch(1)
+    objective = Objective(divisor=float(batch.loss_mask_T.sum()))
+    train_passes(lone, batch, objective)
+    expected = gradients(lone)
+    lone.learner.drop_step(0)
+    half = len(batch.samples) // 2
+    for samples in (range(half), range(half, len(batch.samples))):
+        train_passes(lone, batch_parts.part(batch, samples), objective)
+    for found, given in zip(gradients(lone), expected, strict=True):
+        torch.testing.assert_close(found, given)
+    update(lone)
+    (exported,) = (tmp_path / "trainer" / "tokens" / "default").iterdir()
+    assert len(exported.read_text().splitlines()) == len(batch.samples)
+
+
+def train_passes(lone: LoneRun, batch: Batch, objective: Objective) -> None:
+    """A contribution that measures first."""
+    step: Contribution | None = lone.learner.open_step(0, batch, objective)
+    while step is not None:
+        lone.learner.train_rows([[(0, step.samples)]])
+        step = lone.learner.next_pass(0, AdamW(1e-3))
+    lone.learner.conclude(0)
