@@ -35,7 +35,13 @@ from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.shared_memory import SharedMemory, has_lost_weights
 from counterpoint.transport.config import IDENTIFIER_PATTERN
-from counterpoint.transport.files.atomic import make_readable, publish_directory, published_steps, remove_directory
+from counterpoint.transport.files.atomic import (
+    flush,
+    make_readable,
+    publish_directory,
+    published_steps,
+    remove_directory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -173,22 +179,41 @@ class Broadcaster:
             self._remove(old)
 
     def publish_as(self, name: str, model: nn.Module, run: Run, assembled: Assembled | None = None) -> Path:
-        """Publishes the run's weights as they are under a name, whole and on the disk; returns the directory.
+        """Publishes the run's weights as they are under a name, whole and on the disk; returns where they are.
 
-        Weights that had the name before are removed first. Raises as `publish`, and `ValueError` for what is no name.
+        The name is a link to the directory `.NAME.N`, so it leads to the former weights until the new ones are whole, and these
+        are removed then. Raises as `publish`, and `ValueError` for what is no name.
         """
         path = self._named_path(name)
         self.directory.parent.stat()
-        remove_directory(path)
-        with publish_directory(path) as directory:
+        former = self._directories_of(name)
+        place = path.with_name(f".{name}.{1 + max(former, default=0)}")
+        with publish_directory(place) as directory:
             if run.config.training.lora is None:
                 self._write_whole(model, _state(model, assembled), directory)
             self._prove(model, run, assembled, directory, None)
+        link = path.with_name(f".{name}.link")
+        link.unlink(missing_ok=True)
+        link.symlink_to(place.name)
+        link.replace(path)
+        flush(self._named)
+        for each in former.values():
+            remove_directory(each)
         return path
 
     def release(self, name: str) -> None:
         """Removes the weights of a name, if there are any. Raises `OSError`, and `ValueError` for what is no name."""
-        remove_directory(self._named_path(name))
+        self._named_path(name).unlink(missing_ok=True)
+        for each in self._directories_of(name).values():
+            remove_directory(each)
+
+    def _directories_of(self, name: str) -> dict[int, Path]:
+        """Returns by number the directories with weights of a name: one, and those that were being removed at a kill."""
+        return {
+            int(found[1]): each
+            for each in self._named.glob(f".{name}.*")
+            if (found := re.fullmatch(rf"\.{re.escape(name)}\.([0-9]+)", each.name)) and not each.is_symlink()
+        }
 
     def _named_path(self, name: str) -> Path:
         if not re.fullmatch(IDENTIFIER_PATTERN, name):

@@ -6,6 +6,7 @@ call returns. After a kill, or any other end, the run goes on from its last save
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,7 +23,7 @@ from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.load import choose_device
-from counterpoint.trainer.optimizer import KIND_OF, UpdateValues
+from counterpoint.trainer.optimizer import KIND_OF, AdamW, UpdateValues
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.control_files import run_directory
@@ -88,9 +89,11 @@ class DrivenRun:
 
         Raises:
             InvalidBatch: the gradient is not finite, or memory was lacking; no contribution is left.
-            ValueError: there is no contribution, all steps of the run are trained, or the values are of another optimizer.
+            ValueError: there is no contribution, all steps of the run are trained, or the values are of another optimizer or none
+                that it can use.
         """
         values = self._run.scheduled() if values is None else values
+        _check(values)
         if KIND_OF[type(values)] != self._run.optimizer.kind:
             raise ValueError(f"values of {KIND_OF[type(values)]}; training.optimizer = {self._run.optimizer.kind!r}")
         if not self._learner.contributions.get(self._run.slot):
@@ -103,9 +106,8 @@ class DrivenRun:
     def publish(self, name: str) -> Path:
         """Publishes the weights of the last update under a name until `release`; returns the directory, for servers.
 
-        Weights that had the name before are removed. Raises `BrokenWeights`, `OSError`, and `ValueError` for what is no name.
+        It then has these instead of former weights. Raises `BrokenWeights`, `OSError`, and `ValueError` for what is no name.
         """
-        self._refuse_broken()
         with self._asked() as learner:
             assembled = learner.assemble(self._run.slot)
             with learner.kept_alive():
@@ -120,7 +122,6 @@ class DrivenRun:
 
         Raises `OSError` or `SafetensorError`; earlier saves are then intact.
         """
-        self._refuse_broken()
         with self._asked():
             self._checkpoints.begin(self._run, published=False)
             self._checkpoints.complete()
@@ -133,17 +134,27 @@ class DrivenRun:
         if self._run.descriptor is not None:
             os.close(self._run.descriptor)
 
-    def _refuse_broken(self) -> None:
-        if not self._run.intact:
-            raise ValueError(f"an update of run {self._run.run_id} failed half-way: go on from the last save")
-
     @contextmanager
     def _asked(self) -> Iterator[Learner]:
+        """Raises `ValueError` if nothing can be asked for any more."""
+        if not self._run.intact:
+            raise ValueError(f"an update of run {self._run.run_id} failed half-way: go on from the last save")
         self._idle.close()
         try:
             yield self._learner
         finally:
             self._idle.enter_context(self._learner.kept_alive())
+
+
+def _check(values: UpdateValues) -> None:
+    """Raises `ValueError` for values that would put what is no number, or a step uphill, into the weights."""
+    momenta = values.betas if isinstance(values, AdamW) else (values.momentum,)
+    above_0 = (values.clip, values.eps) if isinstance(values, AdamW) else (values.clip,)
+    fits = 0 <= values.rate < math.inf and 0 <= values.decay < math.inf
+    if not (fits and all(0 <= each < 1 for each in momenta) and all(each > 0 for each in above_0)):
+        raise ValueError(
+            f"{values}: expected a rate and a decay of 0 or more, betas or a momentum from 0 to below 1, clip and eps above 0"
+        )
 
 
 @contextmanager

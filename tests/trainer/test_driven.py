@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from counterpoint.run.trained import TrainedRun
+from counterpoint.trainer import broadcast as broadcast_module
+from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.driven import DrivenRun, drive
-from counterpoint.trainer.optimizer import AdamW, Sgd
+from counterpoint.trainer.driven import DrivenRun, _check, drive
+from counterpoint.trainer.optimizer import AdamW, Sgd, UpdateValues
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.work.contribution import Objective
 from counterpoint.transport.files.atomic import published_steps
@@ -26,6 +28,7 @@ from tests.trainer.orchestrator_end import processes
 pytestmark = pytest.mark.slow
 
 STEPS = 3
+WEIGHTS = "adapter_model.safetensors"
 MEMBER = Objective(returns=True)
 """The configured loss, with results."""
 
@@ -49,7 +52,7 @@ def train(driven: DrivenRun, step: int) -> None:
 
 
 def published(directory: Path, name: str) -> dict[str, Tensor]:
-    return load_file(directory / "run_one" / "published" / name / "adapter_model.safetensors")
+    return load_file(directory / "run_one" / "published" / name / WEIGHTS)
 
 
 def check_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -147,6 +150,70 @@ def test_publications_are_apart_from_updates_and_saves(dense_directory: Path, tm
     with drive(configured(tmp_path, dense_directory, resume=True), described()) as again:
         assert again is not None
         assert again.step == 1, "the second update was not saved"
+
+
+@pytest.mark.parametrize("cut", ["_prove", "_directories_of", "symlink_to", "replace", "remove_directory"])
+def test_a_name_never_lacks_whole_weights(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    """However far its next publication has come at a kill: it has the former weights or the new ones."""
+
+    def kill(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    at = {"symlink_to": Path, "replace": Path, "remove_directory": broadcast_module}.get(cut, Broadcaster)
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        place = driven.publish("name")
+        driven.publish("name.1")
+        train(driven, 1)
+        former, new = published(tmp_path, "name"), driven.publish("other")
+        with monkeypatch.context() as patched:
+            patched.setattr(at, cut, kill)
+            with pytest.raises(KeyboardInterrupt):
+                driven.publish("name")
+        assert (place / "STABLE").is_file()
+        assert (place / "probe.json").is_file()
+        check_equal(published(tmp_path, "name"), load_file(new / WEIGHTS) if cut == "remove_directory" else former)
+        driven.publish("name")
+        check_equal(published(tmp_path, "name"), load_file(new / WEIGHTS))
+        assert len(list(place.parent.iterdir())) == 6, "a link and a directory of each name, whatever was left of it"
+        driven.release("name")
+        check_equal(published(tmp_path, "name.1"), former)
+        assert len(list(place.parent.iterdir())) == 4
+
+
+def test_weights_elsewhere_are_not_removed_by_a_link_in_their_place(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        driven.publish("kept")
+        for link in (".name.7", "name"):
+            (tmp_path / "run_one" / "published" / link).symlink_to(tmp_path / "run_one" / "published" / "kept")
+        driven.publish("name")
+        driven.release("name")
+        assert (tmp_path / "run_one" / "published" / "kept" / "STABLE").is_file()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        AdamW(float("nan")), AdamW(-1.0), AdamW(float("inf")), AdamW(1.0, clip=0.0), AdamW(1.0, eps=0.0),
+        AdamW(1.0, clip=float("nan")), AdamW(1.0, betas=(0.9, 1.0)), AdamW(1.0, decay=float("nan")), Sgd(1.0, momentum=1.0),
+    ],
+)  # fmt: skip
+def test_values_that_break_weights_are_refused(values: UpdateValues) -> None:
+    with pytest.raises(ValueError, match=type(values).__name__):
+        _check(values)
+
+
+def test_after_an_update_that_failed_nothing_goes_on(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        train(driven, 1)
+        driven._run.intact = False
+        for each in (lambda: driven.contribute(make_batch(2)), driven.save, lambda: driven.publish("name")):
+            with pytest.raises(ValueError, match="last save"):
+                each()
 
 
 def test_what_cannot_be_is_refused_and_harms_nothing(dense_directory: Path, tmp_path: Path) -> None:
