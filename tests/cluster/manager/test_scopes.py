@@ -42,6 +42,14 @@ def test_the_pause_counts_from_the_death_and_nobody_is_created_before_all_have_e
     assert job.tick(20.0) == ["create rank-0 again", "create rank-1 again", "create rank-2 again"]
 
 
+def test_the_pause_is_kept_also_if_all_end_before_it_is_over() -> None:
+    job = ranks()
+    job.exit("rank-1", 1, 10.0)
+    job.exit("rank-0", 143, 10.1)
+    job.exit("rank-2", 143, 10.2)
+    assert job.deadline == 11.0
+
+
 def test_one_that_does_not_stop_is_killed_and_created_again_with_the_others() -> None:
     job = ranks(stop_timeout_seconds=5.0)
     job.exit("rank-1", 1, 10.0)

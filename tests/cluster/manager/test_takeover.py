@@ -61,6 +61,15 @@ def test_a_notice_that_is_not_answered_is_repeated() -> None:
     assert job.new_master(3) == []
 
 
+def test_a_notice_is_not_repeated_to_one_that_is_being_killed() -> None:
+    job = Driver(managed("rank", count=2)).running()
+    job.exit("rank-1", 1)
+    job.tick()
+    job.bring_up()
+    job.silent("rank-master")
+    assert job.new_master(2) == ["kill rank-master"]
+
+
 def test_a_place_that_is_sought_again_is_given_back_first() -> None:
     job = Driver(role("actor")).running()
     job.answers = False
