@@ -177,16 +177,17 @@ class Holder:
         self._outages.end(self._who)
         self._note_life()
 
-    async def give_up(self) -> None:
+    async def give_up(self, *, last: bool) -> None:
         """Ends the name's requests, and gives its weights up: an adapter is unloaded, full weights may be replaced by anyone.
 
-        A server that cannot be reached keeps an adapter until others need the room.
+        `last`: no name is left, and an outage stays in the list, since it has not ended. A server that cannot be reached keeps
+        an adapter until others need the room.
         """
         update, reached = self.held.wanted, not isinstance(self.held.state, machine.Unknown)
         self.held.close()
         self.carry_out()
         self._end_requests()
-        self.forget()
+        self._end(outage=not last)
         if update is None or not reached:
             return
         try:
@@ -198,9 +199,13 @@ class Holder:
 
     def forget(self) -> None:
         """Ends what there is of a place that is no longer in use."""
+        self._end(outage=True)
+
+    def _end(self, *, outage: bool) -> None:
         self._over = True
         self._abandon()
-        self._outages.end(self._who)
+        if outage:
+            self._outages.end(self._who)
 
     # --- requests ---
 

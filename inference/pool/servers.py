@@ -142,7 +142,8 @@ class Servers:
             monitor.holders.pop(places.name, None)
         try:
             if self._opened:
-                await asyncio.gather(*(holder.give_up() for holder in list(places.holders.values())))
+                last = self._users == 1
+                await asyncio.gather(*(holder.give_up(last=last) for holder in list(places.holders.values())))
         finally:
             self.fleet.drop(places.name)
             self._changed.set()

@@ -48,3 +48,24 @@ async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: py
     logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [any(f"{status}" in line for line in logged) for status in ("503", "onnect")] == [True, True]
     assert len(logged) == 2, "each reason once"
+
+
+async def test_an_outage_that_lasts_is_not_told_to_be_over_when_the_pool_closes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    outages = Outages()
+    async with FakeServer() as server:
+        config = PoolConfig(urls=[server.url], health_interval_seconds=0.02, startup_timeout_seconds=60)
+        pool = InferencePool(config, outages=outages)
+        policy, evaluated = pool.model("policy"), pool.model("evaluated", called="the evaluations'")
+        await policy.start()
+        await evaluated.start()
+        server.healthy = False
+        await until(lambda: len(outages.current()) == 2, "an outage for each name")
+        await evaluated.release()
+        assert [each.who for each in outages.current()] == [f"inference server {server.url}"]
+        caplog.clear()
+        await policy.release()
+    assert [each.who for each in outages.current()] == [f"inference server {server.url}"]
+    assert "is over" not in caplog.text
