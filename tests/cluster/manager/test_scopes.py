@@ -68,6 +68,16 @@ def test_one_that_does_not_stop_is_killed_and_created_again_with_the_others() ->
     assert job.outcome == failed(1, "rank-2", "could not be killed")
 
 
+def test_one_that_was_killed_is_asked_to_end_the_next_time() -> None:
+    job = Driver(role("rank", count=2, restart=ROLE)).running()
+    job.exit("rank-1", 1, 10.0)
+    assert job.tick() == ["kill rank-0"]
+    job.exit("rank-0", 137)
+    job.tick()
+    job.bring_up()
+    assert job.exit("rank-1", 1) == ["stop rank-0"]
+
+
 def test_a_second_death_while_the_role_is_created_again_costs_only_that_worker() -> None:
     job = ranks()
     job.exit("rank-1", 1, 10.0)
