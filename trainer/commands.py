@@ -35,7 +35,7 @@ class Begin(Command[Contribution], frozen=True):
     slot: int
     number: int
     header: dict[str, Any]
-    """Of `trainer/batch_parts.py: outline`, as the arrays; both are empty with one rank."""
+    """Of `trainer/work/batch_parts.py: outline`, as the arrays; both are empty with one rank."""
     arrays: bytes
     objective: Objective
 

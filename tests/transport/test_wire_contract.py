@@ -1,4 +1,4 @@
-"""What `transport.wires.base` promises, over each wire: one suite, parametrised."""
+"""What `transport.wires.base` promises."""
 
 from __future__ import annotations
 

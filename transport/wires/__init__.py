@@ -1,1 +1,1 @@
-"""The wires between orchestrator and trainer, and the two ends on any of them."""
+"""The wire between orchestrator and trainer, and its two ends."""

@@ -1,4 +1,4 @@
-"""The interface of a wire: the contract tests run over each implementation.
+"""The interface of the wire, which the contract tests check.
 
 The orchestrator's end is asynchronous and never blocks the loop; the trainer's end is synchronous, as a training loop is.
 Delivery is at least once: `orchestrator.step.sender` resends after a `Ready`, and the trainer drops what it has already.

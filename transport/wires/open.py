@@ -1,4 +1,4 @@
-"""Opens either end of the wire that a configuration names. Both ends compute the same from the same values."""
+"""Opens either end of the wire. Both ends compute the same from the same values."""
 
 from __future__ import annotations
 
