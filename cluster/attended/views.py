@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.exit_codes import ASKED_TO_END
 from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import ManagerStage, Outcome, WorkerExited
 from counterpoint.cluster.manager.manager import PrimeManager
@@ -120,14 +121,18 @@ class Views:
                 seen.incarnation = record.incarnation
                 seen.last_death = (record.restarts, record.last_death)
         last_death = record.last_death
-        if ended is not None and ended.incarnation == record.incarnation and record.phase in ALIVE:
-            state, last_death, silent = State.EXITED, words_of(ended), 0.0
+        over = ended is not None and ended.incarnation == record.incarnation and record.phase in ALIVE
+        if ended is not None and over:
+            silent = 0.0
+            as_asked = state is State.STOPPING and ended.code in ASKED_TO_END | {0}
+            if not as_asked:
+                state, last_death = State.EXITED, words_of(ended)
         self._follow_log(seen, record, state)
         if state is not seen.state:
             seen.state, seen.since = state, time.time()
         if beat is not None and beat.incarnation != record.incarnation:
             beat = None
-        lives = state not in ENDED | {State.RESTARTING, State.EXITED, State.WAITING}
+        lives = not over and state not in ENDED | {State.RESTARTING, State.WAITING}
         trouble = "" if beat is None else beat.trouble
         if silent >= SHOWN_SILENCE_SECONDS:
             trouble = f"silent since {time.strftime('%H:%M:%S', time.localtime(time.time() - silent))}"

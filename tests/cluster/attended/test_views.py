@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from counterpoint.cluster.attended.views import Views, shown_outcome
 from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.manager.events import Outcome, WorkerExited
@@ -62,6 +64,18 @@ def test_a_process_that_has_ended_is_not_shown_as_ready_while_nothing_can_be_dec
     assert "the disk is full" in job.view.last_death
     job.driver.exit("a-0", 74, 1.0)
     assert job.view.state == "restarting", "what was decided counts"
+
+
+@pytest.mark.parametrize(("code", "shown"), [(0, "stopping"), (143, "stopping"), (1, "exited"), (137, "exited")])
+def test_a_process_that_ends_as_it_was_asked_to_is_not_shown_as_bad(tmp_path: Path, code: int, shown: str) -> None:
+    job = Shown(tmp_path)
+    job.beats["a-0"] = Heartbeat("a-0", 1, "serving", "", 77)
+    job.driver.ready("a-0")
+    job.driver.stop()
+    assert (job.view.state, job.view.pid) == ("stopping", 77)
+    job.exits["a-0"] = WorkerExited("a-0", 1, code, "", 1.0)
+    assert (job.view.state, job.view.pid) == (shown, None)
+    assert bool(job.view.last_death) == (shown == "exited")
 
 
 def test_the_output_of_a_worker_begins_where_its_log_ended_and_anew_once_that_is_put_aside(tmp_path: Path) -> None:
