@@ -24,6 +24,7 @@ from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.load import choose_device
 from counterpoint.trainer.optimizer import KIND_OF, AdamW, UpdateValues
+from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.control_files import run_directory
@@ -33,6 +34,7 @@ from counterpoint.trainer.work.contribution import Objective, Outcome
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.records import Batch
 from counterpoint.transport.telemetry.spans import SpanLog
+from counterpoint.transport.validation import validate
 
 
 class DrivenRun:
@@ -70,8 +72,12 @@ class DrivenRun:
         since the last update is left.
         """
         with self._asked() as learner:
-            slot = self._run.slot
-            step = learner.open_step(slot, replace(batch, run_id=self._run.run_id, step=self.step + 1), objective)
+            slot, own = self._run.slot, replace(batch, run_id=self._run.run_id, step=self.step + 1)
+            try:
+                validate(own)  # as a wire does; another rank would end at what does not fit
+            except ValueError as error:
+                raise InvalidBatch(str(error)) from error
+            step = learner.open_step(slot, own, objective)
             try:
                 while True:
                     self._shares.add(slot, 1.0, {sample: step.length(sample) for sample in step.samples})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -206,6 +209,30 @@ def test_values_that_break_weights_are_refused(values: UpdateValues) -> None:
         _check(values)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("loss_mask_T", lambda mask_T: mask_T * 2),
+        ("loss_mask_T", lambda mask_T: mask_T.astype(np.int64)),
+        ("advantages_T", lambda advantages_T: advantages_T * np.float32("nan")),
+        ("log_probabilities_T", lambda values_T: values_T + 1),
+        ("sample_offsets", lambda offsets: offsets[:-1]),
+        ("advantages_T", lambda advantages_T: advantages_T[1:]),
+    ],
+)
+def test_a_batch_that_no_wire_would_bring_is_refused(
+    dense_directory: Path, tmp_path: Path, name: str, change: Callable[[Any], Any]
+) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        driven.contribute(make_batch(1))
+        broken = make_batch(1)
+        broken.columns[name] = change(broken.columns[name])
+        with pytest.raises(InvalidBatch, match=name):
+            driven.contribute(broken)
+        assert driven.update()["tokens"] == len(make_batch(1).token_ids_T)
+
+
 def test_after_an_update_that_failed_nothing_goes_on(dense_directory: Path, tmp_path: Path) -> None:
     with drive(configured(tmp_path, dense_directory), described()) as driven:
         assert driven is not None
@@ -228,10 +255,10 @@ def test_what_cannot_be_is_refused_and_harms_nothing(dense_directory: Path, tmp_
             driven.update(Sgd(1.0))
         expected = driven.update()
         assert expected["tokens"] == len(make_batch(1).token_ids_T), "of the first contribution alone"
-        nan = make_batch(2)
-        nan.advantages_T[:] = float("nan")
+        infinite = make_batch(2)
+        infinite.advantages_T[:] = np.finfo(np.float32).max
         with pytest.raises(InvalidBatch, match="not finite"):
-            driven.contribute(nan)
+            driven.contribute(infinite)
         with pytest.raises(ValueError, match="no contribution since update 1"):
             driven.update()
     for training in ({"updates_per_step": 2}, {"lora": {"rank": 2, "target_modules": ["nothing"]}}):
