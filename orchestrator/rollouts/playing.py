@@ -27,7 +27,7 @@ class Playing:
         self.environments = environments
         self._pool = pool
         self.opponents: Mapping[str, GroupsPool] = {}
-        """The pools of other policies by name, set before the first rollout."""
+        """Other policies by name, set before the first rollout."""
         self.teacher: Teacher | None = None
         """Asked about each completed rollout; set with the opponents."""
         self.tracing: RolloutTracing | None = None
