@@ -8,7 +8,6 @@ What a guest, a model or an environment wrote is checked as everywhere: a line t
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator
 from collections.abc import Iterable, Iterator
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 TRAINER = "trainer/"
 """Precedes a trainer's metric that has the name of an orchestrator's."""
 
+_NO_COLUMNS = {"run_id", "step", METRIC, TRAINER + "run_id", TRAINER + "step", TRAINER + METRIC}
+"""What lines have that is no metric with a column of its own."""
+
 
 class Results:
     """The results of one job. Each method reads the files anew; all frames have the column `run_id`."""
@@ -40,7 +42,8 @@ class Results:
     def __init__(self, directory: Path | str) -> None:
         """`directory`: the job's. Raises `UserError` if it holds no run, and without pandas."""
         self.directory = Path(directory)
-        find_run(self.directory, next(iter(run_ids_in(self.directory)), None))
+        if not self.runs:
+            raise UserError(f"{directory} holds no run; expected a job's output directory")
         require("counterpoint.read", "pandas")
 
     @property
@@ -109,8 +112,7 @@ class Results:
         for step in sorted({*shipped, *learned}):
             row, others = shipped.get(step, {}), learned.get(step, {})
             joined = row | {(TRAINER + name if name in row else name): value for name, value in others.items()}
-            own = ("run_id", "step", TRAINER + "step", TRAINER + "run_id", METRIC, TRAINER + METRIC)
-            yield {"run_id": run_id, "step": step} | {name: joined[name] for name in joined if name not in own}
+            yield {"run_id": run_id, "step": step} | {name: joined[name] for name in joined if name not in _NO_COLUMNS}
 
 
 def read(directory: Path | str) -> Results:
@@ -135,5 +137,6 @@ def _metrics_of(text: bytes) -> Iterator[dict[str, Any]]:
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> DataFrame:
     """Returns a frame of these rows, with the columns first."""
     others = dict.fromkeys(name for row in rows for name in row if name not in columns)
-    frame: DataFrame = importlib.import_module("pandas").DataFrame.from_records(rows, columns=[*columns, *others])
-    return frame
+    from pandas import DataFrame
+
+    return DataFrame.from_records(rows, columns=[*columns, *others])

@@ -138,7 +138,7 @@ PARTS: dict[str, tuple[Callable[[], None] | str, Work | None]] = {
     "import_beside": (_without_import_beside, None),
     "quick_imports": (_without_quick_imports, None),
 }
-"""By name: how a server does without it, and the work of a turn; None where it is a server's start."""
+"""The parts by name: how a server does without one, and the work of a turn; None where it is a server's start."""
 
 
 @asynccontextmanager

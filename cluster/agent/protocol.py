@@ -16,6 +16,7 @@ import msgspec
 from counterpoint.transport.framed_maps import FramedMaps
 from counterpoint.transport.frames import BadFrame, Framing
 from counterpoint.transport.typed import typed
+from counterpoint.transport.unpacked import shown
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a larger one is refused before it is decoded."""
@@ -118,7 +119,7 @@ _TYPES = {kind: msgspec.defstruct(kind, [("epoch", int), *fields.items()]) for k
 def malformed(message: Mapping[str, Any]) -> str:
     """Returns what is wrong with a message of a master; empty if nothing."""
     if (kind := message["kind"]) not in _TYPES:
-        return f"there is no message of kind {kind!r}"
+        return f"there is no message of kind {shown(kind)}"
     try:
         typed(message, _TYPES[kind], kind, BadFrame)
     except BadFrame as error:

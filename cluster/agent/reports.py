@@ -15,6 +15,7 @@ from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.events import LONGEST_REASON, Event
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.typed import typed
+from counterpoint.transport.unpacked import shown
 
 MOST_REQUESTS = 32
 """Unacknowledged requests of one worker to replace others."""
@@ -50,7 +51,7 @@ def event_of(report: Mapping[str, Any], at: float) -> Event:
     name, fields = report.get("event"), report.get("fields")
     kind = REPORTED.get(name) if isinstance(name, str) else None
     if kind is None or not isinstance(fields, dict):
-        raise BadFrame(f"a report of {name!r} with fields {type(fields).__name__} is none that agents send")
+        raise BadFrame(f"a report of {shown(name)} with fields {type(fields).__name__} is none that agents send")
     if fields.keys() != (expected := {field.name for field in dataclasses.fields(kind)} - {"at"}):
         raise BadFrame(f"a report of {name} has the fields {sorted(fields)}; expected {sorted(expected)}")
     return typed({**fields, "at": at}, kind, f"a report of {name}", BadFrame)

@@ -36,6 +36,7 @@ from counterpoint.cluster.agent.reports import Report, Reports, cut
 from counterpoint.cluster.exit_codes import ASKED_TO_END
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.spec import role_of, sub_master_name
+from counterpoint.transport.unpacked import shown
 
 KILL_SECONDS = 10.0
 """How long an ending agent waits for processes that were killed."""
@@ -118,7 +119,10 @@ class Table:
             return [*done, self._refuse(message, reason)]
         assert isinstance(epoch, int)
         if kind == protocol.HELLO and message["job"] != self.job:
-            return [*done, self._refuse(message, f"this agent belongs to job {self.job!r}, not {message['job']!r}")]
+            return [
+                *done,
+                self._refuse(message, f"this agent belongs to job {self.job!r}, not {shown(message['job'])}"),
+            ]
         if epoch < self.epoch or (kind != protocol.HELLO and (epoch != self.epoch or self.peer is None)):
             return [*done, self._refuse(message, f"the epoch is {epoch}; a master of epoch {self.epoch} was here")]
         self.heard = now
@@ -206,7 +210,7 @@ class Table:
             return self._report(entry, events.WorkerStarted)
         if kind == protocol.FAILOVER and isinstance(order.get("notice"), int):
             return self._report(entry, events.FailoverDone, notice=order["notice"])
-        return f"{worker} is a command, which knows no {kind!r}"
+        return f"{worker} is a command, which knows no {shown(kind)}"
 
     def _stop(self, worker: str, incarnation: int, *, kill: bool) -> list[Instruction] | str:
         entry = self._entries.get(worker)

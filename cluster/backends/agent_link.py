@@ -248,7 +248,7 @@ class AgentLink:
         self.workers = typed(message["workers"], tuple[LivingWorker, ...], "workers", BadFrame)
         self.ending = str(message["ending"])
         if not self._welcomed.is_set():
-            self._announced = int(message["reports"])
+            self._announced = typed(message["reports"], int, "reports", BadFrame)
             self._note_progress()
             self._welcomed.set()
 
@@ -267,7 +267,7 @@ class AgentLink:
             self.lose(f"it refused the master: {message['reason']}")
 
     def _report(self, message: Mapping[str, Any]) -> None:
-        number = message["number"]
+        number = typed(message["number"], int, "the number of a report", BadFrame)
         if number <= self._received:
             return
         event = event_of(message, self._clock())

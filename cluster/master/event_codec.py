@@ -15,6 +15,7 @@ import orjson
 
 from counterpoint.cluster.manager.events import LONGEST_REASON, Event, WorkerSilent
 from counterpoint.transport.typed import typed
+from counterpoint.transport.unpacked import shown
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,10 @@ def encode(event: Event) -> dict[str, Any]:
 
 def decode(data: Mapping[str, Any]) -> Event:
     """Reads what `encode` returned. Raises `UnknownEvent`, naming the kind and the field."""
-    kind = KINDS.get(data.get("kind", ""))
+    name = data.get("kind")
+    kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise UnknownEvent(f"{data.get('kind')!r} is no event; expected one of {', '.join(sorted(KINDS))}")
+        raise UnknownEvent(f"{shown(name)} is no event; expected one of {', '.join(sorted(KINDS))}")
     names = {one.name for one in fields(kind)}
     if set(data) != {"kind", *names}:
         raise UnknownEvent(f"{kind.__name__} has the fields {sorted(names)}, found {sorted(set(data) - {'kind'})}")

@@ -88,7 +88,7 @@ class Fleet:
         self._limit = limit
         self.servers: list[Server] = []
         self._groups: OrderedDict[tuple[Name, str], _Group] = OrderedDict()
-        """By the group's name, with its dash."""
+        """The groups, by their names with the dash."""
 
     def add(self, url: str) -> Server:
         """Adds a server, not reached yet."""

@@ -46,7 +46,7 @@ class Unknown:
     """The server has not been looked at."""
 
     awaited: bool = True
-    """In each state: whether an update waits for the server. If not, it has not answered in time, or was not reached."""
+    """Whether an update waits for the server, in each state. If not, it has not answered in time, or was not reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Out:
     reason: str
     awaited: bool
     not_before: float
-    """When the weights may be loaded again, on the monotonic clock."""
+    """The time when the weights may be loaded again, on the monotonic clock."""
     refusal: RequestRefused | None = None
     """Why it would not take the weights, or took them and failed their proof."""
     mute: bool = False
@@ -74,7 +74,7 @@ class Loading:
     served: bool
     """Whether it served until now, and counts towards the capacity: requests may then begin before the proof."""
     version: int | None
-    """With which requests begin, or began last."""
+    """The version with which requests begin, or began last."""
     stage: Stage = "loading"
     """`begun` from when the server computes new requests with the weights, `held` from when their digest is right."""
     mute: bool = False

@@ -20,7 +20,7 @@ class OwnLoads:
     follows: bool
     """Whether another run loads the weights, at any time: all answers of the process are accepted."""
     versions: dict[tuple[str | None, int | None], int | None] = field(default_factory=dict)
-    """By name and number, the version of a load that the pool made; None of what it found there."""
+    """The version of each load that the pool made, by name and number; None of what it found there."""
     instance: str | None = None
     """The process."""
     any_own: bool = False

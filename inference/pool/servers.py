@@ -50,7 +50,7 @@ class Places:
     def __init__(self, fleet: Fleet, name: Name, on_capacity: Callable[[int], None] | None) -> None:
         self.name = name
         self.holders: dict[Server, Holder] = {}
-        """By server, in the order in which these were added."""
+        """The holder of each server, in the order in which these were added."""
         self.wanted: WeightUpdate | None = None
         """The weights to serve; None: those that the servers have."""
         self.waiting: deque[Waiter] = deque()

@@ -101,7 +101,7 @@ class Outcome:
 
     metrics: dict[str, MetricValue]
     columns: dict[str, Float32Array]
-    """By a name of `RESULTS`, `[T]` each; empty if they were not asked for."""
+    """Results by a name of `RESULTS`, `[T]` each; empty if they were not asked for."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Contribution:
         self.is_concluded = False
         """Whether its sums are those of all ranks, in `ended`."""
         self.sent: list[set[int]] = []
-        """By rank, the samples that the rank has got; on rank 0."""
+        """The samples that each rank has got; on rank 0."""
         self._trained = trained_tokens(batch)
         self._passes = deque(
             plan_passes(config, [sample.rollout_id for sample in batch.samples], self._trained, self.columns.names)

@@ -281,6 +281,7 @@ def test_a_malformed_message_is_refused_and_says_what_is_wrong() -> None:
     hello(table)
     assert "stop.worker is 3; expected str" in refusals(command(table, protocol.STOP, worker=3, incarnation=1))[0]
     assert "no message of kind" in refusals(command(table, "dance"))[0]
+    assert len(refusals(command(table, "dance" * 2**18))[0]) < 200
     assert "malformed" in refusals(command(table, protocol.CREATE, worker="w", incarnation=1, command="true"))[0]
 
 

@@ -34,6 +34,8 @@ def test_every_event_comes_back(kind: Any) -> None:
     ("data", "message"),
     [
         ({"kind": "Nonsense"}, "'Nonsense' is no event"),
+        ({"kind": ["Tick"]}, r"\['Tick'\] is no event"),
+        ({"kind": "x" * 2**20}, r"^.{,100} is no event"),
         ({"kind": "Tick"}, "Tick has the fields"),
         ({"kind": "Tick", "at": "now"}, r"Tick.at is 'now'; expected float"),
         ({"kind": "Tick", "at": True}, "Tick.at is True"),
