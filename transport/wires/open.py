@@ -47,5 +47,9 @@ def open_receiver(
         min(config.largest_batch, MAX_ARRAY_BYTES),
         config.credit,
     )
-    tell_address(address, output_dir)
+    try:
+        tell_address(address, output_dir)
+    except OSError:
+        listener.close(linger=0)
+        raise
     return Receiver(listener, config.largest_batch, refusal)

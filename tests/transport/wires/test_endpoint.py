@@ -269,3 +269,13 @@ async def test_a_stale_socket_file_is_no_obstacle(tmp_path: Path) -> None:
     await handshake(link, receiver)
     await link.close()
     receiver.close()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_cannot_tell_its_address_listens_no_more(keyring: Keyring, tmp_path: Path) -> None:
+    (tmp_path / TOLD).mkdir()
+    everywhere = {"address": f"tcp://0.0.0.0:{keyring.port}", "authorized_keys_directory": keyring.directory}
+    with pytest.raises(OSError, match=TOLD):
+        open_receiver(keyring.config("trainer", **everywhere), tmp_path)
+    with socket.socket() as again:
+        again.bind(("0.0.0.0", keyring.port))
