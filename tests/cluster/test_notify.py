@@ -119,8 +119,11 @@ def test_a_ready_that_was_lost_is_not_sent_after_the_process_stops(monkeypatch: 
     monkeypatch.setattr("counterpoint.cluster.notify.READY_AGAIN_SECONDS", 60.0)
     while notify("STATUS=busy"):
         pass
+    before = set(threading.enumerate())
     notify_ready()
-    (sender,) = (thread for thread in threading.enumerate() if thread.name == "sending READY again")
+    (sender,) = (
+        thread for thread in threading.enumerate() if thread not in before and thread.name == "sending READY again"
+    )
     notify("STOPPING=1")
     sender.join(60)
     assert not sender.is_alive()
