@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from counterpoint.cluster import JobSpec, load_spec
+from perf.demos.commands import lines
 from perf.demos.disturbed_job import DisturbedJob, Kill, Place
 from perf.demos.paced_trainer import ALLOWED, PacedTrainer
 
@@ -192,14 +192,6 @@ def committed(directory: Path) -> tuple[list[tuple[str, int]], NDArray[np.int64]
 def has_committed(directory: Path, count: int) -> bool:
     """Whether the trainers have committed so many records."""
     return len(committed(directory)[0]) >= count
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    """Returns the whole lines of a file of JSON; none where there is no file yet."""
-    if not file.exists():
-        return []
-    whole, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def has_lines(file: Path, count: int) -> bool:

@@ -25,7 +25,8 @@ from rich.table import Table
 from counterpoint.cluster import ClusterError
 from perf.demos import cluster_examples
 from perf.demos.cluster_examples import Result
-from perf.demos.disturbed_job import DemoError, Place
+from perf.demos.commands import DemoError
+from perf.demos.disturbed_job import Place
 
 EXAMPLES = {
     "ppo": cluster_examples.ppo,

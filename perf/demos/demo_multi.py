@@ -21,15 +21,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +36,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from counterpoint.transport.process.launch import guarded
+from perf.demos.commands import Command, DemoError, lines, until
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"
@@ -61,26 +57,11 @@ UNDER_WAY_STEPS = 10
 LONGEST_STEP = 2.0
 """The longest step allowed around an event, in medians."""
 
-PATIENCE_SECONDS = 900.0
-"""The deadline of each wait. The demo takes some five minutes on two cores."""
-
-STOP_SECONDS = 180.0
-"""The time a command has to end in order."""
-
-POLL_SECONDS = 0.1
 WIDTH = 130
 """The width of the table where output is no terminal."""
 
 REPEATED = re.compile(r"Request of \S+, attempt \d+, failed")
 """The words of a run's log for a request that is tried again (`inference/pool/pool.py`)."""
-
-
-class DemoError(Exception):
-    """A wait has reached its deadline."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -119,113 +100,44 @@ def run_demo(directory: Path, for_the_job: list[str], console: Console) -> int:
         console.print(f"── {text}", style="bold")
 
     began = time.time()
-    with command("run", str(JOB), "--output_dir", str(directory), *for_the_job) as job:
-        until("each run to get under way", lambda: least(directory, runs, began) >= UNDER_WAY_STEPS, job)
-        until(f"the reward of run {EVICTED} to rise", lambda: rise(directory, EVICTED) >= RISE, job)
+    with Command(None, "run", str(JOB), "--output_dir", str(directory), *for_the_job) as job:
+        until("each run to get under way", lambda: least(directory, runs, began) >= UNDER_WAY_STEPS, [job])
+        until(f"the reward of run {EVICTED} to rise", lambda: rise(directory, EVICTED) >= RISE, [job])
         say(f"{EVICTED} has learned enough, and is evicted")
         eviction = evict(directory, job)
 
         there = least(directory, others, began)
-        until("the others to go on", lambda: least(directory, others, began) >= there + UNDER_WAY_STEPS, job)
+        until("the others to go on", lambda: least(directory, others, began) >= there + UNDER_WAY_STEPS, [job])
         say(f"run {GUEST_ID} joins")
-        with command(
-            "orchestrator", str(GUEST), "--join", str(directory), log=directory / f"orchestrator_{GUEST_ID}.log"
-        ) as guest:
+        log = directory / f"orchestrator_{GUEST_ID}.log"
+        with Command(log, "orchestrator", str(GUEST), "--join", str(directory)) as guest:
             joining = join(directory, job, guest)
             say(f"run {GUEST_ID} has taken its first step")
-            code_of_guest = until_ended("the guest", guest)
-        code_of_job = until_ended("the job", job)
+            code_of_guest = guest.wait()
+        code_of_job = job.wait()
 
     console.print()
     return verdict_of(directory, [*runs, GUEST_ID], [eviction, joining], (code_of_job, code_of_guest), console)
 
 
-def evict(directory: Path, job: subprocess.Popen[bytes]) -> Event:
+def evict(directory: Path, job: Command) -> Event:
     """Evicts a run; returns once its orchestrator has ended."""
     began = time.time()
-    with command("stop", EVICTED, "--job", str(directory), "--evict", REASON) as stop:
-        if code := until_ended("counterpoint stop", stop):
-            raise DemoError(f"counterpoint stop {EVICTED} ended with {code}")
-    if job.poll() is not None:
-        raise DemoError("the job ended with the run that was evicted", job.returncode or 1)
+    with Command(None, "stop", EVICTED, "--job", str(directory), "--evict", REASON) as stop:
+        stop.succeed()
+    if job.ended:
+        raise DemoError("the job ended with the run that was evicted", job.code or 1)
     return Event("eviction", EVICTED, began, time.time())
 
 
-def join(directory: Path, job: subprocess.Popen[bytes], guest: subprocess.Popen[bytes]) -> Event:
+def join(directory: Path, job: Command, guest: Command) -> Event:
     """Returns once the guest, which has just been started, has trained its first step."""
     began = time.time()
-
-    def trained() -> bool:
-        if guest.poll() is not None:
-            raise DemoError(
-                f"the guest ended with {guest.returncode}; {directory / f'orchestrator_{GUEST_ID}.log'} says why"
-            )
-        return GUEST_ID in updates(directory)
-
-    until(f"the first step of run {GUEST_ID}", trained, job)
+    until(f"the first step of run {GUEST_ID}", lambda: GUEST_ID in updates(directory), [job, guest])
     return Event("joining", GUEST_ID, began, time.time())
 
 
-# --- processes ---
-
-
-@contextmanager
-def command(*words: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a `counterpoint` command, under a guardian that ends it when this process ends.
-
-    Leaving the block early, as by Ctrl-C, stops it in order. It writes plain lines to `log`, else to our output, since two
-    live panels would mix.
-    """
-    with open(log or os.devnull, "ab") as file:
-        output = file if log else None
-        process = subprocess.Popen(
-            guarded([sys.executable, "-m", "counterpoint.cli.main", *words]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"TTY_COMPATIBLE": "0"},
-            process_group=0,
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGHUP)  # the guardian kills all that is below it
-                process.wait()
-
-
-def until(what: str, condition: Callable[[], bool], job: subprocess.Popen[bytes]) -> None:
-    """Waits for a condition while the job runs."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if (code := job.poll()) is not None:
-            raise DemoError(f"the job ended with {code} while this waited for {what}", code or 1)
-        if time.monotonic() > deadline:
-            raise DemoError(f"waited {PATIENCE_SECONDS:g} s for {what}, in vain")
-        time.sleep(POLL_SECONDS)
-
-
-def until_ended(what: str, process: subprocess.Popen[bytes]) -> int:
-    """Waits for a process that ends by itself; returns its exit code."""
-    try:
-        return process.wait(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise DemoError(f"{what} did not end within {PATIENCE_SECONDS:g} s") from None
-
-
 # --- what the job's files say ---
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the whole lines of a metrics file; none where there is no file yet."""
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def updates(directory: Path) -> dict[str, list[float]]:

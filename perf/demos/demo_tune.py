@@ -15,13 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -31,10 +28,7 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from counterpoint.cluster.process import last_lines
-from counterpoint.job.directory import is_running
-from counterpoint.job.processes_file import read_workers
-from counterpoint.transport.process.launch import guarded
+from perf.demos.commands import Command, DemoError, is_ready, lines, until
 from perf.demos.population_picture import TrialCurve, draw
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -44,14 +38,7 @@ METRIC = "reward/mean"
 LAST_STEPS = 5
 """A trial's reward is the mean of so many steps at its end."""
 
-PATIENCE_SECONDS = 900.0
-STOP_SECONDS = 180.0
-POLL_SECONDS = 0.2
 WIDTH = 130
-
-
-class DemoError(Exception):
-    """Something did not happen in time, or a command failed."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +78,16 @@ def run_demo(directory: Path, console: Console) -> int:
     job, logs = directory / "job", directory / "logs"
     move_aside(directory)
     logs.mkdir(parents=True)
-    with ExitStack() as commands:
-        fleet = Command(logs / "job.log", "run", str(JOB), "--output_dir", str(job))
-        commands.callback(fleet.stop)
+    with Command(logs / "job.log", "run", str(JOB), "--output_dir", str(job)) as fleet:
         say(console, f"the job of all trials starts: {fleet.log}")
-        wait_until("the job to be ready", lambda: is_ready(job), fleet)
+        until("the job to be ready", lambda: is_ready(job), [fleet])
         boot = time.monotonic() - began
         searches = []
         for name in ("population", "random"):
             file = directory / f"{name}.toml"
             file.write_text(tomli_w.dumps(settings_of(name, job, directory)))
             say(console, f"{name}: counterpoint tune {file}")
-            searches.append(search(name, file, directory, fleet, console))
+            searches.append(search(name, file, directory, fleet))
     say(console, "one run alone, in a job of its own")
     alone = run_alone(directory, searches[1].best)
     return report(directory, searches, boot, alone, console)
@@ -117,24 +102,12 @@ def settings_of(name: str, job: Path, directory: Path) -> dict[str, Any]:
     return settings
 
 
-def search(name: str, file: Path, directory: Path, fleet: Command, console: Console) -> Search:
-    """Runs `counterpoint tune`, showing its lines; returns what came of it."""
+def search(name: str, file: Path, directory: Path, fleet: Command) -> Search:
+    """Runs `counterpoint tune`, which shows its lines; returns what came of it."""
     began = time.monotonic()
-    command = Command(directory / "logs" / f"{name}.log", "tune", str(file))
-    try:
-        shown = 0
-        while not command.ended:
-            if fleet.ended:
-                raise DemoError(f"the job has ended\n{fleet.last_output()}")
-            shown = show_lines(command.log, shown, console)
-            if time.monotonic() - began > PATIENCE_SECONDS:
-                raise DemoError(f"{name} did not end within {PATIENCE_SECONDS:g} s\n{command.last_output()}")
-            time.sleep(POLL_SECONDS)
-        show_lines(command.log, shown, console)
-        if command.code != 0:
-            raise DemoError(f"{name} ended with exit code {command.code}\n{command.last_output()}")
-    finally:
-        command.stop()
+    with Command(None, "tune", str(file)) as command:
+        until(f"the end of {name}", lambda: command.ended, [fleet])
+        command.succeed()
     return Search(name, time.monotonic() - began, curves_of(directory / name))
 
 
@@ -149,54 +122,9 @@ def run_alone(directory: Path, of: TrialCurve) -> float:
     file = directory / "alone.toml"
     file.write_text(tomli_w.dumps(job))
     began = time.monotonic()
-    command = Command(directory / "logs" / "alone.log", "run", str(file))
-    try:
-        wait_until("the job of one run to end", lambda: command.ended, None)
-        if command.code != 0:
-            raise DemoError(f"the job of one run ended with exit code {command.code}\n{command.last_output()}")
-    finally:
-        command.stop()
+    with Command(directory / "logs" / "alone.log", "run", str(file)) as command:
+        command.succeed()
     return time.monotonic() - began
-
-
-class Command:
-    """A `counterpoint` command, under a guardian that ends it when this process ends."""
-
-    def __init__(self, log: Path, *words: str) -> None:
-        self.log = log
-        with open(log, "wb") as output:
-            self._process = subprocess.Popen(
-                guarded([sys.executable, "-m", "counterpoint.cli.main", *words]),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        return self._process.poll() is not None
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._process.returncode
-
-    def last_output(self) -> str:
-        """Returns the end of its output."""
-        return "\n".join(last_lines(self.log))
-
-    def stop(self) -> None:
-        """Ends it in order if it still runs, and kills it after `STOP_SECONDS`."""
-        if self.ended:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGHUP)  # makes the guardian kill all that is below it
-            self._process.wait()
 
 
 # --- what the files say ---
@@ -205,13 +133,13 @@ class Command:
 def curves_of(experiment: Path) -> list[TrialCurve]:
     """Returns the trials of an experiment: each step of their runs with its reward and its values, and the copies."""
     trials = json.loads((experiment / "experiment_state.json").read_text())["trials"]
-    decisions = policies(experiment / "pbt_global.txt")
+    decisions = lines(experiment / "pbt_global.txt")  # loser, winner, their iterations, and both configurations
     names = {tag_number(trial["experiment_tag"]): str(number) for number, trial in enumerate(trials)}
     found = []
     for number, trial in enumerate(trials):
-        lines = [json.loads(line) for line in (Path(trial["logdir"]) / "result.json").read_text().splitlines()]
+        results = lines(Path(trial["logdir"]) / "result.json")
         curve = TrialCurve(
-            str(number), trial["status"], [line["step"] for line in lines], [line[METRIC] for line in lines], [], []
+            str(number), trial["status"], [each["step"] for each in results], [each[METRIC] for each in results], [], []
         )
         values = (
             trial["evaluated_params"]["training/learning_rate"],
@@ -219,7 +147,7 @@ def curves_of(experiment: Path) -> list[TrialCurve]:
         )
         changes = [(0, values)]
         for loser, winner, iteration, _, _, new in decisions:
-            if names[tag_number(loser)] == curve.name and (step := first_after(lines, changes[-1][0], iteration)):
+            if names[tag_number(loser)] == curve.name and (step := first_after(results, changes[-1][0], iteration)):
                 curve.copies.append((step, names[tag_number(winner)]))
                 changes.append((step, (new["training"]["learning_rate"], new["sampling"]["temperature"])))
         for step in curve.steps:
@@ -230,13 +158,13 @@ def curves_of(experiment: Path) -> list[TrialCurve]:
     return found
 
 
-def first_after(lines: Sequence[dict[str, Any]], since: int, iteration: int) -> int | None:
+def first_after(results: Sequence[dict[str, Any]], since: int, iteration: int) -> int | None:
     """Returns the first step that was reported after the decision at an iteration; None if the trial ended before.
 
     Iterations of a trial that has copied another count on from that one's, so only those from step `since` on are compared.
     """
-    decided = [line["step"] for line in lines if line["step"] >= since and line["training_iteration"] == iteration]
-    return next((line["step"] for line in lines if decided and line["step"] > decided[0]), None)
+    decided = [each["step"] for each in results if each["step"] >= since and each["training_iteration"] == iteration]
+    return next((each["step"] for each in results if decided and each["step"] > decided[0]), None)
 
 
 def final_reward(trial: TrialCurve) -> float:
@@ -309,40 +237,9 @@ def flaws_of(search: Search) -> list[str]:
     return flaws
 
 
-def policies(file: Path) -> list[list[Any]]:
-    """Returns the lines of PBT's file: loser, winner, their iterations, and both configurations."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def tag_number(tag: str) -> str:
     """Returns the number with which a trial's tag begins; what follows changes with its configuration."""
     return tag.partition("_")[0].partition("@")[0]
-
-
-def is_ready(job: Path) -> bool:
-    """Returns whether the job runs with every worker ready."""
-    workers = read_workers(job) if is_running(job) else []
-    return bool(workers) and all(worker["state"] == "ready" for worker in workers)
-
-
-def wait_until(what: str, condition: Callable[[], bool], needed: Command | None) -> None:
-    """Waits. Raises `DemoError` at a deadline, or if the command that is needed has ended."""
-    began = time.monotonic()
-    while not condition():
-        if needed is not None and needed.ended:
-            raise DemoError(f"waited for {what}, and {needed.log.name} ended\n{needed.last_output()}")
-        if time.monotonic() - began > PATIENCE_SECONDS:
-            raise DemoError(f"waited {PATIENCE_SECONDS:g} s in vain for {what}")
-        time.sleep(POLL_SECONDS)
-
-
-def show_lines(log: Path, shown: int, console: Console) -> int:
-    """Prints the whole lines of a log after the first `shown`; returns how many there are."""
-    lines = log.read_text(errors="replace").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    for line in whole[shown:]:
-        console.print(f"  {line.rstrip()}", markup=False)
-    return len(whole)
 
 
 def move_aside(directory: Path) -> None:

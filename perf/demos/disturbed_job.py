@@ -14,15 +14,12 @@ from typing import Any
 from counterpoint.cluster import JobFailed, JobHandle, JobSpec, JobStatus, NoMaster, WorkerStatus, submit
 from counterpoint.cluster.job_files import read_master
 from counterpoint.cluster.spec import MASTER, role_of
+from perf.demos.commands import DemoError
 
 PATIENCE_SECONDS = 300.0
 """The deadline of each wait."""
 
 POLL_SECONDS = 0.05
-
-
-class DemoError(Exception):
-    """A wait has reached its deadline, or the job has ended too early."""
 
 
 @dataclass(frozen=True)
