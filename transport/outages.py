@@ -60,7 +60,7 @@ class Outage:
     since: float
     """Unix seconds: when `who` was last known to be well, or when the outage was noticed."""
     reason: str
-    """The newest reason."""
+    """The newest reason of the outage."""
 
     def __str__(self) -> str:
         """Returns a sentence that stays the same while nothing changes."""

@@ -151,7 +151,7 @@ class Scaler:
         self.window_seconds, self._dry_run = window_seconds, dry_run
         self._mark: _Mark | None = None
         self.last: Decision | None = None
-        """The last decision."""
+        """The last decision that was made."""
 
     def observe(self, at: float, round_number: int, workers: int, totals: Totals | None) -> Decision | None:
         """Takes what all `workers` of a round have done up to `at`; returns a decision once a window is over.

@@ -142,7 +142,7 @@ class WorkerRecord:
     deaths: int = 0
     """Deaths in a row."""
     restarts: int = 0
-    """Restarts in all."""
+    """The number of restarts in all."""
     last_death: str = ""
     """How it died last, for a person."""
     notice: int = 0

@@ -17,7 +17,7 @@ class Boot:
     environment: dict[str, Any]
     """`EnvironmentConfig`."""
     directory: str
-    """The worker's own."""
+    """The worker's own directory."""
     model: str
     seed: int
     stack_file: str

@@ -17,7 +17,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._due: dict[asyncio.Timeout, float] = {}
         self._next = float("inf")
-        """When the timer ends, on the loop's clock: no later than any block is due."""
+        """The end of the timer, on the loop's clock: no later than any block is due."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, block: asyncio.Timeout, due: float) -> None:

@@ -48,7 +48,7 @@ class Server:
     """Why it gets no new requests, whatever it holds; empty if it is not draining."""
     in_flight: int = 0
     well_at: float | None = None
-    """When it answered last, in unix seconds."""
+    """The time of its last answer, in Unix seconds."""
     names: dict[Name, Held] = field(default_factory=dict)
 
     def status(self, held: Held) -> ServerStatus:
@@ -78,7 +78,7 @@ class _Group:
     holder: Server | None = None
     """The server at which the newest rollout began: it holds their prompt."""
     servers: dict[str, Server] = field(default_factory=dict)
-    """By affinity."""
+    """The server of each affinity."""
 
 
 class Fleet:

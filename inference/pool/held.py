@@ -140,7 +140,7 @@ class GoneOut(NamedTuple):
 
     reason: str
     since: float | None
-    """When it was last known to be well, in unix seconds; None: now."""
+    """The last time at which it was known to be well, in Unix seconds; None: now."""
     former: State
 
 

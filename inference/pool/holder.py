@@ -75,7 +75,7 @@ class Holder:
         self._outages = outages
         self._progress = Progress(config.request_timeout_seconds, longest_pause)
         self._served_at: float | None = None
-        """When it answered a request last, or began to serve."""
+        """The time of its last answer to a request, or of its beginning to serve."""
         self._told, self._told_settled = self.held.state, False
         """What was told last."""
         self._step: machine.Ask | machine.Load | machine.Prove | None = None

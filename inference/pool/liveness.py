@@ -24,7 +24,7 @@ SILENT_SECONDS = 30.0
 """How long a server may leave health checks unanswered while it loads or proves weights, or the request for one token."""
 
 LONGEST_PAUSE_SECONDS = 5.0
-"""Between two health checks of a server that loads or proves weights."""
+"""The longest time between two health checks of a server that loads or proves weights."""
 
 _ROUNDING = 1e-6
 

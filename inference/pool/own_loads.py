@@ -22,11 +22,11 @@ class OwnLoads:
     versions: dict[tuple[str | None, int | None], int | None] = field(default_factory=dict)
     """The version of each load that the pool made, by name and number; None of what it found there."""
     instance: str | None = None
-    """The process."""
+    """The process that serves."""
     any_own: bool = False
     """Whether there is a load of the pool's own among them."""
     found: tuple[str, str | None, int] | None = None
-    """Where the pool loads nothing: the process, the name and the load that it began with."""
+    """What was found at a server where the pool loads nothing: the process, the name and the load that it began with."""
 
     def at(self, instance: str) -> bool:
         """Returns whether the next load is the first one at this process."""

@@ -97,7 +97,7 @@ class Servers:
         self._connections = HttpSessions(config)
         self._monitors: dict[Server, ServerMonitor] = {}
         self._tasks: dict[Server, asyncio.Task[None]] = {}
-        """The monitors' tasks."""
+        """The task of each server's monitor."""
         self._sources_task: asyncio.Task[None] | None = None
         self._names: list[Places] = []
         self._users = 0

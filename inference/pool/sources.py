@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 1 << 20
 """A longer file of addresses is refused."""
 
 OPERATOR_FILE = "operator_servers.txt"
-"""In a job's directory: the servers that its operator has drained or added (`job/admin/servers.py`), as in `urls_file`."""
+"""The file of the servers that its operator has drained or added (`job/admin/servers.py`), in a job's directory."""
 
 _reader = ThreadPoolExecutor(max_workers=4, thread_name_prefix="servers")
 """Reads the files. The threads of `asyncio.to_thread` are the environments', and all of them may hang."""
@@ -37,7 +37,7 @@ _warned_of: set[Path] = set()
 WISHED = "its operator has drained it"
 
 Listing = dict[str, str]
-"""By base URL of every listed server, why it is to be drained; empty if it is not."""
+"""The reason why each listed server is to be drained, by its base URL; empty if it is not to be."""
 
 
 class Sources:
@@ -53,7 +53,7 @@ class Sources:
         self._resolved: Listing = {}
         self._listed: Listing = {}
         self._wished: Listing = {}
-        """By the operator."""
+        """The servers that the operator has drained or added."""
         self._reported: dict[str, str] = {}
         """The last error that was logged of each source: each is logged once."""
         self._texts: dict[Path, bytes] = {}

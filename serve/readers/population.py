@@ -275,7 +275,7 @@ class TrialResults:
         self.iterations = array("q")
         self.scores = array("d")
         self._every = 1
-        """Only results whose number is divisible by this are kept."""
+        """The divisor of the numbers of those results that are kept."""
         self._count = 0
         self.is_complete = False
 

@@ -64,7 +64,7 @@ class RayTrialExecutor(ProcessTrialExecutor):
         self._ray = RayCluster(address, starts_local=ray_auto_init is not False)
         self._nodes: list[Node] = []
         self._seen = 0.0
-        """When the nodes were looked at last."""
+        """The time of the last look at the nodes."""
         self._idle: dict[tuple[str, str], list[_RayProcess]] = {}
         """Actors that wait to be used anew, by trainable and needs. Ray still counts what they need."""
         self._leave = threading.Event()

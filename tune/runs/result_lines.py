@@ -38,7 +38,7 @@ class ResultLines:
         self._previous = float(last.get("time", 0.0))
         self._waiting: deque[Line] = deque()
         self.started_at = 0.0
-        """When the present orchestrator was started; the time between two orchestrators is not the trial's."""
+        """The time at which the present orchestrator was started; the time between two orchestrators is not the trial's."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
