@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from counterpoint.tune.callbacks.json_logger import JsonLoggerCallback as JsonLoggerCallback
     from counterpoint.tune.callbacks.logger_callback import LoggerCallback as LoggerCallback
     from counterpoint.tune.callbacks.tensorboard_logger import TBXLoggerCallback as TBXLoggerCallback
-    from counterpoint.tune.callbacks.wandb_logger import WandbLoggerCallback as WandbLoggerCallback
     from counterpoint.tune.checkpoint import Checkpoint as Checkpoint
     from counterpoint.tune.errors import AbortTrialExecution as AbortTrialExecution
     from counterpoint.tune.errors import TuneError as TuneError
