@@ -21,31 +21,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from counterpoint.cluster.channel.lending_events import (
-    Acknowledged,
-    Confirm,
-    ConsumerJoined,
-    Drop,
-    Event,
-    Finish,
-    Forget,
-    Grant,
-    Instruction,
-    Left,
-    Lend,
-    NoteEnd,
-    NoteSkip,
-    ProducerEnded,
-    ProducerJoined,
-    Put,
-    Refuse,
-    Renewed,
-    SetAside,
-    Skipped,
-    Store,
-    TimePassed,
-    Wanted,
-)
+from counterpoint.cluster.channel import lending_events as events
+from counterpoint.cluster.channel.lending_events import Instruction
 from counterpoint.cluster.channel.positions import PositionSet
 
 MAX_AHEAD = 2**16
@@ -160,51 +137,51 @@ class Lending:
         positions = self.state.positions.get(origin)
         return positions.watermark if positions is not None else 0
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: events.Event) -> list[Instruction]:
         """Changes the state and returns what is to be done, in this order."""
         match event:
-            case ProducerJoined():
+            case events.ProducerJoined():
                 return self._join_producer(event)
-            case ConsumerJoined():
+            case events.ConsumerJoined():
                 return self._join_consumer(event)
-            case Left():
+            case events.Left():
                 return [*self._leave(event.session, event.failed), *self._settle()]
-            case Renewed():
+            case events.Renewed():
                 if event.session in self._renewed:
                     self._renewed[event.session] = event.now
                     self._renewed.move_to_end(event.session)
                 return []
-            case TimePassed():
+            case events.TimePassed():
                 return self._expire(event.now)
-            case Wanted():
+            case events.Wanted():
                 return self._want(event)
-            case Put():
+            case events.Put():
                 return self._put(event)
-            case Skipped():
+            case events.Skipped():
                 return self._skip(event)
-            case ProducerEnded():
+            case events.ProducerEnded():
                 return self._end(event)
-            case Acknowledged():
+            case events.Acknowledged():
                 return self._acknowledge(event)
 
     # --- sessions ---
 
-    def _join_producer(self, event: ProducerJoined) -> list[Instruction]:
+    def _join_producer(self, event: events.ProducerJoined) -> list[Instruction]:
         done = self._replace(_Producer, event.name, event.session, event.now)
         self._producers[event.session] = _Producer(event.name)
         return [*done, *self._settle()]
 
-    def _join_consumer(self, event: ConsumerJoined) -> list[Instruction]:
+    def _join_consumer(self, event: events.ConsumerJoined) -> list[Instruction]:
         done = self._replace(_Consumer, event.name, event.session, event.now)
         backlog = deque(sorted(self._owned.get(event.name, ())))
         self._consumers[event.session] = _Consumer(event.name, event.process, event.credit, event.sticky, backlog)
         if self.finished:
-            return [*done, Finish(event.session)]
+            return [*done, events.Finish(event.session)]
         return [*done, *self._serve(event.session), *self._settle()]
 
     def _replace(self, kind: type, name: str, session: int, now: float) -> list[Instruction]:
         earlier = self._sessions.get((kind, name))
-        done = [] if earlier is None else [*self._leave(earlier), Drop(earlier, replaced=True)]
+        done = [] if earlier is None else [*self._leave(earlier), events.Drop(earlier, replaced=True)]
         self._sessions[kind, name] = session
         self._renewed[session] = now
         return done
@@ -236,7 +213,7 @@ class Lending:
             return []
         del consumer.held[suspect]
         self._remove(suspect, consumer.name)
-        return [SetAside(suspect, len(died)), *self._finish()]
+        return [events.SetAside(suspect, len(died)), *self._finish()]
 
     def _remove(self, sequence: int, consumer: str) -> None:
         """Frees a record that `consumer` held, or that belongs to its name."""
@@ -251,12 +228,12 @@ class Lending:
             session, renewed = next(iter(self._renewed.items()))
             if now - renewed < self._lease_seconds:
                 break
-            done += [*self._leave(session), Drop(session, replaced=False)]
+            done += [*self._leave(session), events.Drop(session, replaced=False)]
         return [*done, *self._settle()] if done else []
 
     # --- producers ---
 
-    def _want(self, event: Wanted) -> list[Instruction]:
+    def _want(self, event: events.Wanted) -> list[Instruction]:
         producer = self._producers.get(event.session)
         if producer is None or event.count < 1:
             return []
@@ -264,36 +241,36 @@ class Lending:
         producer.wanted = min(producer.wanted + event.count, MAX_WANTED)
         return self._settle()
 
-    def _put(self, event: Put) -> list[Instruction]:
+    def _put(self, event: events.Put) -> list[Instruction]:
         producer = self._producers.get(event.session)
         if producer is None:
             return []
         if not producer.granted:
-            return [Refuse(event.session, event.number, "the producer has no credit")]
+            return [events.Refuse(event.session, event.number, "the producer has no credit")]
         producer.granted -= 1
         self._granted -= 1
         if event.position in self.state.positions.get(event.origin, ()):
-            return [Confirm(event.session, event.number), *self._settle()]
+            return [events.Confirm(event.session, event.number), *self._settle()]
         if reason := self._obstacle(producer, event.origin, event.position):
-            return [Refuse(event.session, event.number, reason), *self._settle()]
+            return [events.Refuse(event.session, event.number, reason), *self._settle()]
         sequence = self.state.next_sequence
         self.state.next_sequence += 1
         self.state.positions.setdefault(event.origin, PositionSet()).add(event.position)
         self.state.kept[sequence] = None
         self._fresh.append(sequence)
-        stored = Store(sequence, event.origin, event.position)
-        return [stored, Confirm(event.session, event.number), *self._settle()]
+        stored = events.Store(sequence, event.origin, event.position)
+        return [stored, events.Confirm(event.session, event.number), *self._settle()]
 
-    def _skip(self, event: Skipped) -> list[Instruction]:
+    def _skip(self, event: events.Skipped) -> list[Instruction]:
         producer = self._producers.get(event.session)
         if producer is None:
             return []
         if event.position in self.state.positions.get(event.origin, ()):
-            return [Confirm(event.session, event.number)]
+            return [events.Confirm(event.session, event.number)]
         if reason := self._obstacle(producer, event.origin, event.position):
-            return [Refuse(event.session, event.number, reason)]
+            return [events.Refuse(event.session, event.number, reason)]
         self.state.positions.setdefault(event.origin, PositionSet()).add(event.position)
-        return [NoteSkip(event.origin, event.position), Confirm(event.session, event.number)]
+        return [events.NoteSkip(event.origin, event.position), events.Confirm(event.session, event.number)]
 
     def _obstacle(self, producer: _Producer, origin: str, position: int) -> str:
         """Why a position that is missing is not taken; empty if it is."""
@@ -311,17 +288,17 @@ class Lending:
             )
         return ""
 
-    def _end(self, event: ProducerEnded) -> list[Instruction]:
+    def _end(self, event: events.ProducerEnded) -> list[Instruction]:
         producer = self._producers.get(event.session)
         if producer is None or producer.name in self.state.ended:
             return []
         self.state.ended.add(producer.name)
         self._missing_ends -= {producer.name}
-        return [NoteEnd(producer.name), *self._finish()]
+        return [events.NoteEnd(producer.name), *self._finish()]
 
     # --- consumers ---
 
-    def _acknowledge(self, event: Acknowledged) -> list[Instruction]:
+    def _acknowledge(self, event: events.Acknowledged) -> list[Instruction]:
         consumer = self._consumers.get(event.session)
         if consumer is None:
             return []
@@ -330,7 +307,7 @@ class Lending:
         consumer.held.pop(event.sequence, None)
         consumer.has_acknowledged = True
         self._remove(event.sequence, consumer.name)
-        return [Forget(event.sequence), *self._serve(event.session), *self._settle(), *self._finish()]
+        return [events.Forget(event.sequence), *self._serve(event.session), *self._settle(), *self._finish()]
 
     def _serve(self, session: int) -> list[Instruction]:
         """Lends a consumer what belongs to its name, and lines it up for more if it has room."""
@@ -340,13 +317,13 @@ class Lending:
             sequence = consumer.backlog.popleft()
             if sequence in self.state.kept:
                 consumer.held[sequence] = None
-                done.append(Lend(session, sequence, None))
+                done.append(events.Lend(session, sequence, None))
         if len(consumer.held) < consumer.credit:
             self._ready.setdefault(session)
         return done
 
     def _finish(self) -> list[Instruction]:
-        return [Finish(session) for session in self._consumers] if self.finished else []
+        return [events.Finish(session) for session in self._consumers] if self.finished else []
 
     # --- both ---
 
@@ -361,7 +338,7 @@ class Lending:
             if consumer.sticky:
                 self._owned.setdefault(consumer.name, {})[sequence] = None
                 self.state.owners[sequence] = consumer.name
-            done.append(Lend(session, sequence, consumer.name if consumer.sticky else None))
+            done.append(events.Lend(session, sequence, consumer.name if consumer.sticky else None))
             done += self._serve(session)
         room = self.capacity - len(self.state.kept) - self._granted
         while room > 0 and self._wanting:
@@ -374,5 +351,5 @@ class Lending:
             room -= count
             if producer.wanted:
                 self._wanting[session] = None
-            done.append(Grant(session, count))
+            done.append(events.Grant(session, count))
         return done

@@ -14,32 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from counterpoint.cluster.elastic.events import (
-    Activity,
-    Begin,
-    CheckPair,
-    End,
-    EndCheck,
-    Event,
-    Expected,
-    Instruction,
-    Measured,
-    MeasureNode,
-    NodeMeasured,
-    PairChecked,
-    Replace,
-    Report,
-    Reported,
-    RoundsStage,
-    StartRound,
-    StopRound,
-    Tell,
-    Tick,
-    Unresponsive,
-    WorkerDown,
-    WorkerId,
-    WorkerUp,
-)
+from counterpoint.cluster.elastic import events
+from counterpoint.cluster.elastic.events import Activity, Event, Instruction, Report, RoundsStage, WorkerId
 from counterpoint.cluster.elastic.progress import Totals
 from counterpoint.cluster.elastic.rounds import Rounds
 from counterpoint.cluster.elastic.scaling import Scaler
@@ -140,7 +116,7 @@ class Driver:
             async with asyncio.timeout(seconds):
                 self._take(await self._events.get())
         if deadline is not None and time.monotonic() >= deadline and self.rounds.deadline == deadline:
-            self._take(Tick(time.monotonic()))
+            self._take(events.Tick(time.monotonic()))
         for task in [task for task in [*self._tasks, *self._watchers.values()] if task.done()]:
             self._tasks.discard(task)
             if not task.cancelled():
@@ -185,22 +161,22 @@ class Driver:
             expected = sum(member.stage not in (Stage.FINISH, Stage.FAILED) for member in members)
             if expected != self._expected:
                 self._expected = expected
-                self._post(Expected(expected, now))
+                self._post(events.Expected(expected, now))
             if not self._began:
                 reports = await asyncio.gather(*(self._first_report(worker) for worker in living.values()))
                 said = {worker: report for worker, report in reports if report is not None}
                 self._alive = {worker.name: worker for worker in said}
                 finished = frozenset(member.worker for member in members if member.stage is Stage.FINISH)
-                self._post(Begin(said, time.monotonic(), finished))
+                self._post(events.Begin(said, time.monotonic(), finished))
                 self._began = True
             for name, worker in [*self._alive.items()]:
                 if living.get(name) != worker:
                     del self._alive[name]
-                    self._post(WorkerDown(worker, now))
+                    self._post(events.WorkerDown(worker, now))
             for name, worker in living.items():
                 if name not in self._alive:
                     self._alive[name] = worker
-                    self._post(WorkerUp(worker, now))
+                    self._post(events.WorkerUp(worker, now))
             self._watch()
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -225,14 +201,14 @@ class Driver:
                 version, report = await self._report(worker, known, self._report_seconds)
             except CallError as error:
                 if time.monotonic() - heard > UNRESPONSIVE_SECONDS:
-                    self._post(Unresponsive(worker, f"it does not report: {error}", time.monotonic()))
+                    self._post(events.Unresponsive(worker, f"it does not report: {error}", time.monotonic()))
                     return
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             heard = time.monotonic()
             if version != known:
                 known = version
-                self._post(Reported(worker, report, heard))
+                self._post(events.Reported(worker, report, heard))
 
     async def _report(self, worker: WorkerId, known: int, seconds: float) -> tuple[int, Report]:
         said = await self._call(worker, "report", known, seconds, seconds=seconds + CALL_SECONDS)
@@ -276,33 +252,33 @@ class Driver:
 
     async def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case MeasureNode(attempt, worker):
+            case events.MeasureNode(attempt, worker):
                 measured, reason = None, ""
                 try:
                     rates = await self._call(worker, "do_node_check", seconds=self._check_seconds + CALL_SECONDS)
-                    measured = Measured(tuple(sorted(rates.items())))
+                    measured = events.Measured(tuple(sorted(rates.items())))
                 except CallError as error:
                     reason = str(error)
-                self._post(NodeMeasured(attempt, worker, measured, reason, time.monotonic()))
-            case CheckPair(attempt, first, second):
+                self._post(events.NodeMeasured(attempt, worker, measured, reason, time.monotonic()))
+            case events.CheckPair(attempt, first, second):
                 seconds, reason = None, ""
                 try:
                     seconds = await self._check_pair(first, second)
                 except CallError as error:
                     reason = str(error)
-                self._post(PairChecked(attempt, first, second, seconds, reason, time.monotonic()))
-            case EndCheck(workers):
+                self._post(events.PairChecked(attempt, first, second, seconds, reason, time.monotonic()))
+            case events.EndCheck(workers):
                 await asyncio.gather(*(self._end_check(worker) for worker in workers))
-            case StartRound(number, members):
+            case events.StartRound(number, members):
                 await self._start_round(number, members)
-            case StopRound(number, workers):
+            case events.StopRound(number, workers):
                 await asyncio.gather(*(self._or_unresponsive(w, self._call(w, "stop_round", number)) for w in workers))
-            case Replace(worker, reason):
+            case events.Replace(worker, reason):
                 self.replacing[worker] = reason
                 self._context.replace(worker.name, worker.incarnation, reason)
-            case Tell(text):
+            case events.Tell(text):
                 logger.info("%s: %s", self._context.role, text)
-            case End(ending):
+            case events.End(ending):
                 logger.info("%s ends with code %d: %s", self._context.role, ending.code, ending.reason)
         self._outstanding.remove(instruction)
 
@@ -342,7 +318,7 @@ class Driver:
         try:
             await call
         except CallError as error:
-            self._post(Unresponsive(worker, str(error), time.monotonic()))
+            self._post(events.Unresponsive(worker, str(error), time.monotonic()))
 
     async def _repeat_replacing(self) -> None:
         """A request may get lost with the master that received it."""

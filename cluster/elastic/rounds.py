@@ -7,33 +7,18 @@ instructions; PrimeMaster creates dead workers again, so nothing here counts the
 
 from __future__ import annotations
 
+from counterpoint.cluster.elastic import events
 from counterpoint.cluster.elastic.check import NodeCheck
 from counterpoint.cluster.elastic.events import (
     HAS_RANKS,
     Activity,
-    Begin,
-    End,
-    EndCheck,
     Ending,
     Event,
-    Expected,
     Instruction,
-    NodeMeasured,
-    PairChecked,
-    Released,
-    Replace,
     Report,
-    Reported,
     RoundsStage,
     Rules,
-    StartRound,
-    StopRound,
-    Tell,
-    Tick,
-    Unresponsive,
-    WorkerDown,
     WorkerId,
-    WorkerUp,
 )
 
 
@@ -82,40 +67,40 @@ class Rounds:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Returns the instructions for one event, in order."""
-        if isinstance(event, Expected):
+        if isinstance(event, events.Expected):
             self._expected = event.count
-        elif isinstance(event, Released):
+        elif isinstance(event, events.Released):
             self._released = True
-        if self.stage is RoundsStage.ENDED or self._began == isinstance(event, Begin):
+        if self.stage is RoundsStage.ENDED or self._began == isinstance(event, events.Begin):
             return []
         match event:
-            case Begin():
+            case events.Begin():
                 return self._begin(event)
-            case Released():
+            case events.Released():
                 return self._start_round() if self.stage is RoundsStage.READY else []
-            case WorkerUp(worker, at):
+            case events.WorkerUp(worker, at):
                 return self._worker_up(worker, at)
-            case WorkerDown(worker, at):
+            case events.WorkerDown(worker, at):
                 return self._worker_down(worker, at)
-            case Unresponsive(worker, reason, at):
+            case events.Unresponsive(worker, reason, at):
                 if self._alive.get(worker.name) != worker:
                     return []
-                return [Replace(worker, reason), *self._worker_down(worker, at)]
-            case NodeMeasured() if self._check is not None:
+                return [events.Replace(worker, reason), *self._worker_down(worker, at)]
+            case events.NodeMeasured() if self._check is not None:
                 return [*self._check.measured(event), *self._conclude_check(event.at)]
-            case PairChecked() if self._check is not None:
+            case events.PairChecked() if self._check is not None:
                 return [*self._check.pair_checked(event), *self._conclude_check(event.at)]
-            case Reported(worker, report, at):
+            case events.Reported(worker, report, at):
                 return self._reported(worker, report, at)
-            case Expected(_, at):
+            case events.Expected(_, at):
                 return self._gather(at) if self.stage is RoundsStage.GATHERING else []
-            case Tick(at):
+            case events.Tick(at):
                 return self._tick(at)
         return []  # an answer to a check that is over
 
     # --- the beginning, perhaps in the middle ---
 
-    def _begin(self, event: Begin) -> list[Instruction]:
+    def _begin(self, event: events.Begin) -> list[Instruction]:
         """Takes over a round that runs undisturbed; ends what else is found."""
         self._began = True
         self._alive = {worker.name: worker for worker in event.reports}
@@ -136,7 +121,7 @@ class Rounds:
 
     def _take_over(self, current: dict[WorkerId, Report], at: float) -> list[Instruction]:
         self.stage, self._released = RoundsStage.RENDEZVOUS, True
-        tell = Tell(f"round {self.round} goes on under a new incarnation of its SubMaster")
+        tell = events.Tell(f"round {self.round} goes on under a new incarnation of its SubMaster")
         for worker, report in current.items():
             if report.activity is Activity.FAILED:
                 return [tell, *self._script_failed(worker, report.reason, at)]
@@ -198,10 +183,10 @@ class Rounds:
         count = self._check_failures[worker.name] = self._check_failures.get(worker.name, 0) + 1
         if count >= self.rules.max_check_failures:
             self.set_aside[worker.name] = reason
-            return Tell(f"{worker} failed {count} node checks and is set aside: {reason}")
+            return events.Tell(f"{worker} failed {count} node checks and is set aside: {reason}")
         self._alive.pop(worker.name, None)
         self._await(worker.name, at)
-        return Replace(worker, f"it failed the node check: {reason}")
+        return events.Replace(worker, f"it failed the node check: {reason}")
 
     def _await(self, name: str, at: float) -> None:
         self._awaited.add(name)
@@ -213,7 +198,7 @@ class Rounds:
         self.stragglers = self._check.stragglers(self.rules.straggler_ratio)
         self._check_failures = {n: c for n, c in self._check_failures.items() if n not in {w.name for w in passed}}
         if len(passed) >= self.rules.min_workers:
-            return [*(Tell(line) for line in self.stragglers), *self._ready(passed[: self.rules.max_workers])]
+            return [*(events.Tell(line) for line in self.stragglers), *self._ready(passed[: self.rules.max_workers])]
         if self._expected - len(self.set_aside) < self.rules.min_workers:
             return self._end(1, self._too_few("after the node check"))
         return self._regather(at)
@@ -229,7 +214,7 @@ class Rounds:
         self.stage = RoundsStage.RENDEZVOUS
         self.round += 1
         self.activities, self._training_since = {}, None
-        return [EndCheck(tuple(self._alive.values())), StartRound(self.round, self.members)]
+        return [events.EndCheck(tuple(self._alive.values())), events.StartRound(self.round, self.members)]
 
     def _reported(self, worker: WorkerId, report: Report, at: float) -> list[Instruction]:
         if worker not in self.members or report.round < self.round:
@@ -276,8 +261,8 @@ class Rounds:
         self.stage = RoundsStage.STOPPING_ALL
         self.deadline = at + self.rules.stop_seconds
         self._stopping = {worker for worker in self.members if self._alive.get(worker.name) == worker}
-        stop = [StopRound(self.round, tuple(sorted(self._stopping, key=_rank)))] if self._stopping else []
-        return [Tell(why), *stop, *self._all_stopped(at)]
+        stop = [events.StopRound(self.round, tuple(sorted(self._stopping, key=_rank)))] if self._stopping else []
+        return [events.Tell(why), *stop, *self._all_stopped(at)]
 
     def _all_stopped(self, at: float) -> list[Instruction]:
         if self._stopping:
@@ -287,7 +272,7 @@ class Rounds:
     def _end(self, code: int, reason: str) -> list[Instruction]:
         self.stage, self.deadline = RoundsStage.ENDED, None
         self.ending = Ending(code, reason)
-        return [End(self.ending)]
+        return [events.End(self.ending)]
 
     # --- workers come and go, time passes ---
 
@@ -343,7 +328,7 @@ class Rounds:
             case RoundsStage.STOPPING_ALL:
                 late = sorted(self._stopping, key=_rank)
                 seconds = f"{self.rules.stop_seconds:.0f} s"
-                replaced = [Replace(worker, f"it did not end its ranks within {seconds}") for worker in late]
+                replaced = [events.Replace(worker, f"it did not end its ranks within {seconds}") for worker in late]
                 for worker in late:
                     self._alive.pop(worker.name)
                 self._stopping.clear()

@@ -10,16 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from counterpoint.cluster.agent.order import LivingWorker
-from counterpoint.cluster.manager.events import (
-    Begin,
-    Created,
-    Event,
-    Instruction,
-    Kill,
-    MasterChanged,
-    WorkerExited,
-    WorkerReady,
-)
+from counterpoint.cluster.manager import events
+from counterpoint.cluster.manager.events import Event, Instruction
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.state import ALIVE, JobState, Phase
 from counterpoint.cluster.master.event_codec import UnknownEvent, decode
@@ -44,9 +36,9 @@ class Differences:
 
     news: list[Event] = field(default_factory=list)
     """What happened while there was no master, as far as it can be seen."""
-    strays: list[Kill] = field(default_factory=list)
+    strays: list[events.Kill] = field(default_factory=list)
     """Processes that must not be there."""
-    missing: list[WorkerExited] = field(default_factory=list)
+    missing: list[events.WorkerExited] = field(default_factory=list)
     """Ends of which the report may still arrive."""
 
 
@@ -60,25 +52,25 @@ def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[s
     for one in living:
         record = state.workers.get(one.worker)
         if record is None or record.phase not in ALIVE or record.incarnation != one.incarnation:
-            found.strays.append(Kill(one.worker, one.incarnation))
+            found.strays.append(events.Kill(one.worker, one.incarnation))
             continue
         alive.add(one.worker)
         if record.phase is Phase.CREATING:
-            found.news.append(Created(one.worker, one.incarnation, one.node, one.pid, 0.0))
+            found.news.append(events.Created(one.worker, one.incarnation, one.node, one.pid, 0.0))
         if one.ready and record.phase in (Phase.CREATING, Phase.INITIALIZING):
-            found.news.append(WorkerReady(one.worker, one.incarnation, one.address, one.server_key, 0.0))
+            found.news.append(events.WorkerReady(one.worker, one.incarnation, one.address, one.server_key, 0.0))
     for record in state.workers.values():
         is_there = record.phase in ALIVE and record.phase is not Phase.CREATING
         if is_there and record.name not in alive and record.node in nodes:
-            found.missing.append(WorkerExited(record.name, record.incarnation, KILLED, GONE, 0.0, lost=True))
+            found.missing.append(events.WorkerExited(record.name, record.incarnation, KILLED, GONE, 0.0, lost=True))
     return found
 
 
 def opening_events(history: History, epoch: int) -> list[Event]:
     """Returns the first events of a master with that epoch, which follow what was read."""
     at = last_time(history)
-    change = MasterChanged(epoch, at)
-    return [change, Begin(at)] if history.last == 0 else [change]
+    change = events.MasterChanged(epoch, at)
+    return [change, events.Begin(at)] if history.last == 0 else [change]
 
 
 def last_time(history: History) -> float:

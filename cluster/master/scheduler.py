@@ -15,22 +15,8 @@ from typing import Any
 
 from counterpoint.cluster.backends.base import Backend
 from counterpoint.cluster.errors import CapacityError, StaleMasterError
-from counterpoint.cluster.manager.events import (
-    Allocate,
-    Allocated,
-    AllocationFailed,
-    CheckChildren,
-    Create,
-    CreateFailed,
-    Event,
-    Failover,
-    Instruction,
-    Kill,
-    Release,
-    Start,
-    Stop,
-    WorkerSilent,
-)
+from counterpoint.cluster.manager import events
+from counterpoint.cluster.manager.events import Event, Instruction
 from counterpoint.cluster.manager.manager import PrimeManager, member
 from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE, Phase, Place, WorkerRecord
 from counterpoint.cluster.master.faults import Faults
@@ -89,7 +75,9 @@ class Scheduler:
     def submit(self, instructions: Sequence[Instruction]) -> None:
         """Begins instructions, which are durable in the journal."""
         for instruction in instructions:
-            lane = instruction.bundle if isinstance(instruction, Allocate | Release) else instruction.worker
+            lane = (
+                instruction.bundle if isinstance(instruction, events.Allocate | events.Release) else instruction.worker
+            )
             if lane in self._lanes:
                 self._lanes[lane].append(instruction)
                 continue
@@ -169,11 +157,11 @@ class Scheduler:
 
     async def _execute(self, instruction: Instruction, lane: deque[Instruction]) -> None:
         match instruction:
-            case Allocate():
+            case events.Allocate():
                 await self.allocate_placement_group(instruction)
-            case Create():
+            case events.Create():
                 await self.create_actors([instruction])
-            case Start():  # after the news of its peers, or its first calls would find them unready
+            case events.Start():  # after the news of its peers, or its first calls would find them unready
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(NEWS_SECONDS):
                         await self._published.wait()
@@ -181,7 +169,7 @@ class Scheduler:
             case _:
                 await self._order(instruction, lane)
 
-    async def allocate_placement_group(self, instruction: Allocate) -> None:
+    async def allocate_placement_group(self, instruction: events.Allocate) -> None:
         """Finds a place for one bundle, all or none; `Allocated` or `AllocationFailed` is emitted."""
         bundle, attempt = instruction.bundle, instruction.attempt
         record = self._manager.state.bundles[bundle]
@@ -191,32 +179,32 @@ class Scheduler:
         except StaleMasterError:
             raise
         except CapacityError as error:
-            self._emit(AllocationFailed(bundle, attempt, str(error), True, 0.0))
+            self._emit(events.AllocationFailed(bundle, attempt, str(error), True, 0.0))
         except TimeoutError:
             why = f"no place for bundle {bundle} was found within {ALLOCATE_SECONDS:g} s"
-            self._emit(AllocationFailed(bundle, attempt, why, False, 0.0))
+            self._emit(events.AllocationFailed(bundle, attempt, why, False, 0.0))
         except Exception as error:  # noqa: BLE001 - a backend of the user's may raise anything; the manager decides
-            self._emit(AllocationFailed(bundle, attempt, _in_words(error), False, 0.0))
+            self._emit(events.AllocationFailed(bundle, attempt, _in_words(error), False, 0.0))
         else:
-            self._emit(Allocated(bundle, attempt, "", 0.0))
+            self._emit(events.Allocated(bundle, attempt, "", 0.0))
 
-    async def create_actors(self, instructions: Sequence[Create]) -> None:
+    async def create_actors(self, instructions: Sequence[events.Create]) -> None:
         """Has the workers' processes started, in their bundles' places; `Created` or `CreateFailed` follows for each."""
         await asyncio.gather(*(self._create(each) for each in instructions))
 
     create_nodes = create_actors
     """The same by the other name of document 003."""
 
-    async def _create(self, instruction: Create) -> None:
+    async def _create(self, instruction: events.Create) -> None:
         worker, incarnation = instruction.worker, instruction.incarnation
         lane = self._lanes.get(worker, ())
         record = self._manager.state.workers[worker]
         try:
             order = self._orders.order(record, incarnation, instruction.again, self._count(record))
             async with self._creations:
-                if not instruction.again and any(isinstance(later, Stop | Kill) for later in lane):
+                if not instruction.again and any(isinstance(later, events.Stop | events.Kill) for later in lane):
                     reason = "it is to end, and its turn had not come"
-                    return self._emit(CreateFailed(worker, incarnation, reason, 0.0))
+                    return self._emit(events.CreateFailed(worker, incarnation, reason, 0.0))
                 async with asyncio.timeout(CREATE_SECONDS):
                     return await self._backend.create(order)
         except StaleMasterError:
@@ -226,8 +214,8 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - as above
             reason = _in_words(error)
         # It may have been created all the same: the next incarnation must not run beside it.
-        await self._order(Kill(worker, incarnation), deque())
-        self._emit(CreateFailed(worker, incarnation, reason, 0.0))
+        await self._order(events.Kill(worker, incarnation), deque())
+        self._emit(events.CreateFailed(worker, incarnation, reason, 0.0))
 
     async def _order(self, instruction: Instruction, lane: deque[Instruction]) -> None:
         """Carries out what is for a living worker, or gives a place back; tries it again while nothing newer is to be done."""
@@ -242,24 +230,24 @@ class Scheduler:
             if len(lane) > 1:
                 return
             await asyncio.sleep(PAUSE_SECONDS)
-        if isinstance(instruction, Start | CheckChildren | Failover):
-            self._emit(WorkerSilent(instruction.worker, instruction.incarnation, TRIES * PAUSE_SECONDS, 0.0))
+        if isinstance(instruction, events.Start | events.CheckChildren | events.Failover):
+            self._emit(events.WorkerSilent(instruction.worker, instruction.incarnation, TRIES * PAUSE_SECONDS, 0.0))
 
     async def _call(self, instruction: Instruction) -> None:
         backend = self._backend
         match instruction:
-            case CheckChildren(worker, incarnation, check):
+            case events.CheckChildren(worker, incarnation, check):
                 role = self._manager.state.workers[worker].role
                 await backend.check_children(worker, incarnation, check, self._children(role))
-            case Start(worker, incarnation):
+            case events.Start(worker, incarnation):
                 await backend.start(worker, incarnation)
-            case Failover(worker, incarnation, notice, failed):
+            case events.Failover(worker, incarnation, notice, failed):
                 await backend.failover(worker, incarnation, notice, self._members(failed))
-            case Stop(worker, incarnation):
+            case events.Stop(worker, incarnation):
                 await backend.stop(worker, incarnation)
-            case Kill(worker, incarnation):
+            case events.Kill(worker, incarnation):
                 await backend.kill(worker, incarnation)
-            case Release(bundle):
+            case events.Release(bundle):
                 await backend.release(bundle)
 
     def _children(self, role: str) -> list[Member]:

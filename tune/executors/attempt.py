@@ -19,17 +19,8 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.frames import BadFrame
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.executor import (
-    Completed,
-    Event,
-    Exported,
-    Failed,
-    Reported,
-    Saved,
-    SaveFailed,
-    Started,
-    Stopped,
-)
+from counterpoint.tune.executors import executor as executors
+from counterpoint.tune.executors.executor import Event
 from counterpoint.tune.executors.raised import made_again
 from counterpoint.tune.trial import Trial
 
@@ -177,27 +168,27 @@ class Attempt:
             self._clear_deadline()
         if kind == "started":
             self.link.resets = bool(message["resets"])
-            self._emit(Started(*who))
+            self._emit(executors.Started(*who))
         elif kind == "result":
-            self._emit(Reported(*who, dict(message["result"])))
+            self._emit(executors.Reported(*who, dict(message["result"])))
         elif kind == "made":
             result = dict(message["result"])
             made = Checkpoint(self.trial_id, int(message["iteration"]), str(message["path"]), result)
-            self._emit(Saved(*who, made))
+            self._emit(executors.Saved(*who, made))
         elif kind == "completed":
-            self._emit(Completed(*who))
+            self._emit(executors.Completed(*who))
         elif kind == "saved" and self._saving is not None:
             saved, self._saving = replace(self._saving, iteration=int(message["iteration"])), None
-            self._emit(Saved(*who, saved))
+            self._emit(executors.Saved(*who, saved))
         elif kind == "save_failed":
             self._saving = None
-            self._emit(SaveFailed(*who, str(message["error"])))
+            self._emit(executors.SaveFailed(*who, str(message["error"])))
         elif kind in ("exported", "stopped"):
             self.exported = dict(message["exported"]) or self.exported
             if message["error"]:
                 logger.warning("trial %s was not exported: %s", self._name, message["error"])
             if kind == "exported":
-                self._emit(Exported(*who, self.exported))
+                self._emit(executors.Exported(*who, self.exported))
             elif message["reuse"]:
                 self._over(reusable=True)
         elif kind == "failed":
@@ -217,12 +208,12 @@ class Attempt:
         self._clear_deadline()
         self._on_over(self, False)
         said = self._error or self._late or f"the process of trial {self._name} {how}"
-        self._emit(Failed(self.trial_id, self.number, said))
+        self._emit(executors.Failed(self.trial_id, self.number, said))
 
     def _over(self, reusable: bool) -> None:
         self._clear_deadline()
         self._on_over(self, reusable)
-        self._emit(Stopped(self.trial_id, self.number))
+        self._emit(executors.Stopped(self.trial_id, self.number))
 
 
 def require_free(attempts: dict[str, Attempt], trial: Trial) -> None:

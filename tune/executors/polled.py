@@ -27,16 +27,8 @@ from typing import Any, TypeVar
 from counterpoint.transport.files.atomic import remove_directory, write_atomically
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.executor import (
-    Event,
-    EventExecutor,
-    Failed,
-    Reported,
-    Saved,
-    SaveFailed,
-    Started,
-    Stopped,
-)
+from counterpoint.tune.executors import executor as executors
+from counterpoint.tune.executors.executor import Event, EventExecutor
 from counterpoint.tune.executors.trial_executor import TrialExecutor, as_checkpoint
 from counterpoint.tune.experiment import check_json
 from counterpoint.tune.resources import Resources
@@ -126,7 +118,7 @@ class PolledExecutor(EventExecutor):
                 raise TuneError(own.error_msg or f"start_trial did not start {own}")
             if own.status != Trial.RUNNING:
                 self.called.set_status(own, Trial.RUNNING)
-            self._due.append(Started(trial.trial_id, attempt))
+            self._due.append(executors.Started(trial.trial_id, attempt))
 
         self._do(trial, start)
 
@@ -152,9 +144,9 @@ class PolledExecutor(EventExecutor):
                 Path(checkpoint.path).mkdir(parents=True)
                 write_atomically(Path(checkpoint.path) / NOTE, note.encode())
             except Exception:  # noqa: BLE001 - the trial goes on without this checkpoint
-                self._due.append(SaveFailed(*who, traceback.format_exc()))
+                self._due.append(executors.SaveFailed(*who, traceback.format_exc()))
             else:
-                self._due.append(Saved(*who, checkpoint))
+                self._due.append(executors.Saved(*who, checkpoint))
 
         self._of(trial, save)
 
@@ -172,7 +164,7 @@ class PolledExecutor(EventExecutor):
         def restore() -> None:
             if checkpoint is not None and self.called.restore(own, _located(checkpoint), block=True) is False:
                 raise TuneError(own.error_msg or f"restore returned False for {checkpoint.path}")
-            self._due.append(Started(trial.trial_id, attempt))
+            self._due.append(executors.Started(trial.trial_id, attempt))
 
         self._do(trial, restore)
         return True
@@ -277,7 +269,7 @@ class PolledExecutor(EventExecutor):
     def _end(self, trial: Trial, status: str, end: Callable[[Trial], None]) -> None:
         def ended(own: Trial) -> None:
             self._stop(own, status, end)
-            self._over(trial.trial_id, Stopped)
+            self._over(trial.trial_id, executors.Stopped)
 
         self._of(trial, ended)
 
@@ -300,7 +292,7 @@ class PolledExecutor(EventExecutor):
         own = self._copies[trial_id]
         own.error_msg = message
         self._call_quietly(self.called.stop_trial, own, error=True, error_msg=message)
-        self._over(trial_id, Failed, message)
+        self._over(trial_id, executors.Failed, message)
 
     def _call_quietly(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
         try:
@@ -333,7 +325,7 @@ class PolledExecutor(EventExecutor):
             self._fail(found.trial_id, traceback.format_exc(), error)
         else:
             self._copies[found.trial_id].last_result = result
-            self._due.append(Reported(found.trial_id, attempt, result))
+            self._due.append(executors.Reported(found.trial_id, attempt, result))
 
 
 def for_runner(executor: TrialExecutor) -> EventExecutor:

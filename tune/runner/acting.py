@@ -14,26 +14,8 @@ from counterpoint.tune.callbacks.callback import Callbacks
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.executors import executor as executors
 from counterpoint.tune.executors.executor import EventExecutor
-from counterpoint.tune.runner.events import (
-    AskSearch,
-    ContinueTraining,
-    DeleteCheckpoint,
-    EndPaused,
-    Event,
-    Instruction,
-    Notify,
-    PauseTrial,
-    ResetRefused,
-    ResetTrial,
-    ResultReceived,
-    SaveTrial,
-    StartTrial,
-    StopTrial,
-    TellComplete,
-    TellResult,
-    Warn,
-    WriteError,
-)
+from counterpoint.tune.runner import events
+from counterpoint.tune.runner.events import Event, Instruction
 from counterpoint.tune.runner.machine import ExperimentMachine
 from counterpoint.tune.runner.resume import RemoteCopy, Sync
 from counterpoint.tune.runner.search_thread import SearchThread
@@ -75,22 +57,22 @@ class Acting:
     def _act(self, instruction: Instruction) -> None:
         """Carries one instruction out. What an executor refuses is a failure of the trial."""
         match instruction:
-            case Notify(method, trial, info):
+            case events.Notify(method, trial, info):
                 self._notify(method, trial, info)
                 is_copied = trial.remote_checkpoint_dir is not None or trial.sync_to_driver_fn is not None
                 if is_copied and method in _COPIED_AT and (trial.sync_on_checkpoint or trial.is_finished()):
                     self._in_background(self._copy_trial, trial)
-            case TellResult() | TellComplete():
+            case events.TellResult() | events.TellComplete():
                 if self._search is not None:
                     self._search.tell(instruction)
-            case AskSearch(count):
+            case events.AskSearch(count):
                 if self._search is not None:
                     self._search.ask(count)
-            case WriteError(trial, text, number):
+            case events.WriteError(trial, text, number):
                 trial.write_error(number, text)
-            case Warn(text):
+            case events.Warn(text):
                 logger.warning("%s", text)
-            case DeleteCheckpoint(checkpoint):
+            case events.DeleteCheckpoint(checkpoint):
                 self._in_background(self._delete_checkpoint, checkpoint)
             case _:
                 self._ask_executor(instruction)
@@ -100,30 +82,30 @@ class Acting:
         trial = instruction.trial  # type: ignore[union-attr]
         try:
             match instruction:
-                case ContinueTraining():
+                case events.ContinueTraining():
                     executor.proceed(trial)
-                case StartTrial(_, attempt, checkpoint):
+                case events.StartTrial(_, attempt, checkpoint):
                     Path(trial.logdir).mkdir(parents=True, exist_ok=True)
                     executor.begin(trial, attempt, checkpoint)
-                case SaveTrial(_, checkpoint):
+                case events.SaveTrial(_, checkpoint):
                     # Left by a machine that died before the journal was on its disk.
                     remove_directory(Path(checkpoint.path))
                     executor.save_to(trial, checkpoint)
-                case PauseTrial():
+                case events.PauseTrial():
                     executor.suspend(trial)
-                case StopTrial(_, error):
+                case events.StopTrial(_, error):
                     executor.end(trial, error)
-                case EndPaused(_, error):
+                case events.EndPaused(_, error):
                     executor.end_paused(trial, error)
-                case ResetTrial(_, attempt, config, checkpoint, experiment_tag):
+                case events.ResetTrial(_, attempt, config, checkpoint, experiment_tag):
                     if not executor.change(trial, config, checkpoint, experiment_tag):
-                        self._decide(ResetRefused(trial.trial_id, attempt))
+                        self._decide(events.ResetRefused(trial.trial_id, attempt))
         except Exception as error:
             logger.exception("%s: %s failed", trial, type(instruction).__name__)
             attempt = self._machine.table.progress(trial).attempt
             reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
             executor.raised[trial.trial_id] = error
-            kind = executors.SaveFailed if isinstance(instruction, SaveTrial) else executors.Failed
+            kind = executors.SaveFailed if isinstance(instruction, events.SaveTrial) else executors.Failed
             self._decide(kind(trial.trial_id, attempt, reason))
 
     def _notify(self, method: str, trial: Trial, info: dict[str, Any]) -> None:
@@ -132,13 +114,13 @@ class Acting:
     def _replay(self, event: Event, instructions: list[Instruction]) -> None:
         """Tells again what nobody remembers having heard, after the snapshot; loggers know by number what they have written."""
         self._set_up()
-        if isinstance(event, ResultReceived) and event.stop is not None:
+        if isinstance(event, events.ResultReceived) and event.stop is not None:
             self.stopper(event.trial_id, event.result)
         for instruction in instructions:
             match instruction:
-                case Notify(method, trial, info):
+                case events.Notify(method, trial, info):
                     self._notify(method, trial, info)
-                case WriteError(trial, text, number):
+                case events.WriteError(trial, text, number):
                     trial.write_error(number, text)
 
     def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:

@@ -28,32 +28,8 @@ from typing import Any
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
 from counterpoint.tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup, what_it_has
-from counterpoint.tune.runner.events import (
-    ATTEMPT_EVENTS,
-    CannotRun,
-    ContinueTraining,
-    EndPaused,
-    Event,
-    Instruction,
-    Notify,
-    Opened,
-    PauseTrial,
-    ResetRefused,
-    ResourcesFree,
-    ResultReceived,
-    ResultRefused,
-    SaveTrial,
-    SearchIdle,
-    SearchSaved,
-    StartTrial,
-    StopRequested,
-    StopTrial,
-    TrialAdded,
-    TrialsProposed,
-    TrialStopRequested,
-    Warn,
-    WriteError,
-)
+from counterpoint.tune.runner import events
+from counterpoint.tune.runner.events import ATTEMPT_EVENTS, Event, Instruction
 from counterpoint.tune.runner.kept_checkpoints import KeptCheckpoints
 from counterpoint.tune.runner.progress import HeldResult, Phase, Progress
 from counterpoint.tune.runner.search_side import SearchSide
@@ -108,7 +84,7 @@ class ExperimentMachine(Transfers):
 
     def accepts(self, event: Event) -> bool:
         """Whether the event concerns what runs now; any other changes nothing and need not be journalled."""
-        if isinstance(event, SearchIdle):
+        if isinstance(event, events.SearchIdle):
             waits = not (self.table.count(Trial.RUNNING) or self.may_start)
             return waits and self.search.may_propose and event.heard == self.search.told
         if not isinstance(event, ATTEMPT_EVENTS):
@@ -116,7 +92,7 @@ class ExperimentMachine(Transfers):
         found = self.table.get(event.trial_id)
         return found is not None and found[1].attempt == event.attempt and found[1].phase is not Phase.OUT
 
-    def counts(self, event: ResultReceived) -> bool:
+    def counts(self, event: events.ResultReceived) -> bool:
         """Whether the result of an accepted event is new, so that the stopper is to see it."""
         _, progress = self._found(event.trial_id)
         iteration = event.result.get(TRAINING_ITERATION, progress.counted + 1)
@@ -150,41 +126,41 @@ class ExperimentMachine(Transfers):
                 self._attempt_event(*self._found(event.trial_id), event)
             return
         match event:
-            case TrialsProposed():
+            case events.TrialsProposed():
                 self.search.proposed(event)
                 self.may_start = True
                 for trial in event.trials:
                     self._add(trial)
-            case TrialAdded():
+            case events.TrialAdded():
                 self._add(event.trial)
-            case SearchIdle():
+            case events.SearchIdle():
                 self.search.idle_after = event.heard
                 self.may_start = True
-            case SearchSaved():
+            case events.SearchSaved():
                 self.search.saved(event.search_state, event.heard)
-            case ResourcesFree():
+            case events.ResourcesFree():
                 self._start_one(event.needs)
-            case CannotRun():
+            case events.CannotRun():
                 self._cannot_run(event)
-            case TrialStopRequested():
+            case events.TrialStopRequested():
                 if (found := self.table.get(event.trial_id)) is not None:
                     self.stop_trial(found[0])
-            case StopRequested():
+            case events.StopRequested():
                 self._stop_everything(event.reason)
-            case Opened():
+            case events.Opened():
                 self._open(event.errored)
 
     def _attempt_event(self, trial: Trial, progress: Progress, event: Any) -> None:
         match event:
             case Started():
                 self._started(trial, progress)
-            case ResultReceived():
+            case events.ResultReceived():
                 self._result(trial, progress, event)
             case Completed():
                 progress.returned = True
                 if progress.phase is Phase.TRAINING:
                     self._go_on(trial, progress)
-            case ResultRefused() if progress.phase is Phase.TRAINING:
+            case events.ResultRefused() if progress.phase is Phase.TRAINING:
                 progress.phase = Phase.RESTING
                 self._count_failure(trial, progress, event.reason)
                 self._go_on(trial, progress)
@@ -201,7 +177,7 @@ class ExperimentMachine(Transfers):
                 end = progress.end
                 self._attempt_over(trial, progress)
                 self._settle(trial, progress, end or Trial.PENDING)
-            case ResetRefused() if progress.phase is Phase.RESETTING:
+            case events.ResetRefused() if progress.phase is Phase.RESETTING:
                 progress.end = progress.end or Trial.PENDING  # it takes the other's state over when it starts again
                 self._stop_attempt(trial, progress)
 
@@ -236,31 +212,31 @@ class ExperimentMachine(Transfers):
             progress.returned, progress.latest = False, {}
             progress.phase = Phase.STARTING
             self.table.move(trial, Trial.RUNNING)
-            self._emit(StartTrial(trial, progress.attempt, trial.checkpoint))
+            self._emit(events.StartTrial(trial, progress.attempt, trial.checkpoint))
             self.may_start = True
         self._free = frozenset()
 
-    def _cannot_run(self, event: CannotRun) -> None:
+    def _cannot_run(self, event: events.CannotRun) -> None:
         trial, progress = self._found(event.trial_id)
         if progress.phase is Phase.OUT and not trial.is_finished():
             trial.num_failures += 1
             trial.error_msg = event.reason
-            self._emit(WriteError(trial, event.reason, trial.num_failures))
+            self._emit(events.WriteError(trial, event.reason, trial.num_failures))
             self._settle(trial, progress, Trial.ERROR)
 
     def _started(self, trial: Trial, progress: Progress) -> None:
         if progress.phase is Phase.RESETTING:
             self._take_over(trial, progress)
-            self._emit(Notify("on_trial_restore", trial))
+            self._emit(events.Notify("on_trial_restore", trial))
         elif progress.phase is Phase.STARTING:
-            self._emit(Notify("on_trial_start", trial))
+            self._emit(events.Notify("on_trial_start", trial))
             if trial.checkpoint is not None:
-                self._emit(Notify("on_trial_restore", trial))
+                self._emit(events.Notify("on_trial_restore", trial))
         else:
             return
         self._go_on(trial, progress)
 
-    def _result(self, trial: Trial, progress: Progress, event: ResultReceived) -> None:
+    def _result(self, trial: Trial, progress: Progress, event: events.ResultReceived) -> None:
         if progress.phase is Phase.STOPPING:
             return
         result = event.result
@@ -286,7 +262,7 @@ class ExperimentMachine(Transfers):
         if before is not None and iteration <= before and not progress.repeats:
             progress.repeats = True
             self._emit(
-                Warn(
+                events.Warn(
                     f"{trial}: a result has training_iteration {iteration}, and one before it {before}; such results count for "
                     "nothing. Let it grow with each result, or leave it out to have results counted"
                 )
@@ -319,7 +295,7 @@ class ExperimentMachine(Transfers):
                 progress.end = Trial.PAUSED
                 if progress.exploit is None:
                     self._want_checkpoint(trial, progress, result)
-        self._emit(Notify("on_trial_result", trial, {"result": result, "number": trial.num_results}))
+        self._emit(events.Notify("on_trial_result", trial, {"result": result, "number": trial.num_results}))
         self.may_start = True
         every = trial.checkpoint_freq
         due = bool(every) and result[TRAINING_ITERATION] % every == 0
@@ -395,7 +371,7 @@ class ExperimentMachine(Transfers):
         if progress.wanted is not None:
             progress.phase = Phase.SAVING
             progress.wanted = self._with_newest_result(trial, progress, progress.wanted)
-            self._emit(SaveTrial(trial, progress.wanted))
+            self._emit(events.SaveTrial(trial, progress.wanted))
         elif progress.end is not None:
             self._stop_attempt(trial, progress)
         elif progress.held:
@@ -409,14 +385,14 @@ class ExperimentMachine(Transfers):
             self._go_on(trial, progress)
         else:
             progress.phase = Phase.TRAINING
-            self._emit(ContinueTraining(trial))
+            self._emit(events.ContinueTraining(trial))
 
     def _stop_attempt(self, trial: Trial, progress: Progress) -> None:
         progress.phase = Phase.STOPPING
         if progress.end == Trial.PAUSED:
-            self._emit(PauseTrial(trial))
+            self._emit(events.PauseTrial(trial))
         else:
-            self._emit(StopTrial(trial, error=progress.end == Trial.ERROR))
+            self._emit(events.StopTrial(trial, error=progress.end == Trial.ERROR))
 
     def _attempt_over(self, trial: Trial, progress: Progress) -> None:
         """There is no process any more; its resources are free."""
@@ -432,14 +408,14 @@ class ExperimentMachine(Transfers):
             self.stop_trial(trial)
             return
         if trial.status != Trial.RUNNING and status in (Trial.TERMINATED, Trial.ERROR) and progress.attempt:
-            self._emit(EndPaused(trial, error=status == Trial.ERROR))
+            self._emit(events.EndPaused(trial, error=status == Trial.ERROR))
         self.table.move(trial, status)
         if status == Trial.TERMINATED:
-            self._emit(Notify("on_trial_complete", trial))
+            self._emit(events.Notify("on_trial_complete", trial))
         elif status == Trial.ERROR:
             self.scheduler.on_trial_error(self, trial)
             self._emit(self.search.tell_complete(trial.trial_id, trial.last_result or None, error=True))
-            self._emit(Notify("on_trial_fail", trial))
+            self._emit(events.Notify("on_trial_fail", trial))
             if self.fail_fast:
                 self._stop_everything(f"{trial} failed, and fail_fast is set: {trial.error_msg}")
         if trial.is_finished():
@@ -452,9 +428,9 @@ class ExperimentMachine(Transfers):
         self._forget_wanted(progress)
         again = may_recover and (trial.max_failures < 0 or trial.num_failures <= trial.max_failures)
         progress.end = Trial.PENDING if again else Trial.ERROR
-        self._emit(WriteError(trial, error, trial.num_failures))
+        self._emit(events.WriteError(trial, error, trial.num_failures))
         if again:
-            self._emit(Notify("on_trial_recover", trial))
+            self._emit(events.Notify("on_trial_recover", trial))
 
     def _missing(self, trial: Trial, result: Result) -> str | None:
         """Why nobody could decide on this result; None if all can."""

@@ -27,20 +27,9 @@ from counterpoint.tune.executors.polled import for_runner
 from counterpoint.tune.executors.trial_executor import TrialExecutor
 from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
-from counterpoint.tune.runner import codec
+from counterpoint.tune.runner import codec, events
 from counterpoint.tune.runner.acting import Acting
-from counterpoint.tune.runner.events import (
-    CannotRun,
-    Event,
-    Opened,
-    ResourcesFree,
-    ResultReceived,
-    ResultRefused,
-    SearchIdle,
-    StopRequested,
-    TrialAdded,
-    TrialStopRequested,
-)
+from counterpoint.tune.runner.events import Event
 from counterpoint.tune.runner.experiment_server import ExperimentServer
 from counterpoint.tune.runner.experiment_state import DurableExperiment
 from counterpoint.tune.runner.machine import ExperimentMachine
@@ -199,7 +188,7 @@ class TrialRunner(Acting):
         if self._machine.table.get(trial.trial_id) is not None:
             raise TuneError(f"there is a trial with the id {trial.trial_id!r} already")
         trial.dirname = trial.dirname or trial.named_by_tag()
-        self._decide(TrialAdded(trial))
+        self._decide(events.TrialAdded(trial))
 
     def step(self) -> None:
         """One step, on an event loop of this runner's own. Raises as `step_async`."""
@@ -210,11 +199,11 @@ class TrialRunner(Acting):
 
     def stop_trial(self, trial: Trial) -> None:
         """Asks for a trial's end; it ends in the next step."""
-        self._decide(TrialStopRequested(trial.trial_id))
+        self._decide(events.TrialStopRequested(trial.trial_id))
 
     def request_stop_experiment(self, reason: str = "somebody asked for it") -> None:
         """Asks for the end of all trials; they end in the next steps."""
-        self._decide(StopRequested(reason))
+        self._decide(events.StopRequested(reason))
 
     def checkpoint(self, force: bool = False) -> None:
         """Writes what outlives the machine and what others read, if `checkpoint_period` has passed, or at once."""
@@ -244,7 +233,7 @@ class TrialRunner(Acting):
         if resumed:
             self._status.say_resumed(self.get_trials())
         if not self._machine.is_finished() or self._errored_again or not self._machine.table.trials:
-            self._decide(Opened(self._errored_again))
+            self._decide(events.Opened(self._errored_again))
 
     async def cleanup(self) -> None:
         """Ends what runs, and releases the directory; what was not finished can be resumed. A second call does nothing."""
@@ -311,11 +300,13 @@ class TrialRunner(Acting):
         for event in await self._next_events():
             self._receive(event)
         if self._machine.stopping is None and self.stopper.stop_all():
-            self._decide(StopRequested(f"the stopper {type(self.stopper).__qualname__} has ended the experiment"))
+            self._decide(
+                events.StopRequested(f"the stopper {type(self.stopper).__qualname__} has ended the experiment")
+            )
         self._carry_out()
         self._start_trials()
         heard = None if self._search is None else self._search.idle_after
-        if heard is not None and self._experiment.decide(SearchIdle(heard)):
+        if heard is not None and self._experiment.decide(events.SearchIdle(heard)):
             self._start_trials()
         self._save_search()
         self._executor.on_step_end(self)
@@ -360,13 +351,13 @@ class TrialRunner(Acting):
         if not isinstance(event, executors.Reported):
             self._decide(event)
             return
-        received = ResultReceived(event.trial_id, event.attempt, event.result, None)
+        received = events.ResultReceived(event.trial_id, event.attempt, event.result, None)
         try:
             if self._machine.accepts(received) and self._machine.counts(received):
                 received = replace(received, stop=self._is_to_stop(event.trial_id, event.result))
             self._decide(received)
         except (TypeError, ValueError, OverflowError) as error:
-            self._decide(ResultRefused(event.trial_id, event.attempt, f"the result is no data: {error}"))
+            self._decide(events.ResultRefused(event.trial_id, event.attempt, f"the result is no data: {error}"))
 
     def _is_to_stop(self, trial_id: str, result: Result) -> bool:
         try:
@@ -402,7 +393,7 @@ class TrialRunner(Acting):
             if not free or not (self._machine.may_start or free != self._free):
                 break
             self._free = free
-            self._decide(ResourcesFree(free))
+            self._decide(events.ResourcesFree(free))
             self._carry_out()
         self._carry_out()
 
@@ -413,7 +404,7 @@ class TrialRunner(Acting):
                 if reason is None and self._executor.remembers_needs:
                     self._could_run.add(key)
                 elif reason is not None:
-                    self._decide(CannotRun(trial.trial_id, reason))
+                    self._decide(events.CannotRun(trial.trial_id, reason))
 
     def _save_search(self) -> None:
         """Asks for the search algorithm's state when it has heard much since the last: a resume tells it all that again."""
