@@ -12,7 +12,7 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -64,8 +64,21 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class ListKeys:
+    """A request for all keys. The protocol of a lease makes none; a journal does (`cluster/master/journal.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """A request to delete an object that a later one has made needless. See `Store.discard`."""
+
+    key: str
+
+
 T = TypeVar("T")
-Exchange = Generator[Read | Write | Pause, Any, T]
+Request = Read | Write | Pause | ListKeys | Discard
+Exchange = Generator[Request, Any, T]
 
 
 class LeaseLost(Exception):
@@ -94,7 +107,7 @@ def perform(store: Store, exchange: Exchange[T]) -> T:
         request = next(exchange)
         while True:
             try:
-                answer = _answer(store, request)
+                answer = answer_of(store, request)
             except (Conflict, StoreError) as error:
                 request = exchange.throw(error)
             else:
@@ -104,46 +117,57 @@ def perform(store: Store, exchange: Exchange[T]) -> T:
         return result
 
 
-def _answer(store: Store, request: Read | Write | Pause) -> Stored | str | None:
+def answer_of(store: Store, request: Request) -> Any:
+    """Carries one request out, and returns its answer."""
     match request:
         case Read(key):
             return store.read(key)
         case Write(key, data, version):
             return store.write(key, data, version)
+        case ListKeys():
+            return store.keys()
+        case Discard(key):
+            return store.discard(key)
         case Pause(seconds):
-            time.sleep(seconds)
-            return None
+            return time.sleep(seconds)
 
 
-def write_until_known(record: Record, version: str | None, clocks: Clocks, give_up: float) -> Exchange[str]:
-    """Writes a record, and repeats until it is known whether the record is written; returns its version.
+def pauses() -> Iterator[Pause]:
+    """Yields the pause before each further try, with jitter."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield Pause(pause * _CHANCE.uniform(0.5, 1.0))
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def write_until_known(write: Write, now: Callable[[], float], give_up: float, place: str = "") -> Exchange[str]:
+    """Writes an object, and repeats until it is known whether the object is written; returns its version.
 
     An error may mean that the answer was lost, and a conflict that a library sent the same request twice: so the object is
     read back. The very same bytes are sent again while nothing has changed, since a request that seemed lost may still
     arrive: one of the two then finds its condition broken. Raises `Superseded`; the last `StoreError` once `give_up` has
     passed.
     """
-    data, pause = record.to_bytes(), FIRST_PAUSE_SECONDS
-    while True:
+    for pause in pauses():
         trouble: Exception
         try:
-            written: str = yield Write(record.target_id, data, version)
+            written: str = yield write
             return written
         except (Conflict, StoreError) as error:
             trouble = error
         try:
-            stored: Stored | None = yield Read(record.target_id)
+            stored: Stored | None = yield Read(write.key)
         except StoreError as error:
             trouble = error
         else:
-            if stored is not None and stored.data == data:
+            if stored is not None and stored.data == write.data:
                 return stored.version
-            if (stored and stored.version) != version:
+            if (stored and stored.version) != write.version:
                 raise Superseded(stored)
-        if clocks.monotonic() >= give_up:
-            raise StoreError(f"{record.target_id}: not written in time: {trouble}") from trouble
-        yield Pause(pause * _CHANCE.uniform(0.5, 1.0))
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        if now() >= give_up:
+            raise StoreError(f"{place}{write.key} is not known to be written: {trouble}") from trouble
+        yield pause
+    raise AssertionError("unreachable")
 
 
 @dataclass(slots=True)
@@ -187,7 +211,8 @@ class OwnedLease:
         while True:
             record, started = transition(self.record), self.clocks.monotonic()
             try:
-                version = yield from write_until_known(record, self.version, self.clocks, give_up)
+                write = Write(record.target_id, record.to_bytes(), self.version)
+                version = yield from write_until_known(write, self.clocks.monotonic, give_up)
             except Superseded as superseded:
                 # An earlier heartbeat, whose answer was lost, arrived after all.
                 self._continue_from(superseded.stored)
@@ -253,14 +278,14 @@ class Observer:
                     record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall(), identity
                 )
                 version = yield from write_until_known(
-                    new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds)
+                    Write(target_id, new.to_bytes(), version), self.clocks.monotonic, give_up
                 )
                 return (yield from self._in_time(OwnedLease(new, version, started, terms, self.clocks)))
             if isinstance(assessment, Held | Done | StaysFailed):
                 return assessment
             assert record is not None
             new = marked_failed(record, owner, self.clocks.wall())
-            yield from write_until_known(new, version, self.clocks, give_up)
+            yield from write_until_known(Write(target_id, new.to_bytes(), version), self.clocks.monotonic, give_up)
             return StaysFailed(new)
         except Superseded as superseded:
             winner = self._record(target_id, superseded.stored)

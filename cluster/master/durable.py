@@ -16,9 +16,10 @@ import orjson
 from counterpoint.cluster.manager.events import Event
 from counterpoint.cluster.master.event_codec import encode
 from counterpoint.cluster.master.faults import Faults
-from counterpoint.cluster.master.journal import Exchange, History, Journal, perform
+from counterpoint.cluster.master.journal import History, Journal
 from counterpoint.cluster.master.journal_format import MAX_ENTRY_BYTES, EntryTooLarge, Snapshot
 from counterpoint.sweep.lease import monotonic
+from counterpoint.sweep.protocol import Exchange, perform
 from counterpoint.sweep.store import Store, StoreError
 from counterpoint.transport.process.permanent_errors import disk_full, is_disk_full
 

@@ -16,11 +16,9 @@ every fault.
 from __future__ import annotations
 
 import math
-import random
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from counterpoint.cluster.errors import StaleMasterError
 from counterpoint.cluster.master.journal_format import (
@@ -37,70 +35,11 @@ from counterpoint.cluster.master.journal_format import (
     to_bytes,
 )
 from counterpoint.sweep.lease import monotonic
-from counterpoint.sweep.protocol import Pause, Read, Write
-from counterpoint.sweep.store import Conflict, Store, Stored, StoreError
-
-FIRST_PAUSE_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 1.0
+from counterpoint.sweep.protocol import Discard, Exchange, ListKeys, Read, Superseded, Write, pauses, write_until_known
+from counterpoint.sweep.store import Conflict, Stored, StoreError
 
 ENTRIES_BEFORE_SNAPSHOT = 128
 """Fewest entries between two snapshots; more while the entries are smaller together than the last snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListKeys:
-    """A request for all keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """A request to delete an object that a later snapshot has made needless."""
-
-    key: str
-
-
-T = TypeVar("T")
-Request = Read | Write | Pause | ListKeys | Discard
-Exchange = Generator[Request, Any, T]
-
-
-def perform(store: Store, exchange: Exchange[T]) -> T:
-    """Carries an exchange out, and returns or raises what the exchange does. Blocks."""
-    try:
-        request = next(exchange)
-        while True:
-            try:
-                answer = answer_of(store, request)
-            except (Conflict, StoreError) as error:
-                request = exchange.throw(error)
-            else:
-                request = exchange.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-def answer_of(store: Store, request: Request) -> Any:
-    """Carries one request out, and returns its answer."""
-    match request:
-        case Read(key):
-            return store.read(key)
-        case Write(key, data, version):
-            return store.write(key, data, version)
-        case ListKeys():
-            return store.keys()
-        case Discard(key):
-            return store.discard(key)
-        case Pause(seconds):
-            return time.sleep(seconds)
-
-
-def _pauses() -> Iterator[float]:
-    """Yields the seconds to wait before each further try, with jitter."""
-    pause, draw = FIRST_PAUSE_SECONDS, random.Random()
-    while True:
-        yield pause * draw.uniform(0.5, 1.0)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -290,38 +229,21 @@ class Journal:
         return entry
 
     def _create(self, key: str, data: bytes, give_up: float) -> Exchange[Stored | None]:
-        """Creates an object, and repeats until it is known what is there; returns what another has written instead.
-
-        An error may mean that the answer was lost, so the object is read back, and the very same bytes are sent again.
-        """
-        pauses = _pauses()
-        while True:
-            trouble: Exception
-            try:
-                yield Write(key, data, None)
-                return None
-            except (Conflict, StoreError) as error:
-                trouble = error
-            try:
-                stored: Stored | None = yield Read(key)
-            except StoreError as error:
-                trouble = error
-            else:
-                if stored is not None:
-                    return None if stored.data == data else stored
-            if self._now() >= give_up:
-                raise StoreError(f"{self._place}: {key} is not known to be written: {trouble}") from trouble
-            yield Pause(next(pauses))
+        """Creates an object, and repeats until it is known what is there; returns what another has written instead."""
+        try:
+            yield from write_until_known(Write(key, data, None), self._now, give_up, f"{self._place}: ")
+        except Superseded as other:
+            return other.stored
+        return None
 
     def _patiently(self, request: Read | ListKeys, give_up: float) -> Exchange[Any]:
-        pauses = _pauses()
-        while True:
+        for pause in pauses():
             try:
                 return (yield request)
             except StoreError:
                 if self._now() >= give_up:
                     raise
-            yield Pause(next(pauses))
+            yield pause
 
     # --- snapshots ---
 

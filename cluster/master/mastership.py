@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from counterpoint.cluster.agent.remains import start_of
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.sweep.lease import Done, Held, StaysFailed, Terms, interrupted
 from counterpoint.sweep.lock import REAL_CLOCKS, LeaseHolder, describe_holder
@@ -63,11 +64,11 @@ class Identity:
     @classmethod
     def of_this_process(cls) -> Identity:
         """Returns the caller's own."""
-        return cls(_machine(), os.getpid(), _started(os.getpid()) or 0)
+        return cls(_machine(), os.getpid(), start_of(os.getpid()) or 0)
 
     def is_dead(self) -> bool:
         """Whether the process has surely ended. False if it cannot be told from here."""
-        return self.machine == _machine() and _started(self.pid) != self.started
+        return self.machine == _machine() and start_of(self.pid) != self.started
 
 
 def _machine() -> str:
@@ -76,15 +77,6 @@ def _machine() -> str:
         return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
-
-
-def _started(pid: int) -> int | None:
-    """When a process started; None if there is none, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 class Mastership:

@@ -12,11 +12,12 @@ from counterpoint.cluster.job_files import JOB_FILE, JOURNAL, JobFile, OutcomeFi
 from counterpoint.cluster.manager.events import Event, Instruction
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.master.event_codec import encode
-from counterpoint.cluster.master.journal import Journal, perform
+from counterpoint.cluster.master.journal import Journal
 from counterpoint.cluster.master.restore import state_of
 from counterpoint.serve.readers.cluster import ClusterReader, ClusterState
 from counterpoint.serve.readers.rollouts.step_indexes import moment
 from counterpoint.sweep.open_store import open_store
+from counterpoint.sweep.protocol import perform
 from tests.cluster.manager.driver import Driver, command
 from tests.serve.api_client import api
 

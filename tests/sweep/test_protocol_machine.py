@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from counterpoint.sweep.lease import Terms, failed, interrupted, succeeded
-from counterpoint.sweep.protocol import Clocks, Exchange, LeaseLost, Observer, OwnedLease, Pause, Read, Write
+from counterpoint.sweep.protocol import Clocks, Exchange, LeaseLost, Observer, OwnedLease, Pause, Read, Request, Write
 from counterpoint.sweep.record import Record, State
 from counterpoint.sweep.store import Conflict, Store, StoreError
 from counterpoint.sweep.stores.local import LocalStore
@@ -61,7 +61,7 @@ class Worker:
     ending: bool = False
     stopped: bool = False
     exchange: Exchange[Any] | None = None
-    request: Read | Write | Pause | None = None
+    request: Request | None = None
     answers: list[Any] = field(default_factory=list)
     """What the store has done about the request, on its way back: an answer or an error."""
 

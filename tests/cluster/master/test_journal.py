@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from counterpoint.cluster.errors import StaleMasterError
 from counterpoint.cluster.master import journal as journal_module
-from counterpoint.cluster.master.journal import History, Journal, answer_of, perform
+from counterpoint.cluster.master.journal import History, Journal
 from counterpoint.cluster.master.journal_format import (
     Entry,
     EntryTooLarge,
@@ -20,7 +20,7 @@ from counterpoint.cluster.master.journal_format import (
     entry_of_bytes,
     to_bytes,
 )
-from counterpoint.sweep.protocol import Write
+from counterpoint.sweep.protocol import Write, answer_of, perform
 from counterpoint.sweep.store import Store, StoreError
 from counterpoint.sweep.stores.local import LocalStore
 

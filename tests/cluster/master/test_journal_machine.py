@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 from counterpoint.cluster.errors import StaleMasterError
-from counterpoint.cluster.master.journal import Discard, Exchange, History, Journal, Request, answer_of, perform
+from counterpoint.cluster.master.journal import History, Journal
 from counterpoint.cluster.master.journal_format import ENTRY, entry_of_bytes, number_of
-from counterpoint.sweep.protocol import Pause, Write
+from counterpoint.sweep.protocol import Discard, Exchange, Pause, Request, Write, answer_of, perform
 from counterpoint.sweep.store import Conflict, StoreError
 from counterpoint.sweep.stores.memory import MemoryStore
 
