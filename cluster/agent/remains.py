@@ -16,14 +16,14 @@ from counterpoint.cluster.agent.protocol import MARK
 from counterpoint.transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
 
 
-def start_of(pid: int) -> float | None:
+def start_of(pid: int) -> int | None:
     """Returns when a living process started, in clock ticks since boot; None if there is none, or only its zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else float(fields[19])
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def marked(mark: str) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.parent_death import bound_command
 from counterpoint.cluster.process import last_lines
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.configuration.layers import variable
@@ -78,11 +78,11 @@ class HostJob:
             *resume,
         ]
         allowed = {variable("trainer.allowed_imports"): json.dumps(self._imports)} if self._imports else {}
-        tied = [sys.executable, "-P", "-m", "counterpoint.tune.runs.tied_command", str(os.getpid()), *command]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self._process = subprocess.Popen(
-                tied,
+                # No guardian, which would kill the job's roles, too: they outlive it for the lease of their agent.
+                bound_command(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
