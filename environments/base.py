@@ -7,6 +7,7 @@ methods run on the orchestrator's event loop and must not block it: anything slo
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
+from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout, Turn
 
 
@@ -25,6 +27,25 @@ class Example:
     prompt: str
     answer: str = ""
     info: dict[str, Any] = field(default_factory=dict)
+
+
+LONGEST_ANSWER = 2000
+"""Characters of a right answer in a rollout's record."""
+
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 50
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = LONGEST_ANSWER
+
+
+def answer_of(example: Example) -> str | None:
+    """Returns the right answer of an example for people: what it has, which may be no text, cut where it is long.
+
+    None if it has none.
+    """
+    answer: object = getattr(example, "answer", None)
+    text = answer if isinstance(answer, str) else "" if answer is None else _REPR.repr(answer)
+    # Lone surrogates are not UTF-8: JSON and msgpack refuse them.
+    return shortened(text, LONGEST_ANSWER).encode(errors="backslashreplace").decode() or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,8 @@ class EnvironmentConfig(Config):
     reward lies within them. Unset: those that the environment has; a rubric derives its own (docs/rewards.md)."""
 
     state_columns: Annotated[list[str], AfterValidator(_columns)] = []
-    """Keys of a rollout's `state` to add to its saved record. Unknown ones are refused where the environment says its keys
-    (`state_keys`); else the log names, once, one that the state of a rollout lacks."""
+    """Keys of a rollout's `state` that its saved record has whole, however long; of the others it has at most 16 KiB. Unknown
+    ones are refused where the environment says its keys (`state_keys`); else the log names, once, one that a state lacks."""
 
     sampling: SamplingOverrides = SamplingOverrides()
     """Keys of `[sampling]` that this environment has otherwise than the run."""

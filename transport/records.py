@@ -212,7 +212,10 @@ class Rollout:
     """It failed because a model call of it got no answer in time: a failure of the infrastructure, not of its environment."""
     metrics: dict[str, float] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    """What the environment kept; `state_columns` selects fields for the saved records. JSON-serialisable."""
+    """What the environment kept. The saved records have it, cut where it is long, but whole what `state_columns` names.
+    JSON-serialisable."""
+    answer: str | None = None
+    """The right answer of its example, for people, cut where it is long (`environments.base.answer_of`); None if it has none."""
     sampling_args: dict[str, Any] = field(default_factory=dict)
     """All that its calls were sent with that overrode nothing: `[sampling]` of its environment, and the stop tokens."""
     advantage: float = 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from counterpoint.environments.base import Environment, Score, Unavailable
+from counterpoint.environments.base import Environment, Score, Unavailable, answer_of
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.environments.reward import as_rewards
@@ -102,18 +102,20 @@ class Player:
         if model is not None:
             model.close()
         self._sessions.pop(number, None)
+        answer = None if model is None else model.rollout.answer
         outcome = _CANCELLED if task.cancelled() else task.result()
         if isinstance(outcome, Failure):
-            self._send([protocol.DONE, number, outcome.error[: protocol.MAX_ERROR], None, [], outcome.unavailable], 0)
+            error = outcome.error[: protocol.MAX_ERROR]
+            self._send([protocol.DONE, number, error, None, [], outcome.unavailable, answer], 0)
             return
         rewards, results = outcome
-        self._send(
-            [protocol.DONE, number, None, rewards, results, False], sum(len(each[0]) + len(each[1]) for each in results)
-        )
+        size = sum(len(each[0]) + len(each[1]) for each in results)
+        self._send([protocol.DONE, number, None, rewards, results, False, answer], size)
 
     async def _played(self, model: RemoteModel, index: int, scored: bool) -> Outcome:
         rollout = model.rollout
         example = self._environment.example(index)
+        rollout.answer = answer_of(example)
         await self._environment.rollout(example, model, rollout.state)
         rewards = None
         if scored:

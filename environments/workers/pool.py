@@ -275,5 +275,5 @@ _OF_SESSIONS: dict[int, tuple[type | tuple[type, ...], ...]] = {
     protocol.GENERATE: (int, int, str, int, (dict, type(None)), bytes),
     protocol.PARSE: (int, int, int, list, bool),
     protocol.ABANDON: (int, int),
-    protocol.DONE: (int, (str, type(None)), (list, type(None)), list, bool),
+    protocol.DONE: (int, (str, type(None)), (list, type(None)), list, bool, (str, type(None))),
 }

@@ -25,7 +25,8 @@ HELLO, READY, UNABLE, BEAT, GENERATE, PARSE, ABANDON, DONE = range(1, 9)
 """`HELLO token pid`; `READY examples group_scoring`; `UNABLE error`; `BEAT lag`;
 `GENERATE session call seat base sampling ids`: the prompt is the tokens of turn `base` (-1: none) and then `ids`; `seat` is ""
 for the policy, or `PLAYER` or `OPPONENT` and its name;
-`PARSE session call turn tools reasoning`; `ABANDON session call`; `DONE session error rewards results unavailable`."""
+`PARSE session call turn tools reasoning`; `ABANDON session call`;
+`DONE session error rewards results unavailable answer`, the right one for people."""
 
 # To a worker.
 PLAY, SCORE, TURN, REPLY, FAILURE, CANCEL, LEAVE = range(33, 40)

@@ -8,12 +8,21 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model, Score, UnavailableError, WorkerError
+from counterpoint.environments.base import (
+    LONGEST_ANSWER,
+    EnvironmentContext,
+    Example,
+    Model,
+    Score,
+    UnavailableError,
+    WorkerError,
+)
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.found import Found
 from counterpoint.environments.workers.pool import WorkerPool
 from counterpoint.environments.workers.protocol import Message
+from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -78,6 +87,8 @@ class WorkerEnvironment:
             return [protocol.PLAY, number, example.index, identity, sampling, variables, scored]
 
         session, done = await self._pool.play(model, self._deadline(), message)
+        if record is not None and done[6] is not None:
+            record.answer = shortened(done[6], LONGEST_ANSWER)
         _raise_error(done)
         ((left, metrics),) = session.results(done, 1)
         state.clear()

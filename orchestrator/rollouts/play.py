@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from counterpoint.environments.base import Environment, Model, Reply, Unavailable
+from counterpoint.environments.base import Environment, Model, Reply, Unavailable, answer_of
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.describe_error import describe_error
@@ -288,6 +288,7 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
     async def play_and_score() -> None:
         environment = loaded.environment
         example = environment.example(rollout.example_index)
+        rollout.answer = answer_of(example)
         trace = model.trace
         with nullcontext() if trace is None else trace.playing():
             await environment.rollout(example, model, rollout.state)

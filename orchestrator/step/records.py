@@ -20,10 +20,23 @@ from counterpoint.orchestrator.rollouts.token_file import write_tokens
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber, TurnText
 from counterpoint.orchestrator.scheduling.outcomes import outcome_of
 from counterpoint.transport.exact_json import dumps, loads
+from counterpoint.transport.printable import shortened
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
+
+STATE_BYTES = 16 * 2**10
+"""Bytes of a rollout's state, as JSON, in its record, besides the columns that `state_columns` names."""
+
+LONGEST_VALUE = 1000
+"""Characters of one value of a state that exceeds these: its JSON, cut."""
+
+MOST_READ_STATE = 256 * 2**10
+"""Bytes of a state that is read for its record without `state_columns`: longer ones would hold the GIL over a millisecond."""
+
+OTHERS = "(others)"
+"""In a record's state, a note in place of what is left out."""
 
 _said: set[tuple[str, str]] = set()
 """Environments and columns that the log has named."""
@@ -32,18 +45,17 @@ _said: set[tuple[str, str]] = set()
 def rollout_record(
     rollout: Rollout, state_columns: Sequence[str], texts: Sequence[TurnText] | None = None
 ) -> dict[str, Any]:
-    """Returns one rollout's line: identity, result, a summary of each turn with its text, and the columns of its state.
+    """Returns one rollout's line: identity, right answer, result, a summary of each turn with its text, and its state.
 
     Without `texts` the turns have no text. Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
     """
     saved = saved_state(rollout)
-    columns = loads(saved.state) if state_columns else {}
-    _say_missing(rollout, state_columns, columns)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
         "environment": rollout.environment,
         "example_index": rollout.example_index,
+        "answer": rollout.answer,
         "reward": rollout.reward,
         "advantage": rollout.advantage,
         "player_rewards": rollout.player_rewards,
@@ -72,9 +84,34 @@ def rollout_record(
             for turn, text in zip(rollout.turns, texts or repeat(None, len(rollout.turns)), strict=True)
         ],
         "opponent_turns": rollout.opponent_turns,
-        # Each column is encoded by itself: within a record, a deeply nested state would exceed the encoder's depth.
-        "state": {name: orjson.Fragment(dumps(columns.get(name))) for name in state_columns},
+        "state": _recorded_state(rollout, saved.state, state_columns),
     }
+
+
+def _recorded_state(rollout: Rollout, encoded: bytes, names: Sequence[str]) -> dict[str, Any] | orjson.Fragment:
+    """Returns the columns `names` of the state, whole, and of what else it holds as much as `STATE_BYTES` allow."""
+    if not names and len(encoded) <= STATE_BYTES:
+        return orjson.Fragment(encoded)
+    # A state of any size must not be read with the GIL.
+    state = loads(encoded) if names or len(encoded) <= MOST_READ_STATE else {}
+    _say_missing(rollout, names, state)
+    recorded: dict[str, Any] = dict.fromkeys(names)
+    left = STATE_BYTES
+    for name in dict.fromkeys([*names, *state]):
+        # Each is encoded by itself: within a record, a deeply nested state would exceed the encoder's depth.
+        value = dumps(state.get(name))
+        if name not in recorded:
+            if len(value) > LONGEST_VALUE and len(encoded) > STATE_BYTES:
+                text = held if isinstance(held := state[name], str) else value.decode()
+                value = dumps(shortened(text, LONGEST_VALUE))
+            if (left := left - len(value) - len(name)) < 0:
+                break
+        recorded[name] = orjson.Fragment(value)
+    if left < 0 or (len(encoded) > MOST_READ_STATE and not names):
+        recorded[OTHERS] = (
+            f"not recorded: the state has {len(encoded)} bytes as JSON; name in state_columns what is to be"
+        )
+    return recorded
 
 
 def recorded_line(

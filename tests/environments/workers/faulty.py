@@ -41,7 +41,7 @@ class Faulty:
         return len(FAULTS)
 
     def example(self, index: int) -> Example:
-        return Example(index, FAULTS[index])
+        return Example(index, FAULTS[index], f"right {index}")
 
     async def start(self, context: EnvironmentContext) -> None:
         self._started = context.name
@@ -130,7 +130,7 @@ class Faulty:
     async def _forge(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
         """Reports the end of a rollout that another worker plays."""
         for number in range(1, 100):
-            _worker()._wire.send(b"", [8, number, None, [1.0], [[b"{}", b"{}", []]], False])
+            _worker()._wire.send(b"", [8, number, None, [1.0], [[b"{}", b"{}", []]], False, None])
         await asyncio.sleep(3600)
 
     async def _overlap(self, model: Model, turn: Any, state: dict[str, Any]) -> None:

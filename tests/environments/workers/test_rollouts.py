@@ -25,6 +25,7 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
         well = await each.play("well")
         assert well.error is None
         assert (well.reward, well.metrics) == (2.0, {"turns": 2})
+        assert well.answer == f"right {well.example_index}"
         assert well.state["started"] == "mine"
         assert well.state["long"] == 2**70 + 1
         assert well.state["turns"] == [turn.completion_ids.tolist() for turn in well.turns]
@@ -64,6 +65,7 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
         assert each.model.inference_failed(60.0), "what the environment needs is down: no fault of its own"
         failed = await each.play("raise")
         assert failed.error is not None
+        assert failed.answer == f"right {failed.example_index}"
         assert not each.model.inference_failed(60.0)
 
         untrained = await each.play("untrained")

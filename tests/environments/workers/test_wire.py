@@ -15,7 +15,7 @@ from counterpoint.environments.workers.supply import Worker
 from counterpoint.environments.workers.wire import BatchingWire
 
 CALL: Message = [GENERATE, 1, 1, "", -1, None, b""]
-END: Message = [DONE, 1, None, [1.0], [], False]
+END: Message = [DONE, 1, None, [1.0], [], False, None]
 SIGN: Message = [BEAT, 0.0]
 
 

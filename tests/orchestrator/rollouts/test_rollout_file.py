@@ -19,7 +19,7 @@ from counterpoint.orchestrator.rollouts.rollout_file import (
     saved_state,
     write_rollouts,
 )
-from counterpoint.orchestrator.step.records import recorded_line
+from counterpoint.orchestrator.step.records import MOST_READ_STATE, OTHERS, recorded_line
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.json_lines import object_in
 from counterpoint.transport.records import Alternatives, Rollout, SavedState
@@ -92,7 +92,7 @@ def test_long_integers_of_a_state_are_in_the_file_and_in_the_records(tmp_path: P
     (read,) = read_rollouts(tmp_path / "rollouts.bin")
     assert (read.state, read.metrics) == (rollout.state, rollout.metrics)
     columns = {rollout.environment: ["answer"]}
-    assert object_in(recorded_line(read, columns, None))["state"] == {"answer": 2**70 + 1}  # type: ignore[index]
+    assert object_in(recorded_line(read, columns, None))["state"] == {"answer": 2**70 + 1, "text": "a"}  # type: ignore[index]
 
 
 def test_many_turns(tmp_path: Path) -> None:
@@ -141,9 +141,42 @@ def test_a_column_that_no_state_has_is_said_once(caplog: pytest.LogCaptureFixtur
     columns = {"misspelt": ["anwser"]}
     for number in range(3):
         rollout = replace(make_rollout(number, number, state={"answer": "yes"}), environment="misspelt")
-        assert object_in(recorded_line(rollout, columns, None))["state"] == {"anwser": None}  # type: ignore[index]
+        assert object_in(recorded_line(rollout, columns, None))["state"] == {"anwser": None, "answer": "yes"}  # type: ignore[index]
     assert caplog.text.count("anwser") == 1
     assert "did you mean 'answer'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "columns", "recorded"),
+    [
+        ({"tries": [1], "deep": {"a": None}}, [], {"tries": [1], "deep": {"a": None}}),
+        ({"tries": [1], "other": "x"}, ["other"], {"other": "x", "tries": [1]}),
+        ({"page": "x" * 20_000, "n": 1}, [], {"page": "x" * 999 + "…", "n": 1}),
+        ({"page": "x" * 20_000, "n": 1}, ["page"], {"page": "x" * 20_000, "n": 1}),
+        (
+            {f"k{n}": "x" * 900 for n in range(20)},
+            [],
+            {f"k{n}": "x" * 900 for n in range(18)} | {OTHERS: "18171 bytes"},
+        ),
+        ({"page": "x" * MOST_READ_STATE}, [], {OTHERS: "262155 bytes"}),
+        ({"page": "x" * MOST_READ_STATE, "n": 1}, ["n"], {"n": 1, "page": "x" * 999 + "…"}),
+    ],
+)
+def test_a_record_has_the_state_within_its_bound(
+    state: dict[str, Any], columns: list[str], recorded: dict[str, Any]
+) -> None:
+    rollout = make_rollout(state=state)
+    found = object_in(recorded_line(rollout, {rollout.environment: columns}, None))["state"]  # type: ignore[index]
+    assert isinstance(found, dict)
+    assert recorded.pop(OTHERS, "") in found.pop(OTHERS, "")
+    assert found == recorded
+
+
+def test_the_right_answer_is_in_the_file_and_in_the_record(tmp_path: Path) -> None:
+    rollout = replace(make_rollout(), answer="four")
+    write_rollouts(tmp_path / "rollouts.bin", [rollout])
+    (read,) = read_rollouts(tmp_path / "rollouts.bin")
+    assert object_in(recorded_line(read, {rollout.environment: []}, None))["answer"] == "four"  # type: ignore[index]
 
 
 def test_a_rollout_that_failed_lacks_no_column(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,7 +32,7 @@ from tests.support.rollouts import make_rollout, make_turn
 def make_rollouts() -> list[Rollout]:
     two_turns = [make_turn([1, 2], [3], start=0), make_turn([1, 2, 3, 4], [5, 6], version=1, start=2)]
     return [
-        make_rollout(0, 0, turns=two_turns, state={"answer": "yes", "secret": "no"}, reward=0.5),
+        make_rollout(0, 0, turns=two_turns, state={"answer": "yes", "note": "kept, too"}, reward=0.5),
         make_rollout(0, 1, error="it broke", reward=None),
         make_rollout(1, 0, filtered_by="zero_advantage", reward=0.0),
         make_rollout(1, 1, reward=1.0),
@@ -78,7 +78,7 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     np.testing.assert_array_equal(recorded.token_ids_T, batch.token_ids_T)
     records = [orjson.loads(row) for row in (tmp_path / "rollouts/step_3/rollouts.jsonl").read_bytes().splitlines()]
     assert [record["rollout_id"] for record in records] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
-    assert records[0]["state"] == {"answer": "yes"}
+    assert records[0]["state"] == {"answer": "yes", "note": "kept, too"}
     dump = open_dump(tmp_path / "raw_rollouts/step_3")
     assert (dump.header.step, dump.header.shipped, dump.header.rollouts) == (3, 4, 5)
     assert [rollout.rollout_id for rollout in dump.rollouts()] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
