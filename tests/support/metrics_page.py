@@ -20,6 +20,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 PROCESSES: tuple[Process, ...] = (ORCHESTRATOR, TRAINER, SUPERVISOR, SWEEP, TUNE)
 """All kinds of processes with an endpoint, in the order of the page."""
 
+USUAL_SERIES = Metric("", "gauge", "").most_series
+"""How many combinations of labels a metric has whose table says nothing of it."""
+
 INTRODUCTION = """\
 # Metrics
 
@@ -32,8 +35,7 @@ Every number that a process writes to its `metrics.jsonl` or shows to Prometheus
 
 The same number has two names. In `metrics.jsonl` it is `area/name`; these names stay as they are. For Prometheus it follows
 OpenMetrics: the prefix `counterpoint_`, the base unit at the end (`_seconds`, `_bytes`, `_ratio`), `_total` for a counter, and
-labels instead of names within names. Earlier versions turned each name of the line into a gauge of its own
-(`counterpoint_event_loop_lag_p99`, `counterpoint_phase_merge`); those names are gone.
+labels instead of names within names.
 
 | in `metrics.jsonl` | for Prometheus |
 |---|---|
@@ -43,16 +45,13 @@ labels instead of names within names. Earlier versions turned each name of the l
 
 ## Endpoints
 
-Each process serves `http://127.0.0.1:PORT/metrics`, in OpenMetrics or in the older text format, as the client asks. It answers
-nobody who calls it by the name of a host, as a web page of another site would (DNS rebinding): use `127.0.0.1`, `localhost`, or
-another address that leads here. In a container, whose loopback Prometheus does not reach, set `prometheus_host = "0.0.0.0"`
-(at the top of a job's file, or in a lone role's): any name will do then. Whoever reaches the port can read the metrics, so keep
-it within a network of yours. The key `prometheus_port` of each process is 0 by default: a free port, which its log names. A
-port that is in use is an error. Several runs, jobs or workers on a machine cannot share one: leave it at 0.
+Each process serves `http://127.0.0.1:PORT/metrics`, in OpenMetrics or in the older text format, as the client asks, and only to
+who calls it by an address of this machine. In a container set `prometheus_host = "0.0.0.0"` (at the top of a job's file, or in a
+lone role's). Whoever reaches the port can read the metrics. The key `prometheus_port` of each process is 0 by default: a free
+port, which its log names.
 
 **Finding the ports.** While a process serves, `prometheus/<process>.json` in the job's directory (an experiment's for the tuner)
-says where, in the format of Prometheus's file-based service discovery. A process that was killed leaves its file, and Prometheus
-shows it as down until it is started again.
+says where, in the format of Prometheus's file-based service discovery. A process that was killed leaves its file.
 
 ```yaml
 scrape_configs:
@@ -65,10 +64,9 @@ scrape_configs:
 The file adds the labels `counterpoint_job`, the name of the job's directory, and `process`. `deploy/prometheus/` has a complete
 example and alert rules, `deploy/grafana/` a dashboard. vLLM serves its own metrics at the servers' ports.
 
-**Cost.** Values are written without a lock; a thread of the scrape copies and formats them, and no scrape makes an event loop
-wait for it. The number of series is bounded: names that environments choose are cut to 128 characters, and each metric has at
-most as many combinations of labels as the table says. Further ones of a counter are added up as `other`, those of a gauge are
-left out. `counterpoint_telemetry_dropped_series` counts both.
+No scrape makes an event loop wait. Names that environments choose are cut to 128 characters, and a metric has at most 256
+combinations of labels unless the table says otherwise. Further ones of a counter are added up as `other`, those of a gauge are
+left out; `counterpoint_telemetry_dropped_series` counts both.
 """
 
 
@@ -91,7 +89,8 @@ def _metrics_table(metrics: Iterable[Metric]) -> str:
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        bound = f" (at most {metric.most_series} series)" if metric.labels else ""
+        usual = not metric.labels or metric.most_series == USUAL_SERIES
+        bound = "" if usual else f" (at most {metric.most_series} series)"
         rows.append(f"| `{metric.full_name}` | {metric.kind} | {labels}{bound} | {_cell(metric.help)} |")
     return "\n".join(rows) + "\n"
 
