@@ -94,7 +94,7 @@ class Results:
                     lambda: None
                 )
                 for text in block.splitlines()
-                for row in _metrics_of(text)
+                for row in metrics_of(text)
             ]
         except (OSError, UntrustedFileError) as error:
             raise UserError(f"{self.directory}: {error}") from None
@@ -120,7 +120,8 @@ def read(directory: Path | str) -> Results:
     return Results(directory)
 
 
-def _metrics_of(text: bytes) -> Iterator[dict[str, Any]]:
+def metrics_of(text: bytes) -> Iterator[dict[str, Any]]:
+    """Yields a row for each metric of a line of `evaluations.jsonl`, and for an error; none for what is no result."""
     try:
         line = parse_json(text)
     except UntrustedFileError:

@@ -15,20 +15,44 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
+from counterpoint.job.directory import JOB_FILE, run_ids_in
 from counterpoint.serve.errors import NotFound
+from counterpoint.serve.readers.population import is_experiment
+from counterpoint.serve.readers.sweep import is_sweep
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 Reader = TypeVar("Reader")
+Kind = Literal["job", "cluster", "experiment", "sweep", "other", "missing"]
+
+MOST_JOBS = 500
+"""Jobs of one folder that are shown."""
 
 MOST_READERS = 512
 """Readers that are kept, of all jobs; the one that was used longest ago goes first."""
 
 
+def kind_of(directory: Path) -> Kind:
+    """Returns what a directory holds now."""
+    try:
+        if not directory.is_dir():
+            return "sweep" if directory.is_file() and is_sweep(directory) else "missing"
+        if (directory / CLUSTER_JOB_FILE).is_file():
+            return "cluster"
+        if (directory / JOB_FILE).is_file() or run_ids_in(directory):
+            return "job"
+        if is_experiment(directory):
+            return "experiment"
+        return "sweep" if is_sweep(directory) else "other"
+    except OSError:  # such as one that we may not read
+        return "missing"
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One directory that was named on the command line."""
+    """One directory that was named on the command line, or that is in such a folder of jobs."""
 
     id: str
     """The base name of the directory, made unique."""
@@ -63,23 +87,30 @@ class _Kept:
 
 
 class Jobs:
-    """Every job by its id, in the order of the command line. Safe to use from several threads."""
+    """Every job by its id, in the order of the command line. Safe to use from several threads.
+
+    A directory that holds no job, but folders that do, stands for the jobs in these, and for those that begin there later.
+    """
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._jobs: dict[str, Job] = {}
-        for directory in dict.fromkeys(path.absolute().resolve() for path in directories):
-            job_id = self._free_id(directory)
-            self._jobs[job_id] = Job(job_id, directory)
+        self.named = [*dict.fromkeys(path.absolute().resolve() for path in directories)]
+        """What stands on the command line."""
         self._readers: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        list(self)  # which gives them their ids
 
     def __iter__(self) -> Iterator[Job]:
-        """Yields the jobs in the order of the command line."""
-        return iter(self._jobs.values())
+        """Yields the jobs in the order of the command line, those of a folder by name."""
+        for directory in self.named:
+            inside = _jobs_in(directory)
+            with self._lock:
+                jobs = [self._add(path) for path in inside or [directory]]
+            yield from jobs
 
     def get(self, job_id: str) -> Job:
         """Returns the job of that id. Raises `NotFound`."""
-        job = self._jobs.get(job_id)
+        job = self._jobs.get(job_id) or next((job for job in self if job.id == job_id), None)
         if job is None:
             known = ", ".join([*self._jobs][:20])
             raise NotFound(f"there is no job {job_id[:64]!r}", where="job", value=job_id, expected=f"one of {known}")
@@ -107,14 +138,29 @@ class Jobs:
                 kept.reader = kind(job.directory, *arguments)
             yield kept.reader
 
-    def _free_id(self, directory: Path) -> str:
-        """Returns an id that no other job has, made of the directory's name."""
+    def _add(self, directory: Path) -> Job:
+        """Returns the job in a directory. Its id, which no other job has, is made of the directory's name."""
+        known = next((job for job in self._jobs.values() if job.directory == directory), None)
+        if known is not None:
+            return known
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.name)[:48].lstrip("_.-") or "job"
         number = 2
         unique = name
         while unique in self._jobs:
             unique, number = f"{name}-{number}", number + 1
-        return unique
+        job = self._jobs[unique] = Job(unique, directory)
+        return job
+
+
+def _jobs_in(directory: Path) -> list[Path]:
+    """Returns the jobs in a directory that is none itself, by name."""
+    try:
+        if kind_of(directory) != "other":
+            return []
+        found = (Path(each.path) for each in os.scandir(directory) if each.is_dir(follow_symlinks=False))
+        return sorted(path for path in found if kind_of(path) in ("job", "cluster", "experiment"))[:MOST_JOBS]
+    except OSError:
+        return []
 
 
 def _identity_of(directory: Path) -> tuple[int, int] | None:

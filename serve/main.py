@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +81,7 @@ async def _run(
     certificate = _certificate(config)
     context = certificate.context if certificate is not None else None
     async with listening(app, config.host, config.port, context) as port:
-        say(_greeting(config, port, token_files))
+        say(_greeting(config, port, token_files, shows_tokens=sys.stdout.isatty()))
         notify(f"STATUS={url_of(config, port)}; {_opening(config, port, token_files[0])}")
         ready()
         heartbeat = Heartbeat()
@@ -94,12 +95,15 @@ async def _run(
                         await stopped.wait()
 
 
-def _greeting(config: ServeConfig, port: int, token_files: tuple[Path, Path]) -> str:
-    to_change, to_look = (_opening(config, port, file) for file in token_files)
-    return (
-        f"serving at {url_of(config, port)}\nthe shell prints what to open in a browser:\n"
-        f"  to look:   {to_look}\n  to change: {to_change}"
-    )
+def _greeting(config: ServeConfig, port: int, token_files: tuple[Path, Path], *, shows_tokens: bool) -> str:
+    """Returns where the page is: a terminal gets links with the tokens, and a log, which others may read, commands."""
+    if shows_tokens:
+        to_change, to_look = (f"{url_of(config, port)}#token={file.read_text().strip()}" for file in token_files)
+        begin = "open one of these in a browser:"
+    else:
+        to_change, to_look = (_opening(config, port, file) for file in token_files)
+        begin = "the shell prints what to open in a browser:"
+    return f"serving at {url_of(config, port)}\n{begin}\n  to look:   {to_look}\n  to change: {to_change}"
 
 
 def _opening(config: ServeConfig, port: int, token_file: Path) -> str:
@@ -110,18 +114,18 @@ def _opening(config: ServeConfig, port: int, token_file: Path) -> str:
 def _state_directory(jobs: Jobs, config: ServeConfig) -> Path:
     if config.state_directory is not None:
         return config.state_directory.absolute()
-    first = next(iter(jobs))
-    if first.directory.is_file():
+    first = jobs.named[0]
+    if first.is_file():
         raise UserError(
-            f"{first.directory} is a file, and the tokens are kept in the first directory: name the output directory of a job "
+            f"{first} is a file, and the tokens are kept in the first directory: name the output directory of a job "
             "first, or give --state-directory DIRECTORY"
         )
-    if not first.directory.is_dir() or not any(first.directory.iterdir()):
+    if not first.is_dir() or not any(first.iterdir()):
         raise UserError(
-            f"{first.directory} is missing or empty, and the tokens would be kept in it, so that no job could begin there: start "
+            f"{first} is missing or empty, and the tokens would be kept in it, so that no job could begin there: start "
             "the job first, name a directory that holds one first, or give --state-directory DIRECTORY"
         )
-    return first.directory / STATE
+    return first / STATE
 
 
 def _certificate(config: ServeConfig) -> Certificate | None:

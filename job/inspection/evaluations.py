@@ -113,13 +113,18 @@ class Evaluations:
         return None
 
     @property
-    def headline(self) -> str:
-        """The newest pass@k of the first evaluation, or its reward: `pass@1 0.069`; empty without a result."""
+    def figure(self) -> tuple[str, float] | None:
+        """The newest pass@k of the first evaluation, or its reward: the metric and its value; None without a result."""
         result = next(iter(self.newest.values()), None)
         if result is None or not result.metrics:
-            return ""
+            return None
         metric = next((name for name in result.metrics if name != "reward/mean"), "reward/mean")
-        return f"{_in_words(metric)} {number(result.metrics[metric].value)}"
+        return metric, result.metrics[metric].value
+
+    @property
+    def headline(self) -> str:
+        """The figure in words: `pass@1 0.069`; empty without a result."""
+        return f"{_in_words(figure[0])} {number(figure[1])}" if (figure := self.figure) is not None else ""
 
     def as_json(self) -> dict[str, Any]:
         """Returns each evaluation's first and newest result and its best version, by its name, for programs."""

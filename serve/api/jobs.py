@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
-from counterpoint.job.directory import JOB_FILE, run_ids_in
 from counterpoint.serve.endpoint import Endpoint
-from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.population import is_experiment
-from counterpoint.serve.readers.sweep import is_sweep
+from counterpoint.serve.jobs import Jobs, Kind, kind_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
-
-Kind = Literal["job", "cluster", "experiment", "sweep", "other", "missing"]
 
 
 class NoParameters(Config):
@@ -21,7 +15,7 @@ class NoParameters(Config):
 
 
 class JobEntry(Config):
-    """One directory that was named on the command line."""
+    """One directory that was named on the command line, or that is in such a folder of jobs."""
 
     id: str
     """The job's id in the API."""
@@ -43,24 +37,8 @@ class JobList(Config):
 def list_jobs(jobs: Jobs, parameters: NoParameters) -> JobList:
     """Answers `GET /jobs`."""
     return JobList(
-        jobs=[JobEntry(id=job.id, directory=printable(str(job.directory)), kind=kind_of(job)) for job in jobs]
+        jobs=[JobEntry(id=job.id, directory=printable(str(job.directory)), kind=kind_of(job.directory)) for job in jobs]
     )
-
-
-def kind_of(job: Job) -> Kind:
-    """Returns what a job's directory holds now."""
-    try:
-        if not job.directory.is_dir():
-            return "sweep" if job.directory.is_file() and is_sweep(job.directory) else "missing"
-        if (job.directory / CLUSTER_JOB_FILE).is_file():
-            return "cluster"
-        if (job.directory / JOB_FILE).is_file() or run_ids_in(job.directory):
-            return "job"
-        if is_experiment(job.directory):
-            return "experiment"
-        return "sweep" if is_sweep(job.directory) else "other"
-    except OSError:  # such as one that we may not read
-        return "missing"
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from counterpoint.serve.api.jobs import Kind as JobKind
-from counterpoint.serve.api.jobs import kind_of
+from counterpoint.job.inspection.redaction import redact_line
 from counterpoint.serve.endpoint import Endpoint
-from counterpoint.serve.jobs import Job, Jobs
+from counterpoint.serve.jobs import Job, Jobs, kind_of
+from counterpoint.serve.jobs import Kind as JobKind
 from counterpoint.serve.readers.job_facts import JobFacts, JobReader, RunFacts
 from counterpoint.serve.readers.problems import Kind, Problem, problems_of
 from counterpoint.transport.config import Config, Identifier
@@ -47,6 +47,8 @@ class WorkerEntry(Config):
     """What is wrong with it while it lives; empty if nothing is."""
     last_death: str
     """How it died last; empty unless it did."""
+    last_output: str
+    """The last line of its output when it died last."""
     alive: bool | None
     """Whether its process lives; null if that cannot be told, since it may be on another machine."""
 
@@ -101,6 +103,10 @@ class RunEntry(Config):
     """The time when the newest step was shipped."""
     reward: float | None
     """Mean reward of the newest step."""
+    evaluated: float | None
+    """The newest result of its first evaluation: pass@k, or its reward."""
+    evaluation: str
+    """The same in words, such as `pass@1 0.069`; empty without a result."""
     rewards: list[float | None]
     """Mean rewards of the newest steps, at most twelve, ascending."""
     tokens_per_second: float | None
@@ -194,6 +200,8 @@ def run_entry(job: Job, run: RunFacts) -> RunEntry:
         trained=trained.get("step", 0),
         updated=shipped.get("time"),
         reward=shipped.get("reward/mean"),
+        evaluated=None if (found := history.evaluations.figure) is None else found[1],
+        evaluation=_text(history.evaluations.headline),
         rewards=[line.get("reward/mean") for line in run.lines],
         tokens_per_second=run.tokens_per_second,
         staleness=shipped.get("staleness/mean"),
@@ -226,7 +234,7 @@ def _job_entry(job: Job, facts: JobFacts) -> JobOverview:
     return JobOverview(
         id=job.id,
         directory=_text(str(job.directory)),
-        kind=kind_of(job),
+        kind=kind_of(job.directory),
         state=_text(facts.state),
         running=facts.running,
         runs=len(facts.runs),
@@ -246,6 +254,7 @@ def _worker_entry(worker: dict[str, Any]) -> WorkerEntry:
         status=_text(worker["status"]),
         trouble=_text(worker["trouble"]),
         last_death=_text(worker["last_death"]),
+        last_output=_text(redact_line(str(worker.get("last_output", "")))),
         alive=worker["alive"],
     )
 

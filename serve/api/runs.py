@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
 from counterpoint.job.inspection.redaction import run_configuration
 from counterpoint.run.changes import JournalError, read_journal
+from counterpoint.run.config import RunConfig
 from counterpoint.serve.api.overview import ProblemEntry, RunEntry, facts_of, problem_entry, run_entry
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.errors import NotFound
@@ -16,7 +18,10 @@ from counterpoint.serve.jobs import Job, Jobs
 from counterpoint.serve.readers.downsample import rounded
 from counterpoint.serve.readers.problems import problems_of_run
 from counterpoint.serve.readers.run_series import READING_SECONDS, Axis, JobSeries, RunSeries, Window
+from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.configuration.schema import keys_of
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_toml
 from counterpoint.transport.printable import printable
 
 MOST_RUNS, MOST_METRICS = 16, 32
@@ -26,6 +31,9 @@ MOST_CURVES = 128
 
 MOST_CHANGES = 1_000
 """Newest changes that are shown."""
+
+MOST_TABLES, MOST_KEYS = 5_000, 1_000
+"""Tables of runs and keys of a job's file that are looked at."""
 
 COPIES = "copied/step"
 """Metric of a step that was a copy of another run's."""
@@ -65,6 +73,8 @@ class RunDetail(Config):
     """The names of curves that it has, sorted."""
     configuration: dict[str, Any]
     """The configuration as its orchestrator resolved it. Secrets are replaced by `(hidden)`."""
+    given: dict[str, str]
+    """The keys of it that the job's file gives, with their defaults as TOML; empty without a file, as of a guest."""
     changes: list[ChangeEntry]
     """What was changed since; the newest 1,000."""
     changes_error: str
@@ -162,6 +172,7 @@ def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
         problems=[problem_entry(job, problem) for problem in problems_of_run(run, facts.now, facts.directory)],
         metrics=[printable(name[:200]) for name in names],
         configuration=run_configuration(job.directory, parameters.run),
+        given=_given(job, parameters.run),
         changes=changes,
         changes_error=error,
     )
@@ -200,6 +211,28 @@ def series_of(series: RunSeries, name: str, window: Window) -> Series:
         low=rounded(curve.low),
         high=rounded(curve.high),
     )
+
+
+def _given(job: Job, run_id: str) -> dict[str, str]:
+    """The run's keys in `job.toml`: those of `[orchestrator]`, and of its own table of `[[runs]]`."""
+    try:
+        file = read_toml(job.directory / "job.toml", MAX_CONFIG_BYTES)
+    except (OSError, UntrustedFileError):
+        return {}
+    runs = file.get("runs")
+    tables = [file.get("orchestrator"), *(runs if isinstance(runs, list) else [])]
+    own = [each for each in tables[:MOST_TABLES] if isinstance(each, dict) and each.get("run_id", run_id) == run_id]
+    known = keys_of(RunConfig)
+    keys = [*dict.fromkeys(key for table in own for key in _dotted(table, ""))][:MOST_KEYS]
+    return {printable(key[:200]): known[key].default if key in known else "" for key in keys}
+
+
+def _dotted(table: dict[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _annotations(job: Job, series: RunSeries, window: Window) -> list[Annotation]:

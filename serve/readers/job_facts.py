@@ -20,6 +20,7 @@ from typing import Any
 
 from counterpoint.cluster.job_files import holds_job
 from counterpoint.job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, own_runs, run_ids_in
+from counterpoint.job.inspection.evaluations import Evaluations
 from counterpoint.job.inspection.fleet import Server, View, join, join_outages, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line, read_discarded
@@ -130,6 +131,7 @@ class JobReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._steps: dict[str, NewestSteps] = {}
+        self._evaluations: dict[str, Evaluations] = {}
         self._files = RunFiles()
         self._trained: TrainedEnd | None = None
         self._job_identity: tuple[int, int, int] | None = None
@@ -206,6 +208,10 @@ class JobReader:
         found = [run_id for run_id in run_ids_in(self._directory) if run_id not in own and self._is_run(run_id)]
         run_ids = [*own, *found][:MOST_RUNS]
         self._steps = {run_id: self._steps_of(run_id) for run_id in run_ids}
+        self._evaluations = {
+            run_id: self._evaluations.get(run_id) or Evaluations(self._directory / f"run_{run_id}")
+            for run_id in run_ids
+        }
         self._files.keep({self._directory / f"run_{run_id}" for run_id in run_ids})
         if self._trained is None:
             self._trained = TrainedEnd(self._directory, len(run_ids))
@@ -236,9 +242,11 @@ class JobReader:
         file = self._own[run_id] if self._own is not None and is_own else self._files.read(run_dir)
         history = History.of(self._directory, run_id, file.steps)
         history.unreadable = unreadable
+        history.evaluations = self._evaluations[run_id]
         steps = self._steps[run_id]
         try:
             steps.refresh()
+            history.evaluations.refresh()
             report, history.no_difference = read_discarded(run_dir), read_notice(run_dir)
             history.mismatch_jump = read_jump(self._directory, run_id)
         except (OSError, UntrustedFileError) as error:

@@ -12,12 +12,15 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from counterpoint.job.inspection.metrics_lines import Line, step_of
+from counterpoint.job.inspection.status import RATE_STEPS
 from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.read import metrics_of
+from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.serve.readers.downsample import Curve, Floats, downsample
 from counterpoint.serve.readers.step_table import Integers, StepTable
 from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
@@ -36,6 +39,10 @@ READING_SECONDS = 5.0
 MOST_NAMES = 64
 """Metrics of one run that are kept at once."""
 
+MOST_EVALUATIONS = 64
+"""Evaluations of one run whose results are kept."""
+
+EVALUATION = "evaluation/"
 SECONDS_A_STEP = "seconds_a_step"
 TOKENS_PER_SECOND = "completion_tokens_per_second"
 
@@ -67,15 +74,18 @@ class RunSeries:
         needed = {part for name in names for part in DERIVED.get(name, (name,))}
         self.shipped = StepTable(run_id, needed)
         self.trained = StepTable(run_id, needed)
+        self._evaluated: dict[str, StepTable] = {}
+        """The results of each evaluation, at the step that was evaluated."""
         self._path = directory / f"run_{run_id}" / "metrics.jsonl"
         self._lines = AppendedLines(self._path, NEWEST_BYTES)
+        self._results = AppendedLines(self._path.with_name(EVALUATIONS_FILE), NEWEST_BYTES)
         self._generation = -1
         self._seen = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        return self.shipped.nbytes + self.trained.nbytes
+        return sum(table.nbytes for table in (self.shipped, self.trained, *self._evaluated.values()))
 
     @property
     def unread(self) -> str:
@@ -95,6 +105,9 @@ class RunSeries:
             for raw in block.split(b"\n"):
                 self.shipped.add(raw, offset)
                 offset += len(raw) + 1
+        for _, block in self._results.new_blocks(self._evaluated.clear):
+            for raw in block.splitlines():
+                self._add_result([*metrics_of(raw)])
         if trained.generation != self._generation:
             self.trained.clear()
             self._generation, self._seen = trained.generation, 0
@@ -109,7 +122,10 @@ class RunSeries:
         if name in DERIVED:
             values = self._derived(name)
         else:
-            table = self.shipped if self.shipped.has(name) or not self.trained.has(name) else self.trained
+            tables = [self.shipped, self.trained]
+            if name.startswith(EVALUATION):  # `metrics.jsonl` has them, too, but in the line of a later step
+                tables = [*self._evaluated.values(), *tables]
+            table = next((table for table in tables if table.has(name)), self.shipped)
             values = table.values(name)
         x = table.steps().astype(np.float64) if window.axis == "step" else table.times()
         order = np.argsort(x, kind="stable")  # times may go back when a clock is set
@@ -121,7 +137,9 @@ class RunSeries:
 
     def names(self) -> list[str]:
         """Returns the names of all curves that the run has, sorted."""
-        return sorted((self.shipped.seen | self.trained.seen | {*DERIVED}) - {"step", "time"})
+        derived = {*DERIVED} if len(self.shipped) else set()
+        seen = derived.union(*(table.seen for table in (self.shipped, self.trained, *self._evaluated.values())))
+        return sorted(seen - {"step", "time"})
 
     def highest(self, name: str, window: Window, count: int) -> tuple[Integers, Floats, Floats]:
         """Returns the steps, within the window, in which the orchestrator's metric is greatest: step, place and value."""
@@ -148,14 +166,39 @@ class RunSeries:
         return line_at(self._path, self.shipped, step)
 
     def _derived(self, name: str) -> Floats:
-        """See `History.tokens_per_second`: a step begins with the end of the one before, or with its process."""
+        """A step begins with the end of the one before, or with its process; a rate is that of `History.tokens_per_second`."""
         times = self.shipped.times()
         before = np.append(np.nan, times[:-1])[: len(times)]
         seconds: Floats = np.fmin(times - before, self.shipped.values("uptime_seconds"))
         seconds[~(seconds > 0)] = np.nan
-        if name == TOKENS_PER_SECOND:
-            seconds = self.shipped.values("tokens/completion") / seconds
-        return seconds
+        if name == SECONDS_A_STEP:
+            return seconds
+        known = np.isfinite(seconds)
+        tokens, took = (
+            _newest_sums(np.where(known, np.nan_to_num(each), 0.0), RATE_STEPS)
+            for each in (self.shipped.values("tokens/completion"), seconds)
+        )
+        rate: Floats = np.divide(tokens, took, out=np.full(len(took), np.nan), where=took > 0)
+        return rate
+
+    def _add_result(self, rows: list[dict[str, Any]]) -> None:
+        """Adds the metrics of one result of an evaluation."""
+        name = rows[0]["evaluation"] if rows else None
+        if not isinstance(name, str) or (len(self._evaluated) >= MOST_EVALUATIONS and name not in self._evaluated):
+            return
+        line = {"step": rows[0]["step"], "time": rows[0]["time"]}
+        for row in rows:
+            if "metric" in row:
+                metric = f"{EVALUATION}{name}/{row['metric']}"
+                line |= {metric: row["value"], f"{metric}/low": row["low"], f"{metric}/high": row["high"]}
+        self._evaluated.setdefault(name, StepTable(self.shipped.run_id, self.shipped.names)).add_line(line, 0)
+
+
+def _newest_sums(values: Floats, count: int) -> Floats:
+    """Returns for each value the sum of the newest `count` up to it."""
+    sums = np.cumsum(values)
+    sums[count:] -= sums[:-count].copy()
+    return sums
 
 
 class JobSeries:

@@ -62,9 +62,12 @@ class StepTable:
         if len(raw) < SHORTEST_BYTES:
             return
         try:
-            values = parse_json(raw)
+            self.add_line(parse_json(raw), offset)
         except UntrustedFileError:
             return
+
+    def add_line(self, values: dict[str, Any], offset: int) -> None:
+        """Adds a line that was parsed."""
         step, time = values.get("step"), values.get("time")
         if type(step) is not int or not 0 <= step < LARGEST or not is_number(time):
             return

@@ -43,6 +43,20 @@ def test_a_reader_is_kept_until_its_directory_is_another(tmp_path: Path) -> None
     assert use(jobs) == 1
 
 
+def test_a_folder_of_jobs_stands_for_the_jobs_in_it(tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    for name in ("b", "serve", "with_run/run_x"):
+        (outputs / name).mkdir(parents=True)
+    jobs = Jobs([outputs, tmp_path / "away"])
+    assert [job.id for job in jobs] == ["with_run", "away"]
+    (outputs / "b" / "job.json").write_text("{}")
+    (outputs / "link").symlink_to(outputs / "b")
+    assert jobs.get("b").directory == outputs / "b", "what begins later"
+    assert [job.id for job in jobs] == ["b", "with_run", "away"]
+    (outputs / "job.json").write_text("{}")
+    assert [job.id for job in jobs] == ["outputs", "away"], "a job's own folders are its own"
+
+
 def test_a_reader_that_failed_is_used_again_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counterpoint.serve.jobs, "MOST_READERS", 2)
     jobs = Jobs([tmp_path / "job"])

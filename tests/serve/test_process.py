@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import pty
 import re
 import signal
 import socket
@@ -77,6 +78,26 @@ def test_it_serves_yields_the_cpu_and_ends_on_request(tmp_path: Path) -> None:
         assert process.returncode == 0
         assert read not in output + errors
     assert not (tmp_path / "serve" / "audit.jsonl").exists()
+
+
+def test_a_terminal_gets_links_that_open_the_page(tmp_path: Path) -> None:
+    (tmp_path / "run_a").mkdir()
+    terminal, end = pty.openpty()
+    process = subprocess.Popen([*SERVE, tmp_path, "--port", "0"], stdout=end, stderr=subprocess.PIPE)
+    try:
+        os.close(end)
+        shown = b""
+        while b"to change: " not in shown or not shown.endswith(b"\n"):
+            shown += os.read(terminal, 4096)
+        for name, file in (("look:  ", "read.token"), ("change:", "admin.token")):
+            found = re.search(rf"to {name} (https?://\S+)#token=(\S+)", shown.decode())
+            assert found is not None
+            assert found[2] == (tmp_path / "serve" / file).read_text().strip()
+            assert status_of(f"{found[1]}api/v1/jobs", found[2]) == 200
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(terminal)
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:

@@ -1,5 +1,5 @@
-// Shows a run's configuration as its orchestrator resolved it, what was changed since, and where those of other runs differ. Secrets
-// are hidden by the server.
+// Shows a run's configuration as its orchestrator resolved it, which keys the job's file gives, what was changed since, and where those of
+// other runs differ. Secrets are hidden by the server.
 import { element } from "../shell/dom.js";
 import { passage, visible, whole } from "../shell/format.js";
 import { openDialog } from "../widgets/dialog.js";
@@ -8,13 +8,16 @@ import { openDialog } from "../widgets/dialog.js";
 const OF_EACH = new Set(["run_id", "output_dir"]);
 
 /** Opens the dialog for an answer of `/jobs/{job}/runs/{run}`; `others` are the label and the configuration of runs to compare with. */
-export function showConfiguration(run, { configuration, changes, changes_error: error }, others = []) {
+export function showConfiguration(run, { configuration, given, changes, changes_error: error }, others = []) {
   const entries = flat(configuration);
+  const isGiven = (key) => Object.hasOwn(given, key);
+  const hasFile = entries.some(([key]) => isGiven(key));
   const filter = element("input", { type: "search", class: "filter", placeholder: "Find a key", "aria-label": "Find a key", on: { input: () => narrow() } });
-  const rows = entries.map(([key, value]) => element("tr", {}, element("th", { scope: "row", class: "mono" }, element("bdi", {}, visible(key, 100))), element("td", { class: "mono" }, element("bdi", {}, passage(value, 400)))));
+  const only = element("input", { type: "checkbox", on: { input: () => narrow() } });
+  const rows = entries.map(([key, value]) => element("tr", { class: isGiven(key) ? "given" : null }, element("th", { scope: "row", class: "mono" }, element("bdi", {}, visible(key, 100))), element("td", { class: "mono" }, element("bdi", {}, passage(value, 400)), isGiven(key) && element("span", { class: "default" }, given[key] ? `in the file; default ${visible(given[key], 60)}` : "in the file"))));
   const narrow = () => {
     const wanted = filter.value.trim().toLowerCase();
-    for (const [index, [key, value]] of entries.entries()) rows[index].hidden = !`${key} ${value}`.toLowerCase().includes(wanted);
+    for (const [index, [key, value]] of entries.entries()) rows[index].hidden = !`${key} ${value}`.toLowerCase().includes(wanted) || (only.checked && !isGiven(key));
   };
   const list = element("table", { class: "data compact" }, element("caption", { class: "visually-hidden" }, "Configuration"), element("tbody", {}, rows));
   const history = changes.slice(-50).reverse().map((change) => element("li", {}, `From step ${whole(change.step)}: `, element("bdi", { class: "mono" }, passage(Object.entries(change.changes).map(([key, value]) => `${key} = ${JSON.stringify(value)} (was ${JSON.stringify(change.given?.[key])})`).join(", "), 400))));
@@ -25,7 +28,7 @@ export function showConfiguration(run, { configuration, changes, changes_error: 
       error && element("p", { class: "muted" }, passage(error, 400)),
       others.length > 0 && element("div", {}, element("h3", {}, "Where the runs differ"), differences([{ label: run, configuration }, ...others])),
       history.length > 0 && element("div", {}, element("h3", {}, "Changed since it began"), element("ul", { class: "change-list" }, history)),
-      entries.length === 0 ? element("p", { class: "muted" }, "The run has not written its configuration yet.") : [filter, element("div", { class: "configuration", tabindex: "0", role: "region", "aria-label": "Configuration" }, list)],
+      entries.length === 0 ? element("p", { class: "muted" }, "The run has not written its configuration yet.") : [element("div", { class: "controls" }, filter, hasFile && element("label", { class: "choice" }, only, "Only keys of the job's file")), element("div", { class: "configuration", tabindex: "0", role: "region", "aria-label": "Configuration" }, list)],
     ],
   });
 }

@@ -1,5 +1,5 @@
 // Fetches the curves of one or several runs, of one or several jobs, and turns them into what charts draw: over steps, time or elapsed
-// time, smoothed or not, each run in its own colour when there are several.
+// time, smoothed or not. Of several runs a colour is a run, and a dash a metric.
 import { fill } from "../shell/api.js";
 import { joined, smoothed } from "../widgets/chart_series.js";
 import { styleOf } from "../widgets/palette.js";
@@ -76,7 +76,7 @@ export function chartData(spec, runs, curves, { axis, smoothing, began }) {
       const isRaw = smoothing > 0 && !hasBand && runs.length <= 4;
       parts.push({ x: axis === "elapsed" ? elapsed(one.x, began.get(`${job}/${run}`) ?? one.x[0]) : one.x, columns: [smoothed(metric.name.endsWith("/max") ? one.high : one.mean, smoothing), hasBand ? low : undefined, hasBand ? high : undefined, isRaw ? one.mean : undefined] });
       const name = isOfRuns ? (spec.metrics.length > 1 ? `${label} · ${metric.label}` : label) : metric.label;
-      found.push({ key: `${place}/${metric.name}`, label: name, style: styleOf(isOfRuns ? place + index * runs.length : index) });
+      found.push({ key: `${place}/${metric.name}`, label: name, style: isOfRuns ? styleOf(place, index) : styleOf(index) });
     }
   }
   const { x, columns } = joined(parts);

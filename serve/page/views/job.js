@@ -4,6 +4,7 @@ import { element, setAttribute } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
 import { field, openDialog, toast } from "../widgets/dialog.js";
 import { renderJobs } from "./overview.js";
+import { processList } from "./processes.js";
 import { serverList } from "./server_list.js";
 
 export const title = "Runs";
@@ -19,15 +20,18 @@ export function render(root, context) {
   const join = element("button", { type: "button", class: "button small", on: { click: () => joinRun(context) } }, "Join a run…");
   const list = renderJobs(root, context, visible(job, 64), (one) => one.job === job);
   const servers = serverList(context);
+  const processes = processList(context);
   root.firstChild.append(element("span", { class: "spacer" }), join);
-  root.append(servers.element);
+  root.append(processes.element, servers.element);
   return {
     async update() {
       await list.update();
-      const found = context.overview()?.jobs.some((one) => one.job === job);
-      setAttribute(join, "hidden", !found);
+      const overview = context.overview();
+      const found = overview?.jobs.find((one) => one.job === job);
+      setAttribute(join, "hidden", !found?.running);
       setAttribute(join, "disabled", !context.mayChange());
-      if (found) await servers.update();
+      processes.update(found, overview?.time, found?.kind === "job" && found.runs.every((run) => run.step === 0));
+      if (found) await servers.update(found.running);
     },
     destroy: () => list.destroy(),
   };

@@ -11,7 +11,7 @@ export const FIRST = [
   { title: "Loss", names: ["loss"] },
   { title: "Gradient norm", names: ["grad_norm"], help: "Before clipping" },
   { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max"], help: "Training step minus policy version; 1 is fully on-policy" },
-  { title: "Tokens generated per second", names: ["completion_tokens_per_second"], help: "Completion tokens that the rollouts of a step made, over the time of the step" },
+  { title: "Tokens generated per second", names: ["completion_tokens_per_second"], help: "Completion tokens over time, of the ten steps up to each" },
   { title: "Tokens trained per second", names: ["tokens_per_second"], help: "Tokens of the batch, prompts too, over the time in which it was trained" },
   { title: "Time of a step", names: ["seconds_a_step"], help: "Between two steps of the orchestrator" },
   { title: "Loop lag", names: ["event_loop_lag/p99", "event_loop_lag/max"], help: "Of the orchestrator's event loop" },

@@ -10,6 +10,7 @@ import { chartGrid } from "./chart_grid.js";
 import { showConfiguration } from "./configuration_dialog.js";
 import { Curves } from "./curves.js";
 import { problemList } from "./problems.js";
+import { processList } from "./processes.js";
 import { runActions } from "./run_actions.js";
 import { runNotes } from "./run_notes.js";
 
@@ -26,6 +27,7 @@ export function render(root, context) {
   const actions = runActions(context);
   const notes = runNotes(context);
   const problems = problemList(context, { isOfOneRun: true });
+  const processes = processList(context);
   const numbers = figures("Newest numbers");
   const controls = chartControls(context, { onChange: () => draw(), onRuns: () => context.refresh() });
   const unreadable = element("p", { class: "empty", hidden: true });
@@ -36,7 +38,7 @@ export function render(root, context) {
   let axis = controls.axis();
   let runs = [];
   let detail = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), notes.element, problems.element, numbers.element, controls.element, unreadable, grid.element);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), notes.element, problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
 
   /** Shows the run's configuration, and where those of the runs beside it differ. A run that is gone is left out. */
   async function compareConfigurations() {
@@ -61,17 +63,15 @@ export function render(root, context) {
     const found = detail.run;
     problems.update(detail.problems, now);
     changeBadge(state, found.state);
-    setText(updated, found.updated ? `numbers of the newest step, ${ago(found.updated, now)}` : "no step yet");
+    setText(updated, found.updated ? `newest step ${ago(found.updated, now)}` : "no step yet");
     setAttribute(configuration, "disabled", false);
-    showNumbers();
-    actions.update(found);
+    const shown = context.overview()?.jobs.find((one) => one.job === job);
+    const hasCurves = detail.metrics.length > 0;
+    processes.update(hasCurves ? null : shown, now, true);
+    for (const part of [numbers.element, controls.element, grid.element]) setAttribute(part, "hidden", !hasCurves);
+    numbers.update(figuresOf(found));
+    actions.update(found, found.alive || (Boolean(shown?.running) && found.state !== "done"));
     notes.update(found);
-  }
-
-  /** The header: numbers of the newest step, those that charts show, too, from their curves. */
-  function showNumbers() {
-    const newest = Object.entries(FROM_CURVES).map(([name, metric]) => [name, curves.get(job, run, metric)?.mean.at(-1) ?? detail.run[name]]);
-    numbers.update(figuresOf({ ...detail.run, ...Object.fromEntries(newest) }));
   }
 
   /** Notes when each run began and how far all reach, which zoomed curves do not say. */
@@ -101,23 +101,20 @@ export function render(root, context) {
       const changed = names.length > 0 && (await curves.fetch(context, runs, names, { axis, range }));
       if (changed && !range) noteExtent();
       if (changed) group.setMarks(marksOf(curves.annotations.filter((one) => one.job === job && one.run === run), axis, first));
-      if (changed && !range) showNumbers();
       if (changed || isNew || !areSame) draw();
     },
     destroy: () => grid.destroy(),
   };
 }
 
-/** The numbers of the header that have a chart, by their names in the answer. What the answer itself has may be over several steps. */
-const FROM_CURVES = { reward: "reward/mean", tokens_per_second: "completion_tokens_per_second", seconds_a_step: "seconds_a_step", mismatch_kl: "mismatch_kl", staleness: "staleness/mean", lag_p99: "event_loop_lag/p99" };
-
 /** The newest numbers of a run. */
 function figuresOf(run) {
   return [
     { name: "Step", value: whole(run.step), unit: run.steps > 0 ? `of ${whole(run.steps)}` : "" },
-    { name: "Reward", value: number(run.reward, 3) },
-    { name: "Tokens generated", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens a second in the newest step" },
-    { name: "A step takes", value: seconds(run.seconds_a_step), help: "Between the newest two steps" },
+    { name: "Reward", value: number(run.reward, 3), help: "Mean of the newest step" },
+    ...(run.evaluation ? [{ name: visible(run.evaluation.split(" ")[0], 20), value: number(run.evaluated, 3), help: "The newest result of the first evaluation" }] : []),
+    { name: "Tokens generated", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens a second, over the newest ten steps" },
+    { name: "A step takes", value: seconds(run.seconds_a_step), help: "The median of the newest steps" },
     { name: "Staleness", value: number(run.staleness, 3), unit: "steps" },
     { name: "Mismatch KL", value: number(run.mismatch_kl, 3) },
     { name: "Loop lag p99", value: seconds(run.lag_p99), help: "Of the newest step" },

@@ -11,7 +11,10 @@ import { inBackground, isOffered, orNote, perform, verbButton } from "./verbs.js
 const RUN = "/jobs/{job}/runs/{run}";
 const SPARE_SECONDS = 30;
 
-/** Makes the buttons; `update` takes the run as `/jobs/{job}/runs/{run}` has it, once `load` has ended. */
+/**
+ * Makes the buttons; `update` takes the run as `/jobs/{job}/runs/{run}` has it, and whether a process could do what is asked, once
+ * `load` has ended.
+ */
 export function runActions(context) {
   const { job, run } = context.parameters;
   const name = visible(run, 64);
@@ -57,14 +60,13 @@ export function runActions(context) {
       buttons = runs.map((verb) => ({ verb, node: verbButton(verb, () => act(verb)) }));
       setChildren(root, paused, buttons.map(({ node }) => node));
     },
-    update(found) {
+    update(found, isLive) {
       const mayChange = context.mayChange();
       noted = found;
       setAttribute(root, "hidden", false);
       for (const { verb, node } of buttons) {
         setAttribute(node, "disabled", !mayChange);
-        const isOver = found.state === "done" && !verb.after_end;
-        setAttribute(node, "hidden", isOver || !isOffered(verb, [found.paused ? "paused" : "not paused"]));
+        setAttribute(node, "hidden", (!isLive && !verb.after_end) || !isOffered(verb, [found.paused ? "paused" : "not paused"]));
       }
       setAttribute(root, "title", mayChange ? null : "This token may only look. Use the admin token to change anything.");
       if (askedFor !== found.paused && found.paused) tellPause().catch(() => setText(paused, "paused"));

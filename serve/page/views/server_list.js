@@ -18,6 +18,7 @@ export function serverList(context) {
   let verbs = null;
   let add = null;
   let answer = null;
+  let isLive = false;
 
   async function send(verb, url) {
     show(await context.change(fill(`${SERVERS}/${verb.name}`, { job }), { url }));
@@ -49,7 +50,7 @@ export function serverList(context) {
     cell.server = server;
     for (const [index, verb] of verbs.entries()) {
       setAttribute(cell.firstChild.children[index], "disabled", !context.mayChange());
-      setAttribute(cell.firstChild.children[index], "hidden", !isOffered(verb, [server.drained ? "drained" : "not drained", server.origin]));
+      setAttribute(cell.firstChild.children[index], "hidden", !isLive || !isOffered(verb, [server.drained ? "drained" : "not drained", server.origin]));
     }
   }
 
@@ -61,13 +62,17 @@ export function serverList(context) {
 
   return {
     element: root,
-    /** Gets the list. A job that has none, such as one of another kind, shows none. */
-    async update() {
+    /** Gets the list; the buttons are those of a job that runs. A job that has none, such as one of another kind, shows none. */
+    async update(isRunning) {
       await load();
       setAttribute(add, "disabled", !context.mayChange());
+      setAttribute(add, "hidden", !isRunning);
       try {
         const next = await context.get(fill(SERVERS, { job }));
-        if (next !== answer) show(next);
+        const isOther = isLive !== isRunning;
+        isLive = isRunning;
+        root.dataset.live = String(isLive);
+        if (next !== answer || isOther) show(next);
       } catch (error) {
         if (![400, 404, 409].includes(error.status)) throw error;
         setAttribute(root, "hidden", true);

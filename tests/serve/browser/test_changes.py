@@ -51,19 +51,20 @@ def _answer(control: Path, answer: dict[str, object]) -> dict[str, object]:
 
 async def test_eviction_asks_for_a_reason_and_is_then_a_problem(reader: Open, tmp_path: Path) -> None:
     job = small_job(tmp_path / "job")
-    async with reader(job, path=RUN) as page:
-        evict = page.page.get_by_role("button", name="Evict…")
-        await evict.click()
-        await page.page.keyboard.press("Escape")
-        await expect(evict).to_be_focused()
-        assert not (job / "run_run-0000" / "control" / "evicted.txt").exists()
-        await evict.click()
-        await page.page.get_by_label("Reason").fill(HOSTILE)
-        await page.page.get_by_role("button", name="Evict the run").click()
-        await expect(page.page.get_by_role("dialog")).to_have_count(0)
-        assert "<script>" in (job / "run_run-0000" / "control" / "evicted.txt").read_text()
-        await expect(page.page.get_by_role("list", name="Problems")).to_contain_text("<script>")
-        assert await page.page.evaluate("window.hacked ?? null") is None
+    with running(job, []):
+        async with reader(job, path=RUN) as page:
+            evict = page.page.get_by_role("button", name="Evict…")
+            await evict.click()
+            await page.page.keyboard.press("Escape")
+            await expect(evict).to_be_focused()
+            assert not (job / "run_run-0000" / "control" / "evicted.txt").exists()
+            await evict.click()
+            await page.page.get_by_label("Reason").fill(HOSTILE)
+            await page.page.get_by_role("button", name="Evict the run").click()
+            await expect(page.page.get_by_role("dialog")).to_have_count(0)
+            assert "<script>" in (job / "run_run-0000" / "control" / "evicted.txt").read_text()
+            await expect(page.page.get_by_role("list", name="Problems")).to_contain_text("<script>")
+            assert await page.page.evaluate("window.hacked ?? null") is None
 
 
 async def test_a_value_is_changed_and_a_wrong_one_is_shown(reader: Open, live_job: Path) -> None:

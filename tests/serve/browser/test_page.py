@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -9,9 +11,11 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from counterpoint.transport.files.atomic import write_atomically
 from tests.serve.api_client import ADMIN, READ
 from tests.serve.browser.jobs import append_steps, hostile_job, small_job
 from tests.serve.browser.reader import Reader
+from tests.support.synthetic_jobs import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -48,24 +52,70 @@ async def test_a_bad_token_fails_visibly_and_a_good_one_opens(reader: Open, tmp_
 
 
 async def test_a_link_with_a_token_pasted_into_the_open_page_logs_in(reader: Open, tmp_path: Path) -> None:
-    async with reader(small_job(tmp_path / "job"), token="no-token-of-this-server", expects_failures=True) as page:
-        await expect(page.page.get_by_role("dialog")).to_contain_text("The token was refused")
-        await page.page.evaluate(f"location.hash = '#token={READ}'")
-        await expect(page.page.get_by_role("row").filter(has_text="run-0000")).to_be_visible()
-        await expect(page.page.get_by_role("dialog")).to_have_count(0)
-        assert "token" not in page.page.url
-        # Within a view it stays open, with what the new token allows.
-        await page.go(RUN)
-        await expect(page.page.get_by_role("button", name="Stop…")).to_be_disabled()
-        await page.page.evaluate(f"location.hash = '#token={ADMIN}'")
-        await expect(page.page.get_by_role("button", name="Stop…")).to_be_enabled()
-        assert page.page.url.endswith(f"#{RUN}")
+    job = small_job(tmp_path / "job")
+    with running(job, []):
+        async with reader(job, token="no-token-of-this-server", expects_failures=True) as page:
+            await expect(page.page.get_by_role("dialog")).to_contain_text("The token was refused")
+            await page.page.evaluate(f"location.hash = '#token={READ}'")
+            await expect(page.page.get_by_role("row").filter(has_text="run-0000")).to_be_visible()
+            await expect(page.page.get_by_role("dialog")).to_have_count(0)
+            assert "token" not in page.page.url
+            # Within a view it stays open, with what the new token allows.
+            await page.go(RUN)
+            await expect(page.page.get_by_role("button", name="Stop…")).to_be_disabled()
+            await page.page.evaluate(f"location.hash = '#token={ADMIN}'")
+            await expect(page.page.get_by_role("button", name="Stop…")).to_be_enabled()
+            assert page.page.url.endswith(f"#{RUN}")
 
 
 async def test_a_token_that_may_only_read_is_offered_no_change(reader: Open, tmp_path: Path) -> None:
-    async with reader(small_job(tmp_path / "job"), token=READ, path=RUN) as page:
+    job = small_job(tmp_path / "job")
+    async with reader(job, token=READ, path=RUN) as page:
         await expect(page.page.get_by_role("button", name="Configuration")).to_be_enabled()
-        await expect(page.page.get_by_role("button", name="Stop…")).to_be_disabled()
+        buttons = page.page.get_by_role("group", name="Actions on run run-0000").get_by_role("button")
+        await expect(buttons, "no process could do more").to_have_text(["Notes…"])
+        with running(job, []):
+            await expect(page.page.get_by_role("button", name="Stop…")).to_be_disabled()
+
+
+async def test_the_configuration_marks_the_keys_of_the_jobs_file(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job")
+    (job / "job.toml").write_text("[orchestrator]\nsteps = 400\n")
+    async with reader(job, path=RUN) as page:
+        await page.page.get_by_role("button", name="Configuration").click()
+        rows = page.page.get_by_role("dialog").get_by_role("row")
+        await expect(rows.filter(has_text="in the file; default 100")).to_contain_text("steps400")
+        assert await rows.count() > 50
+        await page.page.get_by_label("Only keys of the job's file").check()
+        await expect(rows.filter(visible=True)).to_have_count(1)
+
+
+def say_of_server(job: Path, **fields: object) -> None:
+    """Lets the supervisor of a job say something else of its server."""
+    processes = job / "processes.json"
+    content = json.loads(processes.read_text())
+    next(worker for worker in content["workers"] if worker["name"] == "inference_0").update(fields)
+    write_atomically(processes, json.dumps(content).encode())
+
+
+async def test_what_a_run_without_a_step_waits_for_stands_in_place_of_its_charts(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job")
+    for run in job.glob("run_*"):
+        (run / "metrics.jsonl").unlink()
+    (job / "trainer" / "metrics.jsonl").unlink()
+    async with reader(job, path=RUN) as page:
+        await expect(page.page.get_by_text("No process of this job runs: it is")).to_be_visible()
+        assert await page.page.locator(".chart").count() == 0
+        with running(job, []):
+            say_of_server(job, state="starting", status="loading <b>")
+            await expect(
+                page.page.get_by_text(re.compile("waits for inference_0, starting .*loading <b>"))
+            ).to_be_visible()
+            say_of_server(job, state="failed", last_death="exit code 1", last_output="no kernel for 80 heads")
+            await expect(page.page.get_by_text("inference_0 failed: exit code 1: no kernel")).to_be_visible()
+        append_steps(job, "run-0000", 1, 3)
+        await expect(page.page.locator(".chart").first).to_be_visible()
+        await expect(page.page.get_by_role("heading", name="Processes")).to_be_hidden()
 
 
 async def test_a_server_that_is_gone_is_told_with_the_time(reader: Open, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from counterpoint.job.inspection import trained_lines as trained_lines_module
 from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.status import RATE_STEPS
 from counterpoint.serve.readers.downsample import downsample, rounded
 from counterpoint.serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
 from counterpoint.serve.readers.step_table import MOST_SEEN, StepTable
@@ -135,17 +136,44 @@ def test_a_long_file_of_a_run_is_read_on_by_the_next_answer(tmp_path: Path, monk
 
 def test_rates_are_those_of_status(tmp_path: Path) -> None:
     lines = [
-        shipped_line(step, 10.0 * step + step % 3, uptime_seconds=10.0 * step + step % 3 - 5) for step in range(1, 9)
+        shipped_line(step, 10.0 * step + step % 3, uptime_seconds=10.0 * step + step % 3 - 5) for step in range(1, 19)
     ]
     lines[4]["uptime_seconds"] = 2.0  # a restart
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
     history = History.of(tmp_path, "test")
     history.refresh()
     seconds = curve(tmp_path, SECONDS_A_STEP)
-    assert [value for _, value in seconds] == pytest.approx([history.seconds_of(step) for step in range(1, 9)])
-    tokens = curve(tmp_path, TOKENS_PER_SECOND)
-    mean = sum(value * took for (_, value), (_, took) in zip(tokens, seconds, strict=True)) / sum(t for _, t in seconds)
-    assert mean == pytest.approx(history.tokens_per_second())
+    assert [value for _, value in seconds] == pytest.approx([history.seconds_of(step) for step in range(1, 19)])
+    tokens = [value for _, value in curve(tmp_path, TOKENS_PER_SECOND)]
+    assert tokens[-1] == pytest.approx(history.tokens_per_second(RATE_STEPS)), "the page has one figure"
+    for step in range(1, len(lines) + 1):
+        write_lines(tmp_path / "run_part" / "metrics.jsonl", lines[step - 1 : step])
+        part = History.of(tmp_path, "part")
+        part.refresh()
+        assert tokens[step - 1] == pytest.approx(part.tokens_per_second(RATE_STEPS))
+
+
+def test_an_evaluation_stands_at_its_step_with_its_interval(tmp_path: Path) -> None:
+    run = tmp_path / "run_test"
+    lines = [shipped_line(step, 10.0 * step) for step in (1, 2, 3)]
+    lines[2] |= {"evaluation/held/pass@1": 0.5, "evaluation/held/step": 2}
+    write_lines(run / "metrics.jsonl", lines)
+    assert curve(tmp_path, "evaluation/held/pass@1") == [(3, 0.5)], "what has no file of results"
+    interval = {"low": 0.25, "high": None}
+    results = [
+        {"evaluation": name, "step": step, "time": 10.0 * step + 1, "metrics": {"pass@1": {"value": value, **interval}}}
+        for name, step, value in (("held", 0, 0.0), ("other", 2, 0.75), ("held", 2, 0.5), ("held", 3, 1.0))
+    ]
+    hostile: list[dict[str, Any]] = [
+        {"evaluation": [], "metrics": 1}, {"evaluation": "held", "metrics": {"pass@1": {"value": "x"}}},
+        {"evaluation": "held", "step": 4, "time": "now", "metrics": {"pass@1": {"value": 1.0}}},
+        {"evaluation": "held", "step": 4, "time": 50.0, "error": "its server is away"},
+    ]  # fmt: skip
+    write_lines(run / "evaluations.jsonl", [*results, *hostile])
+    assert curve(tmp_path, "evaluation/held/pass@1") == [(0, 0.0), (2, 0.5), (3, 1.0)]
+    assert curve(tmp_path, "evaluation/held/pass@1/low") == [(0, 0.25), (2, 0.25), (3, 0.25)]
+    assert curve(tmp_path, "evaluation/held/pass@1", window=Window("time", 20)) == [(21, 0.5), (31, 1.0)]
+    assert "evaluation/other/pass@1" in JobSeries(tmp_path).run("test", []).names()
 
 
 def test_a_window_is_cut_by_step_or_by_time(tmp_path: Path) -> None:

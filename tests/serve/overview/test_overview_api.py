@@ -50,7 +50,40 @@ async def test_a_running_job_is_shown_with_its_runs_and_no_problem(tmp_path: Pat
     for run in answer["runs"]:
         assert (run["state"], run["step"], run["steps"], run["trained"]) == ("running", 40, 100, 40)
         assert run["seconds_left"] == pytest.approx(60 * run["seconds_a_step"])
-        assert None not in run.values()
+        assert [name for name, value in run.items() if value is None] == ["evaluated"]
+
+
+async def test_a_run_has_its_newest_evaluation_and_the_keys_of_its_file(tmp_path: Path) -> None:
+    run_ids = write_job(tmp_path / "job", 2, 5)
+    run = tmp_path / "job" / f"run_{run_ids[0]}"
+    results = [
+        {
+            "evaluation": "held",
+            "step": step,
+            "time": 1.0,
+            "metrics": {"reward/mean": {"value": 1.0}, "pass@1": {"value": value}},
+        }
+        for step, value in ((0, 0.25), (5, 0.5))
+    ]
+    write_lines(run / "evaluations.jsonl", results)
+    file = f'runs = [{{ run_id = "{run_ids[1]}", training = {{ learning_rate = 1 }} }}]\n[orchestrator]\nsteps = 5\n'
+    (tmp_path / "job" / "job.toml").write_text(f"{file}sampling = {{ temperature = 0.5 }}\n")
+    first, second = (await get(tmp_path / "job", "/overview"))["runs"]
+    assert (first["evaluated"], first["evaluation"]) == (0.5, "pass@1 0.500")
+    assert (second["evaluated"], second["evaluation"]) == (None, "")
+    of_all = {"steps": "100", "sampling.temperature": "1.0"}
+    given = [(await get(tmp_path / "job", f"/jobs/job/runs/{run_id}"))["given"] for run_id in run_ids]
+    assert given == [of_all, {**of_all, "run_id": '"default"', "training.learning_rate": "1e-05"}]
+    for hostile in (b"\xff", b"runs = 1\norchestrator = []\n", b"[orchestrator]\n" + b"[orchestrator.a]\n" * 2):
+        (tmp_path / "job" / "job.toml").write_bytes(hostile)
+        assert (await get(tmp_path / "job", f"/jobs/job/runs/{run_ids[0]}"))["given"] == {}
+
+
+async def test_a_run_without_a_step_has_no_curves(tmp_path: Path) -> None:
+    run = tmp_path / "job" / "run_new" / "control"
+    run.mkdir(parents=True)
+    (run / "orch.toml").write_text("steps = 7\n")
+    assert (await get(tmp_path / "job", "/jobs/job/runs/new"))["metrics"] == []
 
 
 async def test_the_overview_says_what_status_says(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+// The processes of a job: what each does and says, or how it ended. Until a run has its first step, they say what it waits for.
+import { element, setAttribute, setText } from "../shell/dom.js";
+import { ago, seconds, visible, whole } from "../shell/format.js";
+import { stateOfJob } from "../shell/overview.js";
+import { badge, changeBadge } from "../widgets/badge.js";
+import { table } from "../widgets/table.js";
+import { path as LOGS } from "./logs.js";
+
+const BEGINNING = ["waiting", "starting", "restarting"];
+
+/** Makes the list; `update` takes the job as `shell/overview.js` has it, and whether to say what is waited for. */
+export function processList(context) {
+  const sentence = element("p", { class: "waiting", role: "status", hidden: true });
+  const list = table({ caption: "Processes", keyOf: (worker) => worker.name, tone: (worker) => (worker.state === "failed" ? "bad" : worker.trouble ? "warn" : ""), columns: columns() });
+  const logs = element("a", { href: context.link(LOGS, context.parameters) }, "Logs");
+  const root = element("section", { class: "section", hidden: true }, element("div", { class: "section-head" }, element("h2", {}, "Processes"), element("span", { class: "spacer" }), logs), sentence, list.element);
+  return {
+    element: root,
+    update(job, now, isAwaited = false) {
+      setAttribute(root, "hidden", !job || (job.workers.length === 0 && !isAwaited));
+      if (!job) return;
+      setAttribute(sentence, "hidden", !isAwaited);
+      setText(sentence, isAwaited ? visible(awaited(job, now), 1000) : "");
+      setAttribute(list.element, "hidden", job.workers.length === 0);
+      list.update(job.workers.map((worker) => ({ ...worker, now })));
+    },
+  };
+}
+
+/** What the first step of a run waits for, or why there will be none. */
+function awaited(job, now) {
+  const failed = job.workers.find((worker) => worker.state === "failed");
+  if (failed) return `No step was made: ${failed.name} failed: ${saidBy(failed)}`;
+  if (!job.running) return `No process of this job runs: it is ${stateOfJob(job)}, and no step was made.`;
+  const first = job.workers.find((worker) => BEGINNING.includes(worker.state));
+  return first ? `The first step waits for ${first.name}, ${first.state} for ${seconds(Math.round(Math.max(0, now - first.since)))}${saidBy(first) && ": "}${saidBy(first)}` : "Every process is ready. Curves begin with the first step.";
+}
+
+/** The last that a process says of itself; of one that died, how, and the last line of its output. */
+function saidBy(worker) {
+  const death = [worker.last_death, worker.last_output].filter(Boolean).join(": ");
+  const isDead = ["failed", "exited", "restarting"].includes(worker.state);
+  return (isDead && death) || worker.trouble || worker.status || death;
+}
+
+function columns() {
+  return [
+    { key: "name", title: "Process", width: 150, value: (worker) => worker.name, cell: (worker) => visible(worker.name, 80) },
+    { key: "state", title: "State", width: 110, value: (worker) => worker.state, change: (cell, worker) => { if (!cell.firstChild) cell.append(badge("")); changeBadge(cell.firstChild, worker.state); } },
+    { key: "since", title: "Since", width: 104, number: true, value: (worker) => worker.since, cell: (worker) => ago(worker.since, worker.now) },
+    { key: "restarts", title: "Restarts", width: 80, number: true, value: (worker) => worker.restarts, cell: (worker) => whole(worker.restarts) },
+    { key: "says", title: "Says", wide: true, least: 260, value: saidBy, cell: (worker) => visible(saidBy(worker), 600) },
+  ];
+}
