@@ -1,4 +1,4 @@
-"""Ray's schedulers, and each deliberate difference (docs/tune.md lists them) as a correction of its class.
+"""Ray's schedulers, and each deliberate difference (docs/tune.md sums them up) as a correction of its class.
 
 A correction is as small as can be, and calls Ray's method for the rest. Plain streams run against Ray's classes as they are.
 """
