@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Shows `text`, or its beginning."""
-        text = shortened(" ".join(text.split()), MAX_STATUS)
+        text = clipped(" ".join(text.split()), MAX_STATUS)
         if text != self._shown and notify(f"STATUS={text}"):
             self._shown = text
 

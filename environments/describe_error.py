@@ -6,7 +6,7 @@ import traceback
 from types import FrameType
 
 from counterpoint.environments.base import WorkerError
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 _LONGEST_ERROR = 2000
 """Characters of an exception's text; the rest is cut off."""
@@ -24,7 +24,7 @@ def describe_error(error: BaseException) -> str:
         text = str(error)
     except BaseException as fault:  # noqa: BLE001 - an exception's `__str__` is foreign code, too
         text = f"(its text cannot be had: {type(fault).__name__})"
-    text = shortened(text, _LONGEST_ERROR)
+    text = clipped(text, _LONGEST_ERROR)
     if not isinstance(error, WorkerError):
         text = f"{type(error).__name__}: {text} (in {_place(error)})"
     # Lone surrogates, which file names and cut emoji contain, are not UTF-8: JSON and msgpack refuse them.

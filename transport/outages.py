@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Outages:
         `since` is when `who` was last known to be well, in unix seconds; None: now. One that lasts keeps its own, if that is
         earlier. `level` is that of the log; None: the one that it has, or ERROR.
         """
-        reason = shortened(" ".join(reason.split()), MAX_REASON)
+        reason = clipped(" ".join(reason.split()), MAX_REASON)
         since = time.time() if since is None else since
         with self._lock:
             former = self._current.get(who)

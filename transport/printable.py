@@ -25,6 +25,17 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[: end if end > longest // 2 else longest - 1]}…"
 
 
+def clipped(text: str, longest: int) -> str:
+    """Returns the text, or its first two thirds and its end around an ellipsis: the end of an error often has the reason.
+
+    `longest` is in characters, 6 or more.
+    """
+    if len(text) <= longest:
+        return text
+    head = shortened(text, 2 * longest // 3)
+    return f"{head} {ending(text, longest - len(head))[1:]}"
+
+
 def ending(text: str, longest: int) -> str:
     """Returns the text, or its end from the beginning of a word, unless that is far away, after an ellipsis.
 

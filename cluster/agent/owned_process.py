@@ -15,6 +15,7 @@ from counterpoint.cluster.agent.order import WorkerOrder
 from counterpoint.cluster.log_rotation import rotate_if_full
 from counterpoint.cluster.process import INHERITED, Command, Process
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.printable import clipped
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,10 @@ BEATS_APART_SECONDS = 0.05
 
 Hear = Callable[[str, int, Mapping[str, Any]], None]
 """Takes a worker, its incarnation, and a message of its process (`protocol`)."""
+
+
+MOST_SAID = 1000
+"""Characters of what a worker says of itself."""
 
 
 class OwnedProcess:
@@ -100,8 +105,8 @@ class OwnedProcess:
             "kind": protocol.BEAT,
             "worker": self.order.worker,
             "incarnation": self.order.incarnation,
-            "status": (self.status or self._process.status)[:200],
-            "trouble": self._process.trouble[:200],
+            "status": clipped(self.status or self._process.status, MOST_SAID),
+            "trouble": clipped(self._process.trouble, MOST_SAID),
             "pid": self._process.main_pid or 0,
             "alive": alive,
         }

@@ -34,7 +34,7 @@ from counterpoint.environments.gateway.responses import (
 from counterpoint.environments.gateway.responses_answer import responses_answer
 from counterpoint.environments.gateway.responses_request import chat_fields
 from counterpoint.transport.exact_json import dumps
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
@@ -101,7 +101,7 @@ class Session:
             finally:
                 self._open -= 1
         except Refused as refusal:
-            text = shortened(f"{refusal.status}: {refusal.message}", _LONGEST_ERROR)
+            text = clipped(f"{refusal.status}: {refusal.message}", _LONGEST_ERROR)
             self.errors.append(text.encode(errors="backslashreplace").decode())
             raise
 
@@ -285,7 +285,7 @@ def _refusal(error: BaseException) -> Refused:
     """What an agent is told of a failed call. A refused prompt is its own; for the rest it may ask again."""
     if isinstance(error, Refused):
         return error
-    text = shortened(str(error), _LONGEST_ERROR)
+    text = clipped(str(error), _LONGEST_ERROR)
     if isinstance(error, ValueError):
         return Refused(text, code="context_length_exceeded" if "length" in text or "long" in text else None)
     if isinstance(error, NotImplementedError):

@@ -13,7 +13,7 @@ from typing import Any
 
 from counterpoint.environments.base import EnvironmentContext, Example, Model, Unavailable
 from counterpoint.environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Rollout, Turn
 from counterpoint.transport.wires.endpoint import socket_path
 
@@ -116,7 +116,7 @@ class Seat:
         try:
             yield connection
         except BaseException as error:
-            reason = shortened(f"{type(error).__name__}: {error}", 1000)
+            reason = clipped(f"{type(error).__name__}: {error}", 1000)
             raise
         finally:
             connection.end(kind="leave", reason=reason)

@@ -20,7 +20,7 @@ from counterpoint.environments.chat import Message
 from counterpoint.environments.seats.matching import Matcher, Pair
 from counterpoint.environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
 from counterpoint.transport.files.lock import take_lock
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.unpacked import shown
 from counterpoint.transport.wires.endpoint import socket_path
 
@@ -154,7 +154,7 @@ class Table:
             yield episode
             reason = "the host gave this seat no reward"
         except Exception as error:
-            reason = shortened(f"the episode failed at its host: {type(error).__name__}: {error}", 1000)
+            reason = clipped(f"the episode failed at its host: {type(error).__name__}: {error}", 1000)
             raise
         finally:
             for seat, arrival in arriving.items():

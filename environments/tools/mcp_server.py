@@ -28,7 +28,7 @@ from counterpoint.environments.tools.definition import (
     without_titles,
 )
 from counterpoint.transport.config import Config
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ def _describe(error: BaseException) -> str:
     """Returns an error for a person; of a group, its first leaf."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return shortened(f"{type(error).__name__}: {error}", 500)
+    return clipped(f"{type(error).__name__}: {error}", 500)
 
 
 def _read_token(path: Path) -> str:

@@ -19,6 +19,7 @@ from counterpoint.environments.reward import as_rewards
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.protocol import Message
 from counterpoint.environments.workers.remote_model import RemoteModel
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Rollout
 
 _CANCEL_SECONDS = 5.0
@@ -105,7 +106,7 @@ class Player:
         answer = None if model is None else model.rollout.answer
         outcome = _CANCELLED if task.cancelled() else task.result()
         if isinstance(outcome, Failure):
-            error = outcome.error[: protocol.MAX_ERROR]
+            error = clipped(outcome.error, protocol.MAX_ERROR)
             self._send([protocol.DONE, number, error, None, [], outcome.unavailable, answer], 0)
             return
         rewards, results = outcome

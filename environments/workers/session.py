@@ -17,6 +17,7 @@ from counterpoint.environments.base import Model, WorkerError
 from counterpoint.environments.sampling import CallOverrides
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.protocol import Message, ProtocolError
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Turn
 
 Send = Callable[[Message, int], None]
@@ -164,7 +165,9 @@ class Session:
             calls = [[each.id, each.name, each.arguments] for each in reply.calls]
             self._send([protocol.REPLY, self.number, call, [reply.content, reply.reasoning, calls, reply.malformed]], 0)
         except Exception as error:  # noqa: BLE001 - the environment sees it, as it would without a worker
-            self._send([protocol.FAILURE, self.number, call, type(error).__name__, str(error)[: protocol.MAX_ERROR]], 0)
+            self._send(
+                [protocol.FAILURE, self.number, call, type(error).__name__, clipped(str(error), protocol.MAX_ERROR)], 0
+            )
 
     def _prompt(self, base: int, rest: bytes) -> Sequence[int] | np.ndarray[Any, np.dtype[np.int32]]:
         if base < 0:

@@ -6,7 +6,7 @@ import json
 from http import HTTPStatus
 
 from counterpoint.inference.base import RequestRefused, ServerFailure, WeightsNotSeen
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 ERROR_CHARACTERS = 500
 """Characters of a server's message in ours."""
@@ -43,5 +43,5 @@ def _reason(body: bytes) -> str:
     try:
         error = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):
-        return shortened(text, ERROR_CHARACTERS)
-    return shortened(str(error.get("message", error) if isinstance(error, dict) else error), ERROR_CHARACTERS)
+        return clipped(text, ERROR_CHARACTERS)
+    return clipped(str(error.get("message", error) if isinstance(error, dict) else error), ERROR_CHARACTERS)

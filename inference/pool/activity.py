@@ -14,7 +14,7 @@ from typing import Any
 
 from counterpoint.inference.base import ServerStatus
 from counterpoint.inference.clients.capacity import Observation
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Turn
 from counterpoint.transport.telemetry import spans
 from counterpoint.transport.telemetry.intervals import BusyIntervals
@@ -109,7 +109,7 @@ class ServerActivity:
         if self._out_since is None:
             self._out_since = self._clock()
             self._totals["outages"] += self._instance is not None
-        self._last_outage = {"time": since, "reason": shortened(reason, MAX_REASON)}
+        self._last_outage = {"time": since, "reason": clipped(reason, MAX_REASON)}
 
     def serves(self, instance: str) -> None:
         """Notes that the server serves, by the process `instance`."""
@@ -149,7 +149,7 @@ class ServerActivity:
         return {
             "url": self._url,
             "state": status.state,
-            "reason": shortened(status.reason, MAX_REASON),
+            "reason": clipped(status.reason, MAX_REASON),
             "version": status.version,
             "in_flight": status.in_flight,
             "limit": status.cap,

@@ -18,7 +18,7 @@ from counterpoint.orchestrator.evaluation.weights import BEST, BEST_FILE
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_json
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 NEWEST_BYTES = 2**24
 """What is read of the end of a file that is met anew: some thousand results."""
@@ -173,7 +173,7 @@ def _result(text: bytes) -> Evaluated | None:
     except UntrustedFileError:
         return None
     name, step, time, metrics = (line.get(key) for key in ("evaluation", "step", "time", "metrics"))
-    error = shortened(line["error"], _LONGEST_ERROR) if isinstance(line.get("error"), str) else ""
+    error = clipped(line["error"], _LONGEST_ERROR) if isinstance(line.get("error"), str) else ""
     if not isinstance(name, str) or type(step) is not int or not isinstance(time, int | float):
         return None
     if not isinstance(metrics, dict):

@@ -11,7 +11,7 @@ from counterpoint.job.inspection.rollout_records import RolloutRecord, records_f
 from counterpoint.orchestrator.rollouts.failures import PREFIX, kind_of
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
-from counterpoint.transport.printable import printable, shortened
+from counterpoint.transport.printable import clipped, printable
 
 READ_SECONDS = 0.5
 """The records of all runs are read for so long."""
@@ -58,7 +58,7 @@ class FailureExamples:
             for record in self._records(path):
                 error = (record.error or "")[:LONGEST_COMPARED]
                 if error and record.environment == environment and kind_of(error) == kind:
-                    return shortened(printable(" ".join(error.split())), LONGEST)
+                    return clipped(printable(" ".join(error.split())), LONGEST)
         except (UntrustedFileError, OSError):
             pass
         return None

@@ -17,7 +17,7 @@ from counterpoint.environments.reward import RewardBounds
 from counterpoint.orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
 from counterpoint.run.evaluations import EvaluationConfig
 from counterpoint.transport.config import Config
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Rollout
 
 MOST_FAILED = 0.1
@@ -162,7 +162,7 @@ def _common(bounds: Mapping[str, RewardBounds | None], rollouts: Sequence[Rollou
 
 def _failures(failed: Sequence[Rollout]) -> dict[str, int]:
     """Counts errors by their first line, the most frequent first."""
-    counts = Counter(shortened((rollout.error or "").partition("\n")[0], _LONGEST_ERROR) for rollout in failed)
+    counts = Counter(clipped((rollout.error or "").partition("\n")[0], _LONGEST_ERROR) for rollout in failed)
     most = dict(counts.most_common(_MOST_FAILURES))
     others = counts.total() - sum(most.values())
     return most | ({"others": others} if others else {})

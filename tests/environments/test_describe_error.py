@@ -45,10 +45,11 @@ def test_our_package_is_not_taken_for_the_authors_code(tmp_path: Path) -> None:
     assert said.endswith(f"(in score, {tmp_path}/theirs.py:2, in fails, /ours.py:1)")
 
 
-def test_a_long_text_is_cut_after_a_word_and_keeps_its_place(tmp_path: Path) -> None:
-    said = describe_error(raised(theirs(tmp_path, "raise ValueError('word ' * 1000)")))
+def test_a_long_text_is_cut_between_words_and_keeps_its_end_and_place(tmp_path: Path) -> None:
+    said = describe_error(raised(theirs(tmp_path, "raise ValueError('word ' * 1000 + 'the reason')")))
     assert said.startswith("ValueError: word word")
-    assert said.endswith(f"word word… (in score, {tmp_path}/theirs.py:2)")
+    assert "word word… word" in said
+    assert said.endswith(f"word the reason (in score, {tmp_path}/theirs.py:2)")
     assert "\udcff" not in describe_error(raised(theirs(tmp_path, "raise ValueError(chr(0xdcff))")))
 
 
