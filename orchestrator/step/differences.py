@@ -1,6 +1,7 @@
 """Groups in a row of which nothing can be learned, since they show no difference: a run may generate such groups for ever.
 
-After `GROUPS` of them, and whenever their number has doubled, a notice says so, with the commonest reason and what to do, in the
+After the first `rollouts_per_step` rollouts of a process, if none of their groups shows one, after `GROUPS` of them later, and
+whenever their number has doubled, a notice says so, with the commonest reason and what to do, in the
 log and in a file that console, page and `counterpoint status` read. Beside it are the records of three of the worst rollouts, for
 `counterpoint show`: perhaps no step ever ships that would have any. The next group with a difference removes both files.
 """
@@ -38,7 +39,10 @@ EXAMPLES_FILE = "no_difference.jsonl"
 """Records of the worst rollouts, as in `rollouts.jsonl`."""
 
 GROUPS = 64
-"""Groups without a difference in a row before the first notice."""
+"""Groups without a difference in a row before a notice."""
+
+FIRST_GROUPS = 4
+"""Groups before the first notice of a process at least, where none showed a difference yet, however small a batch is."""
 
 EXAMPLES = 3
 
@@ -92,17 +96,18 @@ def compared(config: RunConfig) -> Literal["group", "run"] | None:
 class Differences:
     """Counts groups without a difference. Pure but for the clock."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, first: int = GROUPS) -> None:
+        """`first`: the groups of one batch, after which a run that has shown no difference yet says so."""
         self._clock = clock
-        self._begin()
+        self._begin(min(GROUPS, max(FIRST_GROUPS, first)))
 
-    def _begin(self) -> None:
+    def _begin(self, due: int = GROUPS) -> None:
         self.groups = 0
         self.notice: Notice | None = None
         self.worst: list[Rollout] = []
         """The rollouts with the lowest rewards of the newest groups, of different examples, the newest among equals."""
         self._since = 0.0
-        self._due = GROUPS
+        self._due = due
         self._learned_from: tuple[object, ...] | None = None
         """What the newest completed rollout is compared with, where it is compared with those of other groups."""
         self._reasons: Counter[tuple[str, str]] = Counter()
@@ -113,17 +118,18 @@ class Differences:
         completed = [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
         if not completed:
             return False  # that is a failure, and is reported as one
-        if self._differ(completed, among):
+        differ = self._differ(completed, among)
+        if differ and not all(rollout.filtered_by for rollout in completed):
             was_noticed = self.notice is not None
             self._begin()
             self._learned_from = _learned_from(completed[-1])
             return was_noticed
         self._since = self._since or self._clock()
         self.groups += 1
-        self._count(completed, len(rollouts), among)
+        self._count(completed, len(rollouts), among, differ)
         if self.groups < self._due:
             return False
-        self._due *= 2
+        self._due = max(GROUPS, 2 * self._due)
         self.notice = self._noticed()
         return True
 
@@ -139,12 +145,16 @@ class Differences:
         self._learned_from = _learned_from(completed[-1])
         return any(_learned_from(rollout) != before for rollout in completed)
 
-    def _count(self, completed: Sequence[Rollout], size: int, among: Literal["group", "run"]) -> None:
+    def _count(self, completed: Sequence[Rollout], size: int, among: Literal["group", "run"], differ: bool) -> None:
         rewards = {rollout.reward for rollout in completed}
         if len(completed) == 1 < size and among == "group":
             reason = _ONE_COMPLETED
         elif len(rewards) == 1:
             reason = f"each rollout has the reward {rewards.pop():.3g}"
+        elif differ:
+            reason = (
+                f"the filters caught each rollout ({', '.join(sorted({str(each.filtered_by) for each in completed}))})"
+            )
         else:
             reason = "the advantage function gave each rollout 0"
         key = reason, completed[0].environment
@@ -186,7 +196,7 @@ class DifferenceWatch:
         self._run_dir, self._command = config.run_dir, show_command(config.output_dir, config.run_id)
         self._record = record
         self._in_background = in_background
-        self._differences = Differences()
+        self._differences = Differences(first=-(-config.schedule.rollouts_per_step // config.schedule.group_size))
         self._due: tuple[Notice | None, Sequence[Rollout]] | None = None
         """What is to be written."""
         self._lock = threading.Lock()

@@ -56,6 +56,27 @@ def test_a_notice_comes_after_so_many_groups_and_whenever_their_number_has_doubl
     assert not differences.add(group(0, 0.0, 1.0, advantages=(-0.5, 0.5)), "group")
 
 
+@pytest.mark.parametrize(
+    ("batch", "notices"), [(1, [4, 64, 128]), (8, [8, 64, 128]), (48, [48, 96]), (1000, [64, 128])]
+)
+def test_the_first_batch_without_any_difference_is_told_at_once(batch: int, notices: list[int]) -> None:
+    differences = Differences(first=batch)
+    said = [number for number in range(1, 130) if differences.add(group(number, 1.0, 1.0), "group")]
+    assert said == notices
+    assert differences.add(group(0, 0.0, 1.0, advantages=(-0.5, 0.5)), "group")
+    assert not any(differences.add(group(number, 1.0, 1.0), "group") for number in range(GROUPS - 1)), "it has learned"
+
+
+def test_what_filters_leave_nothing_of_shows_no_difference() -> None:
+    differences = Differences(first=4)
+    caught = group(1, 0.0, 1.0, advantages=(-0.5, 0.5), filtered_by="repetition")
+    assert [differences.add(caught, "group") for _ in range(4)] == [False] * 3 + [True]
+    assert "the filters caught each rollout (repetition)" in str(differences.notice)
+    caught[0].filtered_by = None
+    assert differences.add(caught, "group")
+    assert differences.notice is None
+
+
 @given(st.lists(st.booleans(), max_size=300))
 def test_the_number_is_that_of_groups_since_the_last_difference(alike: list[bool]) -> None:
     differences = Differences()
