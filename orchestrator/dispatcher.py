@@ -26,6 +26,7 @@ from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.dump import header_of
 from counterpoint.orchestrator.rollouts.play import score_group
 from counterpoint.orchestrator.rollouts.playing import Playing
+from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelEvaluation,
@@ -35,6 +36,7 @@ from counterpoint.orchestrator.scheduling.events import (
     Event,
     FinalizeGroup,
     Finish,
+    GiveUp,
     GroupsBegun,
     Instruction,
     MoreToStart,
@@ -63,6 +65,10 @@ from counterpoint.transport.records import Rollout
 from counterpoint.transport.telemetry.intervals import Interval
 
 logger = logging.getLogger(__name__)
+
+
+class HopelessError(ConfigurationError):
+    """No rollout can succeed: another start would change nothing."""
 
 
 @dataclass(slots=True)
@@ -253,6 +259,8 @@ class Dispatcher:
                     self._decisions.of_group(group_id, Decision.SHIPPED, step=step)
                 ahead, self._ahead = self._ahead, self._new_ahead()
                 self._boundary_task = self._spawn(self._ship(step, group_ids, ahead), f"step {step}")
+            case GiveUp(reason):
+                raise HopelessError(reason)
             case Finish():
                 self.finished.set()
             case StartEvaluationRollouts() | EndEvaluation() | CancelEvaluation():
@@ -367,7 +375,7 @@ class Dispatcher:
                 )
                 self._differences.group_finalized(self._config, group.rollouts)
                 self._write_ahead(group)
-        self.handle(outcome.event)
+        self.handle(replace(outcome.event, at=time.monotonic()))
 
     def _new_ahead(self) -> RoutingAhead | None:
         return self._boundary.begin_record(self._config.schedule.rollouts_per_step)

@@ -14,9 +14,11 @@ from counterpoint.orchestrator.loop_health.watchdog import Watchdog
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
 from counterpoint.orchestrator.step import discarded
+from counterpoint.orchestrator.step.discarded import LONGEST_REASON
 from counterpoint.orchestrator.step.shares import ShortfallLog
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.outages import Outages
+from counterpoint.transport.printable import clipped
 
 
 class Reports:
@@ -57,6 +59,6 @@ class Reports:
     def discarded(self, report: discarded.Report, tasks: asyncio.TaskGroup) -> None:
         """Rollouts of a step so far were discarded; the report is also saved, in a thread."""
         kind = most_frequent(sum_failures([report]))
-        self.watchdog.failing = kind and f"{kind}; {discarded.short_reason(report)}"
+        self.watchdog.failing = kind and clipped(report["failure"] or f"{kind}; {report['reason']}", LONGEST_REASON)
         self.set_status(f"step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
         tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))

@@ -144,6 +144,10 @@ class AgentEnvironment:
         return shown if self._score is not None else shown | {"answer": example.answer}
 
 
+class AgentRefused(RuntimeError):
+    """The agent failed after a request that no repetition would make right."""
+
+
 def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
     if result.flooded:
         raise RuntimeError("the agent wrote more than 16 MiB to its output and was killed")
@@ -152,10 +156,12 @@ def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
         requests = f" Its newest refused request: {refused[-1]}" if refused else ""
         if "KeyError: 'AGENT_REWARD_FILE'" in result.errors:
             requests += " args.reward_file = true gives it that file."
-        raise RuntimeError(f"the agent ended {ended}.{requests} Its errors: {result.errors[-_SHOWN_ERRORS:].strip()}")
+        kind = AgentRefused if refused and refused[-1].startswith("400:") else RuntimeError
+        raise kind(f"the agent ended {ended}.{requests} Its errors: {result.errors[-_SHOWN_ERRORS:].strip()}")
     if not calls:
         requests = f"; its newest request was refused: {refused[-1]}" if refused else ""
-        raise RuntimeError(f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL")
+        kind = AgentRefused if refused and refused[-1].startswith("400:") else RuntimeError
+        raise kind(f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL")
 
 
 def _reward(file: Path | None, output: str) -> float:

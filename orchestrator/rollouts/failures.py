@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from counterpoint.orchestrator.scheduling.giving_up import Failure, Lasting
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout
 
@@ -31,6 +32,22 @@ _NUMBER = re.compile(r"(?P<setting>\b[a-z][a-z0-9]*(_[a-z0-9]+)+ = [\d.]+(e[+-]?
 """A number, which may differ from rollout to rollout, or the value of a key of the configuration, which does not."""
 
 
+_LASTING: Mapping[str, Lasting] = {
+    "RequestRefused": Lasting.REFUSED,
+    "AgentRefused": Lasting.REFUSED,
+    **dict.fromkeys(
+        (
+            "AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
+            "NotImplementedError", "RecursionError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError",
+            "ZeroDivisionError",
+        ),
+        Lasting.CODE,
+    ),
+}  # fmt: skip
+"""Kinds of errors that cannot pass by themselves: Python's own exceptions that speak of an error in code, and refusals. Any other
+kind may pass, such as an exception that a library or an environment has of its own."""
+
+
 def kind_of(error: str) -> str:
     """Returns an error's kind: the exception's type, or else the part of its text that is the same for many rollouts."""
     if (named := _EXCEPTION.match(error)) is not None:
@@ -38,6 +55,22 @@ def kind_of(error: str) -> str:
     text = error.partition(";")[0]
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)
     return shortened(_NUMBER.sub(lambda found: found["setting"] or "N", text).strip(), _LONGEST_KIND)
+
+
+def cause_of(error: str) -> str:
+    """Returns what is the same for all failures of one kind at one place (`environments.describe_error`)."""
+    place = error.rpartition(" (in ")[2] if error.endswith(")") else ""
+    return f"{kind_of(error)} {place}"
+
+
+def lasting_failure(rollouts: Sequence[Rollout]) -> Failure | None:
+    """Returns why a group failed of which every rollout did, if that cannot pass by itself: each failed for such a reason."""
+    errors = [rollout.error or "" for rollout in rollouts if not rollout.inference_failed]
+    kinds = {_LASTING.get(kind_of(error)) for error in errors}
+    if not errors or None in kinds:
+        return None
+    kind = Lasting.REFUSED if kinds == {Lasting.REFUSED} else Lasting.CODE
+    return Failure(kind, cause_of(errors[0]), errors[0])
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from counterpoint.orchestrator.scheduling.giving_up import Failure
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 
 # --- events: what happened ---
@@ -49,6 +50,10 @@ class GroupFinalized:
     """Why the whole group was dropped: `FAILED`, `INFERENCE_FAILED`, `INCOMPLETE` or `ADVANTAGE`; None where it was not."""
     detail: str = ""
     """Why the group was dropped, or why all its rollouts were filtered, for a person."""
+    failure: Failure | None = None
+    """Why every rollout of it failed, where that cannot pass by itself."""
+    at: float = 0.0
+    """When, in seconds of any clock that only rises."""
     rewards: tuple[float, ...] = ()
     """The rewards of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
 
@@ -180,6 +185,14 @@ class ShipBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End the run: nothing can succeed (`giving_up.py`)."""
+
+    reason: str
+    """The explanation, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The last step is committed. Only evaluations follow."""
 
@@ -209,4 +222,6 @@ class CancelEvaluation:
 
 EvaluationInstruction = StartEvaluationRollouts | EndEvaluation | CancelEvaluation
 
-Instruction = StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish | EvaluationInstruction
+Instruction = (
+    StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish | GiveUp | EvaluationInstruction
+)

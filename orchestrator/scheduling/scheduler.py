@@ -22,6 +22,7 @@ next step to ship and v the newest loaded policy version:
   kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
 - **Replacement.** Failed rollouts never count. A group of which no rollout counts, or a whole batch of which none is kept, is
   dropped, and the rules above start others.
+- **Giving up.** While nothing has succeeded yet, and what fails cannot pass by itself, the run ends (`giving_up.py`).
 - **Shares.** The source of examples learns of each group that is dropped as too stale, and draws another one of its environment
   in its place, up to a bound: ratios are of what is trained (`environments/mix.py`).
 - **Curriculum.** The source of examples learns a group's rewards when the group ships, or is dropped after it was finalized.
@@ -55,6 +56,7 @@ from counterpoint.orchestrator.scheduling.events import (
     Event,
     FinalizeGroup,
     Finish,
+    GiveUp,
     GroupFinalized,
     GroupsBegun,
     Instruction,
@@ -70,6 +72,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.example_source import ExampleSource
+from counterpoint.orchestrator.scheduling.giving_up import GivingUp
 from counterpoint.orchestrator.scheduling.group import Group, Phase, Snapshot, restored
 from counterpoint.orchestrator.scheduling.group_table import GroupTable
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
@@ -86,6 +89,8 @@ _SHOWN_ENTRIES = 20
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
 """Phases in which staleness is checked. A group that is being finalized is checked once it is ready."""
+
+_IN_PROGRESS: tuple[Phase, ...] = ("running", "finalizing")
 
 Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference", "paused"]
 """What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;
@@ -108,6 +113,7 @@ class Scheduler:
         self._groups = GroupTable(schedule)
         self._in_flight: set[str] = set()
         self._evaluation = EvaluationShare()
+        self._giving_up = GivingUp()
         self._shipping: int | None = None
         self._draining = False
         self._paused = False
@@ -192,6 +198,15 @@ class Scheduler:
         if group is None or group.phase != "finalizing" or event.kept + event.filtered > group.completed:
             raise ValueError(f"{event} does not fit the group: {group}{self._shown_log(event.group_id)}")
         group.kept, group.filtered, group.rewards = event.kept, event.filtered, event.rewards
+        hopeless = self._giving_up.group_finalized(
+            event.dropped,
+            event.failure,
+            event.at,
+            begun=self._next_group_id,
+            unfinished=(each.group_id for each in self._groups if each is not group and each.phase in _IN_PROGRESS),
+        )
+        if hopeless is not None and not self._draining:
+            yield GiveUp(hopeless)
         if event.dropped is None and self._groups.counts(group):
             self._groups.move(group, "ready")
             return

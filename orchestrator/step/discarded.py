@@ -13,17 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from counterpoint.orchestrator.rollouts.failures import MAX_KINDS, OTHER, failures_in_words, kind_of, sum_failures
+from counterpoint.orchestrator.rollouts.failures import MAX_KINDS, OTHER, cause_of, failures_in_words, sum_failures
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.step.step_metrics import additive_metrics
 from counterpoint.run.config import ScheduleConfig
 from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -43,17 +44,15 @@ FAILING_GROUPS = 4
 REPORT_SECONDS = 2.0
 """Least time between two reports."""
 
-FIRST_FAILURES = 5
-"""Failed rollouts of each kind that are logged; after that, one every `FAILURE_SECONDS` is logged."""
-
-FAILURE_SECONDS = 10.0
+FAILURE_SECONDS = 60.0
+"""From the line about a failure to the next one about failures of the same cause, in seconds; it doubles each time."""
 
 PAUSE_SECONDS = (0.1, 10.0)
 """Pause after a failed rollout before another may start: the first and the longest."""
 
 PAUSE_DOUBLES_AFTER_GROUPS = 8
 
-LONGEST_REASON = 300
+LONGEST_REASON = 500
 """Characters of a report's reason in one line."""
 
 _COUNTED = "unrecorded/"
@@ -62,7 +61,8 @@ _UNRECORDED = "rollouts/unrecorded"
 _saving = threading.Lock()
 
 Report = dict[str, Any]
-"""`step`, `time`, `discarded` (a number), `reason`, `notable` (whether to show it) and the additive metrics so far."""
+"""`step`, `time`, `discarded` (a number), `reason`, `failure` (the commonest error of failed rollouts, in full), `notable`
+(whether to show it) and the additive metrics so far."""
 
 
 class DiscardedRollouts:
@@ -84,9 +84,9 @@ class DiscardedRollouts:
         self._reason = ""
         self._warn_at = WARN_BATCHES * schedule.rollouts_per_step
         self._reported_at = -REPORT_SECONDS
-        self._failed_in_a_row = self._unlogged = self._groups_failed_in_a_row = 0
-        self._failures: Counter[str] = Counter()
-        self._logged_at = -FAILURE_SECONDS
+        self._failed_in_a_row = self._groups_failed_in_a_row = 0
+        self._failures: dict[str, _Failures] = {}
+        """By their cause."""
 
     # --- what happens ---
 
@@ -130,14 +130,18 @@ class DiscardedRollouts:
         return PAUSE_SECONDS[0]
 
     def _log_failure(self, what: str, error: str) -> None:
-        kind = kind_of(error)
-        kind = kind if kind in self._failures or len(self._failures) < MAX_KINDS else OTHER
-        self._failures[kind] += 1
-        self._unlogged += 1
-        if self._failures[kind] <= FIRST_FAILURES or self._clock() - self._logged_at >= FAILURE_SECONDS:
-            others = f" (and {self._unlogged - 1} others since the last such line)" if self._unlogged > 1 else ""
-            logger.warning("%s: %s%s", what, error, others)
-            self._unlogged, self._logged_at = 0, self._clock()
+        cause = f"{what}: {cause_of(error)}"
+        cause = cause if cause in self._failures or len(self._failures) < MAX_KINDS else OTHER
+        now = self._clock()
+        if (known := self._failures.get(cause)) is None:
+            self._failures[cause] = _Failures(error, now + FAILURE_SECONDS)
+            logger.warning("%s: %s", what, error)
+            return
+        known.number += 1
+        if now >= known.due:
+            known.seconds *= 2
+            known.due = now + known.seconds
+            logger.warning("%s, %d times for this reason so far: %s", what, known.number, known.error)
 
     def rollout_completed(self) -> float:
         """Resets the number of failures in a row; returns the seconds to wait before another rollout may start.
@@ -171,6 +175,7 @@ class DiscardedRollouts:
             "time": time.time(),
             "discarded": self._number,
             "reason": self._reason,
+            "failure": max(self._failures.values(), key=lambda each: each.number).error if self._failures else "",
             "notable": self._is_notable(),
             **self._totals,
         }
@@ -199,6 +204,18 @@ class DiscardedRollouts:
         self._number = len(self.rollouts) + self._unrecorded_number
 
 
+@dataclass(slots=True)
+class _Failures:
+    """Failed rollouts of one cause."""
+
+    error: str
+    """The first one's, in full."""
+    due: float
+    """The time of the next line."""
+    seconds: float = FAILURE_SECONDS
+    number: int = 1
+
+
 def is_counted(name: str) -> bool:
     """Whether a checkpoint's count of that name is one of `DiscardedRollouts.counts`."""
     return name == _UNRECORDED or name.startswith(_COUNTED)
@@ -214,7 +231,7 @@ def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[
 
 def short_reason(report: Report) -> str:
     """Returns why the last group was dropped, in one line."""
-    return shortened(" ".join(report["reason"].split()), LONGEST_REASON)
+    return clipped(" ".join(report["reason"].split()), LONGEST_REASON)
 
 
 def in_words(report: Report) -> str:

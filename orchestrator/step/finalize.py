@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from counterpoint.orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
+from counterpoint.orchestrator.rollouts.failures import lasting_failure
 from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
@@ -127,7 +128,8 @@ def finalize_group(
     # The others of a group that is scored as one were not scored, which is no fault of theirs.
     failed = _fail_the_faulty(survivors) if not group_scoring or len(survivors) == len(rollouts) else 0
     if (drop := _reason_to_drop(rollouts, group_scoring)) is not None:
-        return GroupOutcome(GroupFinalized(group_id, 0, 0, *drop), rollouts, failed)
+        failure = lasting_failure(rollouts) if drop[0] is DropReason.FAILED else None
+        return GroupOutcome(GroupFinalized(group_id, 0, 0, *drop, failure=failure), rollouts, failed)
 
     survivors = [rollout for rollout in rollouts if rollout.error is None]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from counterpoint.inference.base import SamplingParameters
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.rollouts.dump import open_dump
 from counterpoint.orchestrator.run_directory import taken_over
+from counterpoint.orchestrator.scheduling import giving_up
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
@@ -184,6 +186,22 @@ def test_a_faulty_environment_costs_its_rollouts(make_config: Callable[..., RunC
     assert all(said in record["error"] and record["example_index"] % 3 == 0 for record in failed)
     assert all(np.isfinite(line["reward/mean"]) for line in metrics_of(config))
     assert sum(line["rollouts/failed"] for line in metrics_of(config)) > 0
+
+
+def test_a_run_of_which_nothing_can_succeed_ends_with_the_reason(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving_up, "SECONDS", 0.0)
+    config = make_config(args={"fault": "broken"})
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == 2
+    log = (config.run_dir / "orchestrator.log").read_text()
+    (line,) = [line for line in log.splitlines() if "nothing can succeed" in line]
+    assert re.search(
+        r"all rollouts of the first \d+ groups failed, each for this reason: KeyError: 'always' \(in ", line
+    )
+    assert "toy_environment.py:" in line
+    assert log.count("rollout failed") == 1
 
 
 def test_a_server_that_fails_is_no_failure_of_an_environment(

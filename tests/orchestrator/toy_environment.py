@@ -52,6 +52,8 @@ class Toy:
         state["loop"] = type(asyncio.get_running_loop()).__module__
         if self._fault == "hopeless":
             raise ConnectionError("the sandbox\nis down")
+        if self._fault == "broken":
+            raise KeyError("always")
         self._missing -= 1
         if self._missing <= 0:
             self._all_here.set()

@@ -8,13 +8,16 @@ import pytest
 
 from counterpoint.orchestrator.rollouts.failures import (
     MAX_KINDS,
+    cause_of,
     count_failures,
     failures_in_words,
     kind_of,
+    lasting_failure,
     most_frequent,
     sum_failures,
 )
-from counterpoint.orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
+from counterpoint.orchestrator.scheduling.giving_up import Lasting
+from counterpoint.orchestrator.step.discarded import DiscardedRollouts
 from counterpoint.orchestrator.step.step_metrics import additive_metrics
 from counterpoint.run.config import ScheduleConfig
 from counterpoint.transport.records import Rollout
@@ -83,8 +86,40 @@ def test_a_rare_failure_is_logged_beside_a_frequent_one(caplog: pytest.LogCaptur
     for _ in range(1000):
         discarded.rollout_failed("KeyError: 'x'")
     discarded.rollout_failed("ZeroDivisionError: division by zero")
-    assert sum("KeyError: 'x'" in line for line in caplog.text.splitlines()) == FIRST_FAILURES
+    assert sum("KeyError: 'x'" in line for line in caplog.text.splitlines()) == 1
     assert "rollout failed: ZeroDivisionError" in caplog.text
+
+
+def test_a_cause_is_the_kind_and_the_place() -> None:
+    assert cause_of("KeyError: 'a' (in score, my.py:3)") == cause_of("KeyError: 'b' (in score, my.py:3)")
+    assert cause_of("KeyError: 'a' (in score, my.py:3)") != cause_of("KeyError: 'a' (in score, my.py:4)")
+    assert cause_of("the reward is nan") == cause_of("the reward is nan")
+
+
+@pytest.mark.parametrize(
+    ("errors", "lasting"),
+    [
+        (["KeyError: 'x' (in score, my.py:3)"] * 2, Lasting.CODE),
+        (["RequestRefused: http://one answered 400: too long (in rollout, my.py:3)"] * 2, Lasting.REFUSED),
+        (["AgentRefused: the agent ended (in f, g.py:1)", "TypeError: x (in f, g.py:1)"], Lasting.CODE),
+        (["KeyError: 'x' (in score, my.py:3)", "ConnectionError: down (in score, my.py:2)"], None),
+        (["RuntimeError: the sandbox is down (in score, my.py:2)"] * 2, None),
+        (["JSONDecodeError: Expecting value (in score, my.py:2)"] * 2, None),
+        (["missed its deadline of rollout_timeout_seconds = 3"] * 2, None),
+        (["its worker 1 died: signal 9 (SIGKILL)"] * 2, None),
+    ],
+)
+def test_only_what_cannot_pass_by_itself_lasts(errors: list[str], lasting: Lasting | None) -> None:
+    failure = lasting_failure([failed(error) for error in errors])
+    assert (failure and failure.lasting) == lasting
+    assert failure is None or failure.error == errors[0]
+
+
+def test_what_got_no_answer_does_not_last() -> None:
+    unanswered = failed("InferenceError: no answer after 4 attempts")
+    unanswered.inference_failed = True
+    assert lasting_failure([unanswered] * 2) is None
+    assert lasting_failure([unanswered, failed("KeyError: 'x' (in score, my.py:3)")]) is not None
 
 
 def test_a_long_kind_ends_after_a_word() -> None:

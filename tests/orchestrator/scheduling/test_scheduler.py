@@ -14,6 +14,7 @@ from counterpoint.orchestrator.scheduling.events import (
     DrainRequested,
     FinalizeGroup,
     Finish,
+    GiveUp,
     GroupFinalized,
     Instruction,
     PolicyUpdated,
@@ -22,6 +23,7 @@ from counterpoint.orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from counterpoint.orchestrator.scheduling.giving_up import GROUPS, Failure, Lasting
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from counterpoint.orchestrator.scheduling.scheduler import LOG_LENGTH, Scheduler
 from counterpoint.run.config import ScheduleConfig
@@ -354,3 +356,35 @@ def test_the_log_tells_what_happened_to_a_group_and_is_bounded() -> None:
         scheduler.handle(CapacityChanged(1 + capacity % 8))
     assert len(scheduler.log) == LOG_LENGTH
     assert scheduler.log_of(0) == []
+
+
+def fail_groups(scheduler: Scheduler, first: int, last: int) -> list[Instruction]:
+    """Fails groups whose requests a server refuses."""
+    failure = Failure(Lasting.REFUSED, "RequestRefused", "RequestRefused: 400: too long")
+    instructions: list[Instruction] = []
+    for group_id in range(first, last):
+        end(scheduler, group_id, "ff")
+        event = GroupFinalized(group_id, 0, 0, DropReason.FAILED, "none survived", failure)
+        instructions += [each for each in scheduler.handle(event) if isinstance(each, GiveUp)]
+    return instructions
+
+
+def test_a_run_gives_up_where_nothing_can_succeed_once_what_had_begun_has_ended() -> None:
+    scheduler = make_scheduler()
+    scheduler.handle(PolicyUpdated(0))
+    assert fail_groups(scheduler, 0, GROUPS + 3) == [], "at the 32nd, three more had begun"
+    (gave_up,) = fail_groups(scheduler, GROUPS + 3, GROUPS + 10)
+    assert isinstance(gave_up, GiveUp)
+    assert "RequestRefused: 400: too long" in gave_up.reason
+
+
+def test_a_run_that_is_stopped_or_has_played_a_group_does_not_give_up() -> None:
+    scheduler = make_scheduler()
+    scheduler.handle(PolicyUpdated(0))
+    play(scheduler, 0)
+    assert fail_groups(scheduler, 1, 3 * GROUPS) == []
+    scheduler = make_scheduler()
+    scheduler.handle(PolicyUpdated(0))
+    fail_groups(scheduler, 0, GROUPS)
+    scheduler.handle(DrainRequested())
+    assert fail_groups(scheduler, GROUPS, GROUPS + 4) == []
