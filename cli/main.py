@@ -142,14 +142,21 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # such as a full disk: the message names the file, and a traceback adds nothing
         _print_error(printable(str(error)))
         return DISK_FULL if is_disk_full(error) else 1
+    except Exception as error:
+        from counterpoint.cluster.notify import notify_failure
+
+        notify_failure(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _print_error(message: str) -> None:
     import logging
 
+    from counterpoint.cluster.notify import notify_failure
     from counterpoint.transport.process.journal import prioritized
 
     print(prioritized(f"counterpoint: error: {message}", logging.ERROR, sys.stderr), file=sys.stderr)
+    notify_failure(message)
 
 
 def _run(name: str, rest: list[str]) -> int:

@@ -223,9 +223,9 @@ def _print_evictions(config: JobConfig, console: Console) -> None:
 def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console: Console) -> None:
     """Prints why workers failed, and the summary with the paths of its files."""
     for failed in job.failed_workers():
-        quoted = "\n".join(f"  | {line}" for line in failed.last_lines)
-        cause = f"\nIts cause, further above there:\n  | {failed.cause}" if failed.cause else ""
-        message = f"\ncounterpoint: {failed.name} {failed.death}. The end of {failed.log_file}:\n{quoted}{cause}"
+        quoted = "".join(f"\n  | {line}" for line in failed.last_lines)
+        log = f"The end of {failed.log_file}:{quoted}" if quoted else f"Its log: {failed.log_file}"
+        message = f"\ncounterpoint: {failed.name} {failed.death.removesuffix('.')}. {log}"
         print(prioritized(message, logging.ERROR, sys.stderr), file=lasting(sys.stderr))
     summary, run_dir = job.summary(outcome), config.orchestrator.run_dir
     files = {

@@ -21,3 +21,8 @@ def describe_exit(code: int) -> str:
         return f"was {'stopped' if code in ASKED_TO_END else 'killed'} by {signal.Signals(code - 128).name}"
     except ValueError:
         return f"ended with exit code {code}"
+
+
+def is_explained(death: str) -> bool:
+    """Whether the words about the end of a process have its reason, behind what the exit code says."""
+    return ": " in death

@@ -39,6 +39,9 @@ READY_AGAIN_SECONDS = 1.0
 MAX_STATUS = 1000
 """Characters of a status."""
 
+MAX_FAILURE = 800
+"""Characters of a failure's reason."""
+
 MAX_DATAGRAM = 4096
 CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid."""
@@ -91,6 +94,11 @@ def notify_ready() -> None:
     _stopping.clear()
     if not notify("READY=1") and "NOTIFY_SOCKET" in os.environ:
         threading.Thread(target=send_again, name="sending READY again", daemon=True).start()
+
+
+def notify_failure(reason: str) -> None:
+    """Sends why this process is about to end, for people: its end is told with the newest reason. Unsupervised, nothing."""
+    notify(f"X_FAILURE={clipped(' '.join(reason.split()), MAX_FAILURE)}")
 
 
 def watchdog_seconds() -> float | None:

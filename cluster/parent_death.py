@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from counterpoint.transport.process.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker, live_processes
 
@@ -50,6 +51,16 @@ def end_group(group: int) -> None:
 def stopped_members(group: int) -> list[int]:
     """Returns the processes of a group that a signal (SIGSTOP) has stopped or a debugger holds."""
     return [pid for pid, state in _members(group).items() if state in ("T", "t")]
+
+
+def cpu_seconds(group: int) -> float:
+    """Returns the CPU time that the living processes of a group, and those that they have waited for, have used."""
+    ticks = 0
+    for pid in _members(group):
+        with suppress(OSError):  # it has just ended
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _members(group: int) -> dict[int, str]:

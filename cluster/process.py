@@ -67,6 +67,8 @@ class Process:
         self._extension = 0.0
         self.trouble = ""
         """The problem that it last reported by `X_TROUBLE=`."""
+        self.failure = ""
+        """Why it is about to end, as it last said by `X_FAILURE=`."""
         self.log_from = size_of(command.log_file)
         """The place in the log where its output begins, in bytes: earlier processes may have written to it, too."""
         self.notifications = NotifySocket()
@@ -115,6 +117,7 @@ class Process:
             if (microseconds := message.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():
                 self._extension = int(microseconds[:18]) / 1e6
             self.trouble = message.get("X_TROUBLE", self.trouble)
+            self.failure = message.get("X_FAILURE", self.failure)
             if (pid := message.get("MAINPID", "")).isdecimal() and len(pid) <= LONGEST_PID:
                 self.main_pid = int(pid)
         return received

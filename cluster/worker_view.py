@@ -47,7 +47,7 @@ class WorkerView:
     last_death: str = ""
     """How it died last, in words; empty unless it did."""
     last_output: str = ""
-    """The last line of its output when it died last."""
+    """The last line of its output when it died last; empty if its death is explained."""
     trouble: str = ""
     """What is wrong with it while it lives, in words: a problem that it reports, or its silence. Empty if nothing is wrong."""
     node: str = ""

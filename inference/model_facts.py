@@ -84,6 +84,14 @@ def attention_heads(model: Mapping[str, Any]) -> int | None:
     return heads if type(heads) is int and heads > 0 else None
 
 
+def head_size(model: Mapping[str, Any]) -> int | None:
+    """Returns the dimensions of an attention head of the model of this config.json; None if it has heads of another kind."""
+    hidden, heads = _first([model], "hidden_size"), _first([model], "num_attention_heads")
+    if model.get("model_type") not in FULL_ATTENTION or hidden is None or heads is None:
+        return None
+    return _first([model], "head_dim") or hidden // heads
+
+
 FULL_ATTENTION = ("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Kinds of models whose layers all keep the keys and values of all tokens, unless their configuration says otherwise."""
 

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
@@ -26,14 +27,21 @@ from typing import IO, Any
 
 import orjson
 
-from counterpoint.cluster.parent_death import bound_command, end_group, stopped_members
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.notify import notify_failure
+from counterpoint.cluster.parent_death import bound_command, cpu_seconds, end_group, stopped_members
+from counterpoint.cluster.process import last_lines
+from counterpoint.cluster.start_time import StartTime
 from counterpoint.inference import identity
 from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
-from counterpoint.inference.model_facts import attention_heads, kept_bytes, longest_context
+from counterpoint.inference.model_facts import attention_heads, head_size, kept_bytes, longest_context
 from counterpoint.inference.port_claim import claimed
+from counterpoint.inference.root_cause import is_of_input, root_cause
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.process.child import size_of
 from counterpoint.transport.process.cores import own_cores
 from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
 from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
@@ -58,11 +66,17 @@ vLLM 0.32 then fails requests, but no other calls to the engine, such as loading
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM 0.32 accepts for `--max-lora-rank`."""
 
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM 0.32 computes on a CPU (`CPUAttentionBackend.get_supported_head_sizes`)."""
+
 CONTEXTS_KEPT = 4
 """Whole contexts of each request at once that fit into the KV cache of a small model: the one that it computes, and prefixes."""
 
 ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's variable with which it takes a `max_model_len` above the model's own."""
+
+MAX_LINE = 200
+"""Characters of a line of output that a reason quotes."""
 
 MAX_STATUS_BYTES = 1 << 20
 """Longest status that is read of the child."""
@@ -84,8 +98,7 @@ def serve(
         environment = server_environment(config)
         config = config.model_copy(update={"host": address_of(config.host)})
     except (ValueError, OSError) as error:
-        logger.error("inference: %s", error)
-        return exit_code_of(error)
+        return _failed(exit_code_of(error), str(error))
     try:
         with (
             claimed(config.host, config.port),
@@ -94,14 +107,39 @@ def serve(
             _temporary(environment),
         ):
             _check_port(config.host, config.port)
+            own = _Output(config)
             child = _start(config, environment, output)
             try:
-                return _watch(child, config, environment, signals, on_ready, beat)
+                return _watch(child, config, environment, signals, on_ready, beat, own)
             finally:
                 _stop(child, signals)
     except OSError as error:
-        logger.error("inference: %s", error)
-        return DISK_FULL if is_disk_full(error) else EXIT_FAILED
+        return _failed(DISK_FULL if is_disk_full(error) else EXIT_FAILED, str(error))
+
+
+def _failed(code: int, reason: str) -> int:
+    """Says why the server ends, in its log and to its supervisor; returns its exit code."""
+    logger.error("inference: %s", reason)
+    notify_failure(reason)
+    return code
+
+
+class _Output:
+    """What vLLM writes from now on, into its log or the file behind our own error output."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        own = Path(f"/proc/self/fd/{sys.stderr.fileno()}") if config.log_file is None else config.log_file
+        self._file = own.resolve()
+        self._start = size_of(self._file)
+
+    def cause(self) -> str:
+        """Returns why vLLM failed, as of `root_cause`; empty if the output does not say it, or is no file."""
+        return (root_cause(self._file, self._start) or "") if self._file.is_file() else ""
+
+    def last_line(self) -> str:
+        """Returns the last line; empty if there is none, or the output is no file."""
+        lines = last_lines(self._file, 1, self._start) if self._file.is_file() else []
+        return shortened(lines[0], MAX_LINE) if lines else ""
 
 
 @contextmanager
@@ -127,6 +165,17 @@ def check_configuration(config: InferenceConfig) -> None:
     """Raises `ValueError`, with advice, for a model or a combination on which vLLM would fail after half a minute."""
     model = read_model(config)
     check_sizes(config, model)
+    size = head_size(model)
+    if (
+        _on_cpu()
+        and size is not None
+        and size not in CPU_HEAD_SIZES
+        and not _decides_elsewhere(config, "--hf-overrides")
+    ):
+        raise ValueError(
+            f"model = {config.model!r}: its attention heads have {size} dimensions (head_dim in its config.json), which vLLM's "
+            f"kernels for a CPU do not compute; expected one of {', '.join(map(str, CPU_HEAD_SIZES))}, or a GPU"
+        )
     experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
     if config.return_routed_experts and not experts:
         raise ValueError(
@@ -377,9 +426,11 @@ def _watch(
     signals: StopSignals,
     on_ready: Callable[[], None],
     beat: Callable[[str], None],
+    output: _Output,
 ) -> int:
     """Waits for readiness, then for the end. Returns the exit code."""
-    deadline = time.monotonic() + config.startup_timeout_seconds
+    seconds = config.startup_timeout_seconds
+    start = StartTime(f"startup_timeout_seconds = {seconds:g}", seconds, lambda: cpu_seconds(child.pid))
     ready = False
     not_listening_since = math.inf
     looked = -math.inf
@@ -389,10 +440,7 @@ def _watch(
             beat(_trouble(child))
         code = child.poll()
         if code is not None:
-            where = f"; its output is in {config.log_file}" if config.log_file else ""
-            stage = "by itself" if ready else "before it was ready"
-            logger.error("inference: vLLM on port %d ended %s with exit code %d%s", config.port, stage, code, where)
-            return EXIT_FAILED
+            return _ended(code, config, output.cause(), ready=ready)
         if not ready and _answers(config, environment):
             ready = True
             logger.info("inference: vLLM is ready on %s://%s:%d", config.scheme, config.host, config.port)
@@ -402,18 +450,29 @@ def _watch(
                 math.inf if _listens(config.host, config.port) else min(not_listening_since, time.monotonic())
             )
         if time.monotonic() - not_listening_since > NOT_LISTENING_SECONDS:
-            logger.error("inference: vLLM on port %d listens no more, and does not end: it is killed", config.port)
             child.kill()
-            return EXIT_FAILED
-        if not ready and time.monotonic() > deadline:
-            logger.error(
-                "inference: vLLM on port %d did not answer its health check within startup_timeout_seconds = %g",
-                config.port,
-                config.startup_timeout_seconds,
+            found = f": {found}" if (found := output.cause()) else ""
+            return _failed(
+                EXIT_FAILED, f"vLLM on port {config.port} listens no more, and does not end: it is killed{found}"
             )
-            return EXIT_FAILED
+        if not ready:
+            start.look()
+            if start.is_over:
+                last = f"; the last line of its output: {line}" if (line := output.last_line()) else ""
+                return _failed(EXIT_FAILED, f"vLLM on port {config.port} does not answer: {start}{last}")
         time.sleep(POLL_SECONDS)
     return signals.exit_code
+
+
+def _ended(code: int, config: InferenceConfig, cause: str, *, ready: bool) -> int:
+    """Says why vLLM ended by itself; returns the exit code of the server."""
+    death = describe_exit(code if code >= 0 else 128 - code)
+    short = ", as the kernel does when memory is short" if code == -signal.SIGKILL else ""
+    what = "did not start" if cause and not ready else f"{death}{'' if ready else ' before it was ready'}{short}"
+    why = f": {cause}" if cause else ""
+    where = f"; its output is in {config.log_file}" if config.log_file else ""
+    is_final = not ready and (code == EXIT_BAD_CONFIG or is_of_input(cause))  # 2: argparse refused an argument
+    return _failed(EXIT_BAD_CONFIG if is_final else EXIT_FAILED, f"vLLM on port {config.port} {what}{why}{where}")
 
 
 def _trouble(child: subprocess.Popen[bytes]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
 from counterpoint.cluster.attended.views import shown_name
-from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.exit_codes import describe_exit, is_explained
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.notify import Heartbeat, notify
 from counterpoint.cluster.process import last_lines
@@ -27,7 +27,6 @@ from counterpoint.cluster.worker_view import ENDED, State, WorkerView
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
 from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.log_errors import ROOT_CAUSE, root_cause
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
 from counterpoint.job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
@@ -95,15 +94,14 @@ class SystemdNotifications:
 
 @dataclass(frozen=True, slots=True)
 class FailedWorker:
-    """A worker that failed, with the end of its output."""
+    """A worker that failed, with the end of its output if nothing else says why."""
 
     name: str
     death: str
     """How it died, in words."""
     log_file: Path
     last_lines: list[str]
-    cause: str | None
-    """The exception to which the last lines refer as the root cause."""
+    """Empty if its death is explained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +394,5 @@ def _waits_for_disk(view: WorkerView) -> bool:
 
 
 def _failed(view: WorkerView, log_file: Path) -> FailedWorker:
-    start = view.log_from or 0
-    last = last_lines(log_file, start=start)
-    refers = any(ROOT_CAUSE in line for line in last)
-    return FailedWorker(view.name, view.last_death, log_file, last, root_cause(log_file, start) if refers else None)
+    last = [] if is_explained(view.last_death) else last_lines(log_file, start=view.log_from or 0)
+    return FailedWorker(view.name, view.last_death, log_file, last)

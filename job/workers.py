@@ -27,6 +27,7 @@ from counterpoint.job.placement import devices, placements
 from counterpoint.job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
 from counterpoint.job.tracking.config import Destinations
 from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import READY_SECONDS
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.process.cores import divided
@@ -40,9 +41,6 @@ SILENCE_SECONDS = 60.0
 TRAINER_SILENCE_SECONDS = 300.0
 """The same for a trainer. A thread sends its heartbeats, since a step may take longer. One call, such as a write of a large
 checkpoint to a slow disk, may block this thread, too."""
-
-TRAINER_READY_SECONDS = 600.0
-"""How long a trainer, or the first of its ranks, may take to load the model."""
 
 TRAINER_STOP_SECONDS = 120.0
 """How long it may take to end its step and write its checkpoints."""
@@ -164,7 +162,7 @@ def _trainer(config: JobConfig, file: Path) -> RoleSpec:
     return RoleSpec(
         command=_command("trainer", file),
         config=_identity(config.trainer),
-        ready_timeout_seconds=TRAINER_READY_SECONDS,
+        ready_timeout_seconds=READY_SECONDS,
         silence_timeout_seconds=TRAINER_SILENCE_SECONDS,
         restart_arguments=("--resume",),
         **role,
@@ -182,7 +180,7 @@ def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
         check=trainer.nodes
         > 1,  # of a single node nobody could say that it is slow, and its ranks find out whether it works
         host=LOOPBACK if config.backend == "local" else "{address}",
-        ready_seconds=TRAINER_READY_SECONDS,
+        ready_seconds=READY_SECONDS,
         silence_seconds=TRAINER_SILENCE_SECONDS,
         drain_seconds=TRAINER_STOP_SECONDS - 20,
         version=_identity(trainer)["configuration"],
@@ -194,7 +192,7 @@ def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
         "start": StartGate.WORKER,
         "config": elastic.model_dump(mode="json", exclude_defaults=True),
         "environment": _environment(config, "trainer") | {"OMP_NUM_THREADS": str(trainer.threads or 1)},
-        "ready_timeout_seconds": TRAINER_READY_SECONDS + GATHER_SECONDS,
+        "ready_timeout_seconds": READY_SECONDS + GATHER_SECONDS,
         "silence_timeout_seconds": SILENCE_SECONDS,
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from counterpoint.cluster.notify import notify
+from counterpoint.cluster.notify import notify, notify_failure
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.changes import read_changes
@@ -72,6 +72,7 @@ def run(
         OSError,
     ) as error:  # raised before the loop runs, such as for a log that cannot be opened
         sys.stderr.write(f"counterpoint: error: {error}\n")
+        notify_failure(str(error))
         return 2 if isinstance(error, ConfigurationError) else exit_code_of(error)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from counterpoint.cluster.notify import notify_failure
+from counterpoint.environments.describe_error import describe_error
 from counterpoint.inference.base import InferenceError
 from counterpoint.orchestrator.loop_health.watchdog import StallError
 from counterpoint.orchestrator.policy import ForeignBroadcastError
@@ -40,9 +42,11 @@ def report_failure(error: Exception, run_dir: Path) -> int:
     expected = [leaf for leaf in leaves if isinstance(leaf, _EXPECTED)]
     if not expected:
         logger.critical("the orchestrator failed", exc_info=error)
+        notify_failure("; ".join(map(describe_error, leaves)))
         return 1
     for leaf in expected:
         logger.error("%s", _described(leaf, run_dir))
+    notify_failure("; ".join(_described(leaf, run_dir) for leaf in expected))
     if any(isinstance(leaf, ConfigurationError) for leaf in expected):
         return 2
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):

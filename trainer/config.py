@@ -12,6 +12,9 @@ from counterpoint.inference.model_facts import EXPERT_COUNTS
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.transport.config import Config, Seed, TransportConfig, machine_memory
 
+READY_SECONDS = 600.0
+"""How long a trainer, or the first of its ranks, may take to load the model; longer while it computes."""
+
 
 class TrainerConfig(Config):
     """Settings of the trainer."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from counterpoint.cluster.elastic.ranks import RanksProcess, alone, python_command
-from counterpoint.cluster.notify import Heartbeat, NotifySocket, StatusLine
+from counterpoint.cluster.notify import Heartbeat, NotifySocket, StatusLine, notify_failure
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.atomic import write_atomically
@@ -49,7 +49,9 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     try:
         (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
+        reason = f"output_dir = {config.output_dir}: cannot be written: {error.strerror}"
+        logger.error("%s", reason)
+        notify_failure(reason)
         return exit_code_of(error)
     if config.nodes > 1:
         logger.error("nodes = %d: only a job has its trainer on several nodes; use processes here", config.nodes)

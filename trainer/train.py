@@ -18,12 +18,13 @@ from contextlib import ExitStack, closing
 
 from safetensors import SafetensorError
 
-from counterpoint.cluster.notify import StatusLine, beating
+from counterpoint.cluster.notify import StatusLine, beating, notify_failure
+from counterpoint.cluster.start_time import asking_for_time
 from counterpoint.run.changes import JournalError
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import ranks
 from counterpoint.trainer.broadcast import Broadcaster
-from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.config import READY_SECONDS, TrainerConfig
 from counterpoint.trainer.early_steps import EarlySteps
 from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.faults import LacksMemory, ModelLost, is_fatal, is_out_of_memory
@@ -83,17 +84,17 @@ def train(
     `open_batches` and `make` replace the wire and the `Trainer`, for batches without an orchestrator (`trainer/sft/train.py`).
     """
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
-        logger.error(
-            "%s is from an earlier training; continue it with --resume (in a file: resume = true), or use another output_dir",
-            found,
-        )
-        return 2
+        advice = "continue it with --resume (in a file: resume = true), or use another output_dir"
+        return _failed(2, f"{found} is from an earlier training; {advice}")
     stop = StopSignals(end_at_second_request)
     with ExitStack() as stack:
         if not ranks.is_follower():
             stack.enter_context(stop)
         try:
             device = choose_device(config.device)
+            StatusLine().show(f"loading {config.model}")
+            begins = stack.enter_context(ExitStack())
+            begins.enter_context(asking_for_time(READY_SECONDS))
             group = stack.enter_context(ranks.join(config, device))
             if ranks.is_follower():  # not before, since no handler runs while it waits for a rank that has died
                 stack.enter_context(stop)
@@ -107,13 +108,12 @@ def train(
             )
             endpoint = stack.enter_context(TrainerEndpoint(config))
         except (ValueError, OSError) as error:
-            logger.error("%s", error)
-            return exit_code_of(error)
+            return _failed(exit_code_of(error), str(error))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            logger.error("there is not enough memory to load %s: %s", config.model, error)
-            return 1
+            return _failed(1, f"there is not enough memory to load {config.model}: {error}")
+        begins.close()
         on_ready()
         stack.enter_context(beating())
         try:
@@ -121,19 +121,23 @@ def train(
                 trainer.endpoint = endpoint
                 code = trainer.serve(stop)
         except (LacksMemory, ModelLost) as error:
-            logger.error("%s", error)
-            return 1
+            return _failed(1, str(error))
         except (OSError, SafetensorError) as error:
-            said = not_written(error, config.output_dir)
-            logger.error("%s. What was published before is intact%s", said, way_on(error))
-            return DISK_FULL if is_disk_full(error) else 1
+            said = f"{not_written(error, config.output_dir)}. What was published before is intact{way_on(error)}"
+            return _failed(DISK_FULL if is_disk_full(error) else 1, said)
         except RuntimeError as error:
             if silence := group.silence(error):
-                logger.error("%s", silence)
-                return 1
+                return _failed(1, silence)
             raise
         learner.stop()
         return code
+
+
+def _failed(code: int, reason: str) -> int:
+    """Says why the trainer ends, in its log and to its supervisor; returns its exit code."""
+    logger.error("%s", reason)
+    notify_failure(reason)
+    return code
 
 
 def _follow(learner: Learner) -> int:

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
@@ -165,6 +166,8 @@ class PlainProgress:
             status = f": {worker.status}" if is_new else ""  # of `serve`, its address
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}{status}"
         if worker.state in (State.RESTARTING, State.EXITED, State.FAILED) and worker.last_death:
+            if is_explained(worker.last_death):
+                return f"{worker.name} {worker.state}: it {worker.last_death}"
             output = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
             return f"{worker.name} {worker.last_death}: {worker.state}{output}"
         return f"{worker.name} {worker.state}"

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoint.cli.display.blame_table import blame_table
+from counterpoint.cluster.exit_codes import is_explained
+from counterpoint.cluster.worker_view import State
 from counterpoint.job.inspection import evaluations
 from counterpoint.job.inspection.failure_example import FailureExamples
 from counterpoint.job.inspection.history import History
@@ -25,6 +27,9 @@ from counterpoint.transport.printable import printable
 
 TEXT_COLUMNS = ("run", "state")
 NUMBER_COLUMNS = ("step", "trained", "reward", "evaluated", "staleness", "lag p99", "lag max", "KL", "tokens/s")
+DIED = frozenset({State.RESTARTING, State.EXITED, State.FAILED})
+"""States of a worker whose last death is of interest."""
+
 PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
 
 
@@ -39,7 +44,11 @@ def status_parts(status: JobStatus) -> list[RenderableType]:
         parts.append(blame_table(slow_spots))
     if not status.workers:
         return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
-    errors = [_text(f"last error of {name}: {line}", "red") for name, line in status.last_errors().items()]
+    dead = [worker for worker in status.workers if worker["last_death"] and worker["state"] in DIED]
+    errors = [_text(f"{worker['name']} {worker['state']}: it {worker['last_death']}", "red") for worker in dead]
+    explained = {worker["name"] for worker in dead if is_explained(worker["last_death"])}
+    last = status.last_errors()
+    errors += [_text(f"last error of {name}: {line}", "red") for name, line in last.items() if name not in explained]
     if status.supervisor_gone:
         errors.append(_text(status.supervisor_gone, "red"))
     return [*parts, _processes(status), *errors]
@@ -107,7 +116,8 @@ def _processes(status: JobStatus) -> Table:
         alive = {True: "yes", False: "no", None: "-"}[status.is_alive(worker)]
         state = worker["state"] if status.running or pid is None else f"was {worker['state']}"
         notes = "; ".join(note for note in (worker["trouble"], worker["status"]) if note)
-        restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker["restarts"] else "-"
+        died = "" if state in DIED else f", it {worker['last_death']}"  # else it is said below, in full
+        restarts = f"{worker['restarts']}{died}" if worker["restarts"] else "-"
         table.add_row(worker["name"], state, str(pid or "-"), alive, printable(restarts), printable(notes))
     return table
 

@@ -14,9 +14,15 @@ from counterpoint.job.inspection.summary import Summary
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
 from counterpoint.orchestrator.rollouts.failures import failures_in_words
 from counterpoint.orchestrator.step.phases import phases_in_words
-from counterpoint.transport.printable import printable
+from counterpoint.transport.printable import printable, shortened
+
+LONGEST_TITLE = 100
+"""Characters of the outcome in a table's title; a failure is printed above, in full."""
 
 TEXT_COLUMNS = ("run", "ended")
+OF_STEPS = ("reward", "tokens", "event loop lag", "time", "mismatch KL", "staleness")
+"""Rows that say nothing of a run without a step."""
+
 NUMBER_COLUMNS = ("steps", "reward", "rollouts", "tokens/s", "lag p99", "lag max", "KL max", "staleness")
 
 
@@ -46,7 +52,7 @@ def _remarks(run: Summary) -> list[str]:
 
 def _table_of_runs(summary: Summary) -> Table:
     """A row for each run. Steps: trained of wanted. Reward: mean of the first and of the last steps."""
-    title = f"Counterpoint: {summary['outcome']}, {duration(summary['elapsed_seconds'])}"
+    title = f"Counterpoint: {shortened(summary['outcome'], LONGEST_TITLE)}, {duration(summary['elapsed_seconds'])}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for column in (*TEXT_COLUMNS, *NUMBER_COLUMNS):
         is_text = column in TEXT_COLUMNS
@@ -69,7 +75,7 @@ def _table_of_runs(summary: Summary) -> Table:
 
 
 def _table_of_run(summary: Summary) -> Table:
-    title = f"Counterpoint: {summary['outcome']}"
+    title = f"Counterpoint: {shortened(summary['outcome'], LONGEST_TITLE)}"
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title, title_justify="left")
     table.add_column(style="dim")
     table.add_column()
@@ -82,7 +88,7 @@ def _table_of_run(summary: Summary) -> Table:
 def _rows_of_run(summary: Summary) -> dict[str, str | None]:
     reward, lag, kl = (summary[name] for name in ("reward", "event_loop_lag_seconds", "mismatch_kl"))
     steps, edge = summary["steps"], "step" if reward["edge_steps"] == 1 else f"{reward['edge_steps']} steps"
-    return {
+    rows = {
         "reward": f"{number(reward['first'])} (first {edge})  →  {number(reward['last'])} (last {edge})",
         **evaluations.in_words(summary["evaluations"]),
         "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
@@ -97,3 +103,4 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
         "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),
         "discarded": summary["discarded"],
     }
+    return rows if steps["shipped"] else rows | dict.fromkeys(OF_STEPS)

@@ -157,6 +157,8 @@ class OwnedProcess:
             for word, kind in (("READY", protocol.READY), ("STOPPING", protocol.ENDING)):
                 if word in received:
                     self._hear({"kind": kind})
+            if self._process.failure:
+                self._hear({"kind": protocol.FAILED, "reason": self._process.failure})
             if (seconds := self._process.take_extension()) > 0:
                 self._hear({"kind": protocol.EXTEND, "seconds": seconds})
         changed = before != (self._process.main_pid, self._process.status, self._process.trouble)

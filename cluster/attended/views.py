@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.cluster.backends.base import Heartbeat
-from counterpoint.cluster.exit_codes import ASKED_TO_END
+from counterpoint.cluster.exit_codes import ASKED_TO_END, is_explained
 from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import ManagerStage, Outcome, WorkerExited
 from counterpoint.cluster.manager.manager import PrimeManager
@@ -119,7 +119,7 @@ class Views:
             if self._log_from is not None and record.incarnation:  # it was started by an earlier master
                 seen.log_from = seen.began = self._log_from.get(shown_name(self._spec, record.name), 0)
                 seen.incarnation = record.incarnation
-                seen.last_death = (record.restarts, record.last_death)
+                seen.last_death = (record.incarnation - 1, record.last_death)
         last_death = record.last_death
         over = ended is not None and ended.incarnation == record.incarnation and record.phase in ALIVE
         if ended is not None and over:
@@ -163,9 +163,9 @@ class Views:
             seen.log_from = size if seen.log_from is None else seen.log_from
         if seen.log_until is None and record.phase in (Phase.STOPPING, Phase.STUCK, Phase.RECYCLING):
             seen.log_until = size
-        if seen.last_death != (record.restarts, record.last_death) and state in (State.RESTARTING, State.FAILED):
-            seen.last_death = (record.restarts, record.last_death)
-            lines = last_lines(seen.log, start=seen.began)
+        if seen.last_death != (record.incarnation, record.last_death) and state in (State.RESTARTING, State.FAILED):
+            seen.last_death = (record.incarnation, record.last_death)
+            lines = [] if is_explained(record.last_death) else last_lines(seen.log, start=seen.began)
             seen.last_output = next((line for line in reversed(lines) if line), "")
 
     def _state_of_job(self, manager: PrimeManager) -> State:

@@ -3,7 +3,7 @@
 By its role's restart scope the worker alone is created again, or all of its role, or the whole job: those are asked to end
 first, *recycled*. The scope counts for a worker that had begun to work; one that died before that has left no mark on others, and
 is created again alone. The deaths of a worker in a row are bounded; those with a lost node or an agent, and those of a full disk,
-do not count.
+do not count. A command that was never ready and gives the same reason for its second death has no third one.
 
 When the job ends, all tasks stop first, at once, since they do not need one another; then role by role in reverse, as
 `JobSpec.stop_order` says, the workers of a role at once and its SubMaster after them, since a service may need those before it to
@@ -13,6 +13,7 @@ end well.
 from __future__ import annotations
 
 import math
+import re
 import signal
 
 from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
@@ -75,6 +76,8 @@ HEALTHY_SECONDS = 180.0
 FINAL_CODES = frozenset({2, 3})
 """Exit codes after which a restart would end alike: a bad configuration, an eviction."""
 
+_NUMBERS = re.compile(r"[0-9][0-9.]*")
+
 STOPPED_EARLY = 128 + signal.SIGTERM
 """Exit code of a job whose tasks were stopped one by one before their work was complete."""
 
@@ -107,7 +110,15 @@ def exited(ledger: Ledger, worker: WorkerRecord, event: WorkerExited) -> list[In
     words = words_of(event) + (", although the job still needs it" if code == 0 else "")
     if worker.stuck:  # of a node that is gone, nobody can say that it was killed there
         words = f"{worker.stuck}, and {words}" if event.lost or event.reason else f"{worker.stuck} and was killed"
-    return died(ledger, worker, code, words, at, with_node=event.lost)
+    hopeless = bool(event.reason) and _ended_alike(ledger, worker, words)
+    return died(ledger, worker, code, words, at, with_node=event.lost, hopeless=hopeless)
+
+
+def _ended_alike(ledger: Ledger, worker: WorkerRecord, words: str) -> bool:
+    """Whether a command that was never ready ended for this reason before, numbers aside: it would for ever."""
+    role = ledger.spec_of(worker)
+    same = _NUMBERS.sub("0", words) == _NUMBERS.sub("0", worker.last_death)
+    return same and role.command is not None and role.essential and not worker.was_ready
 
 
 def words_of(event: WorkerExited) -> str:
@@ -148,9 +159,19 @@ def _lost(ledger: Ledger, worker: WorkerRecord, event: NodeLost) -> list[Instruc
 
 
 def died(
-    ledger: Ledger, worker: WorkerRecord, code: int, words: str, at: float, with_node: bool = False
+    ledger: Ledger,
+    worker: WorkerRecord,
+    code: int,
+    words: str,
+    at: float,
+    *,
+    with_node: bool = False,
+    hopeless: bool = False,
 ) -> list[Instruction]:
-    """Creates a worker that is still needed again, by its role's scope, or gives it up. One that was recycled has not failed."""
+    """Creates a worker that is still needed again, by its role's scope, or gives it up, as one that is `hopeless`.
+
+    One that was recycled has not failed.
+    """
     surplus = worker.rank >= ledger.state.roles[worker.role].wanted  # its role has fewer workers by now
     if surplus or worker.phase is Phase.RECYCLING:
         _forget_process(worker)
@@ -163,7 +184,7 @@ def died(
     if worker.ready_since is not None and at - worker.ready_since >= HEALTHY_SECONDS:
         worker.deaths = 0
     counts = not with_node and code != DISK_FULL
-    over = counts and (code in FINAL_CODES or worker.deaths >= ledger.spec_of(worker).max_restarts)
+    over = counts and (hopeless or code in FINAL_CODES or worker.deaths >= ledger.spec_of(worker).max_restarts)
     if ledger.stops or over:
         return failed_for_good(ledger, worker, code, at)
     pause = min(FIRST_BACKOFF_SECONDS * 2 ** min(worker.deaths, 10), LONGEST_BACKOFF_SECONDS)
@@ -277,9 +298,10 @@ def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:
 
 
 def extension_requested(ledger: Ledger, worker: WorkerRecord, event: ExtensionRequested) -> list[Instruction]:
-    """Gives a worker that ends, and is not killed yet, more time."""
-    ends = worker.ending or worker.phase in (Phase.STOPPING, Phase.RECYCLING)
-    if ends and not worker.killed and math.isfinite(event.seconds):
+    """Gives a worker that ends, or is not ready yet, and is not killed, more time."""
+    starts = worker.phase is Phase.INITIALIZING and worker.deadline is not None
+    is_due = starts or worker.ending or worker.phase in (Phase.STOPPING, Phase.RECYCLING)
+    if is_due and not worker.killed and math.isfinite(event.seconds):
         ledger.set_deadline(worker, max(worker.deadline or event.at, event.at + event.seconds))
     return []
 

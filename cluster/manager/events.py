@@ -126,7 +126,7 @@ class EndAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionRequested:
-    """An ending worker asked for so many seconds from now (`EXTEND_TIMEOUT_USEC`)."""
+    """A worker that ends, or is not ready yet, asked for so many seconds from now (`EXTEND_TIMEOUT_USEC`)."""
 
     worker: str
     incarnation: int

@@ -181,6 +181,7 @@ def became_ready(ledger: Ledger, worker: WorkerRecord, event: WorkerReady) -> li
 
 def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
     worker.ready_since = at
+    worker.was_ready = True
     worker.launched = ledger.spec_of(worker).command is not None
     ledger.move(worker, Phase.RUNNING if worker.launched else Phase.READY, at)
     return advance(ledger, worker.role, at)

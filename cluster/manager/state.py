@@ -139,6 +139,8 @@ class WorkerRecord:
     suspected: bool = False
     """Whether two heartbeats of this incarnation are missing."""
     ready_since: float | None = None
+    was_ready: bool = False
+    """Whether any incarnation of it was."""
     deaths: int = 0
     """Deaths in a row."""
     restarts: int = 0

@@ -17,12 +17,12 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
 from counterpoint.inference.pool.sources import parse_listing, read_text
 from counterpoint.inference.port_claim import is_claimed
+from counterpoint.inference.root_cause import root_cause
 from counterpoint.inference.server import check_configuration
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.configuration.layers import without_configuration
 from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.evaluation.subject import Checkpoint
-from counterpoint.job.inspection.log_errors import root_cause
 from counterpoint.orchestrator.evaluation.alone import Subject
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError

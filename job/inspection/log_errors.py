@@ -1,4 +1,4 @@
-"""The last error in the log of each worker, and of each guest; the exception that is the cause of a failure."""
+"""The last error in the log of each worker, and of each guest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from counterpoint.cluster.process import last_lines
 from counterpoint.job.inspection.log_files import trainer_logs
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
-
-EXCEPTION_LINE = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [^\]]*\] )?([A-Za-z_][\w.]*(?:Error|Exception): \S.*)")
-"""The last line of a traceback, as a process prints it or as vLLM logs it of one of its processes."""
-
-ROOT_CAUSE = "root cause"
-"""What an exception of vLLM says that refers to another one above it in the log."""
 
 MOST_LINES = 500
 """Lines searched from the end of a log."""
@@ -49,12 +43,6 @@ def last_errors_of_guests(directory: Path, run_ids: Iterable[str]) -> dict[str, 
     """Returns the newest error line of each guest, under `run ID`, from its own log: the job has no output of its process."""
     logs = {f"run {run_id}": directory / f"run_{run_id}" / "orchestrator.log" for run_id in sorted(run_ids)}
     return {name: error for name, log in logs.items() if (error := _last_error(log))}
-
-
-def root_cause(log_file: Path, start: int = 0) -> str | None:
-    """Returns the newest exception in a log that does not refer to another one as the root cause."""
-    found = (EXCEPTION_LINE.match(line) for line in reversed(last_lines(log_file, MOST_LINES, start)))
-    return next((each[1] for each in found if each is not None and ROOT_CAUSE not in each[1]), None)
 
 
 def _last_error(log_file: Path, start: int = 0, end: int | None = None, *, killed: bool = False) -> str | None:

@@ -78,7 +78,8 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     progress = choose(console, {"test": History.of(past, "test", 20)})
     ready, stuck = worker(State.READY), replace(worker(State.READY), trouble="silent since 12:00:00")
     died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_output="ValueError: no")
-    for view in (ready, stuck, stuck, ready, died, died):
+    explained = replace(died, state=State.RESTARTING, last_death="ended with exit code 1: no memory", last_output="")
+    for view in (ready, stuck, stuck, ready, died, died, explained):
         progress.update([view], [])
     lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines == [
@@ -86,6 +87,7 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
         "server: silent since 12:00:00",
         "server: the problem is over",
         "server ended with exit code 1: failed; last line of its output: ValueError: no",
+        "server restarting: it ended with exit code 1: no memory",
     ]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from counterpoint.cluster.notify import NotifySocket
 from counterpoint.cluster.parent_death import bound_command
 from counterpoint.inference import identity, server
 from counterpoint.inference.config import InferenceConfig
@@ -78,6 +79,7 @@ config = InferenceConfig.model_validate_json(sys.argv[1])
 sys.exit(server.serve(config, lambda: print("ready", flush=True)))
 """
 """As vLLM, which listens long after its start: when the file of the second argument is there."""
+HEADS_OF_20 = {"model_type": "qwen3", "hidden_size": 80, "num_attention_heads": 4}
 SILENT = "import time; time.sleep(600)"
 SHORT_LIVED = "import sys; sys.exit(3)"
 
@@ -179,7 +181,36 @@ def test_a_server_that_ends_by_itself_is_a_failure(
 ) -> None:
     stand_in(monkeypatch, SHORT_LIVED)
     assert server.serve(config_of(tmp_path, {}), lambda: pytest.fail("it was never ready")) == server.EXIT_FAILED
-    assert "ended before it was ready with exit code 3; its output is in" in caplog.text
+    assert "ended with exit code 3 before it was ready; its output is in" in caplog.text
+
+
+FAILS = "print('ValueError: of this start', flush=True); import sys; sys.exit(1)"
+UNSUPPORTED = "print('RuntimeError: Unsupported head_dim=20', flush=True); import sys; sys.exit(1)"
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "code", "reason"),
+    [
+        (FAILS, 1, "did not start: ValueError: of this start; its output is in"),
+        (UNSUPPORTED, 2, "did not start: RuntimeError: Unsupported head_dim=20; its output is in"),
+        (KILLED, 1, "was killed by SIGKILL before it was ready, as the kernel does when memory is short"),
+        ("import sys; sys.exit('api_server.py: error: unrecognized arguments: --nope')", 1, "arguments: --nope;"),
+    ],
+)
+def test_the_supervisor_is_told_why_a_server_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int, reason: str
+) -> None:
+    stand_in(monkeypatch, program)
+    supervisor = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
+    (tmp_path / "log").write_text("TypeError: of an earlier start\n")
+    assert server.serve(config_of(tmp_path, {}), lambda: pytest.fail("it was never ready")) == code
+    said = [message["X_FAILURE"] for _ in range(100) if "X_FAILURE" in (message := supervisor.receive() or {})]
+    supervisor.close()
+    assert len(said) == 1
+    assert reason in said[0]
 
 
 @pytest.mark.slow
@@ -318,6 +349,7 @@ def test_the_secret_of_a_job_is_in_no_command_line_no_variable_and_no_log(
     [
         (None, {}, "there is no"),
         ([], {}, "holds a JSON list; expected an object"),
+        (HEADS_OF_20, {}, "its attention heads have 20 dimensions (head_dim in its config.json)"),
         ({}, {"return_routed_experts": True}, "has no experts; remove the setting"),
         ({"num_experts": 8}, {"lora": {}}, "a mixture of experts, whose adapters vLLM cannot serve on a CPU"),
         ({}, {"api_key_file": Path("/nowhere/token")}, "api_key_file = '/nowhere/token': cannot be read: No such file"),

@@ -117,31 +117,19 @@ def test_a_long_file_of_a_guest_is_read_in_many_looks_and_its_newest_steps_are_s
     assert warnings == []
 
 
-VLLM_LOG = """\
-(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] Traceback (most recent call last):
-(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366]     raise ValueError(
-(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] ValueError: less memory than is asked for
-(APIServer pid=6) WARNING 11-25 23:07:46 [system_utils.py:299] This can cause errors like `OSError: [Errno 24] Too many`
-(APIServer pid=6)     raise RuntimeError(
-(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-2026-11-25 23:07:58,729 ERROR   inference: vLLM on port 8413 ended before it was ready with exit code 1
-"""
-
-
 @pytest.mark.parametrize(
-    ("log", "cause"),
-    [(VLLM_LOG, "ValueError: less memory than is asked for"), (VLLM_LOG.replace("root cause", "that"), None)],
+    ("death", "lines"), [("ended with exit code 1", ["the end"]), ("ended with exit code 2: no such model", [])]
 )
-def test_a_failed_worker_is_shown_with_the_cause_to_which_its_last_lines_refer(
-    job_file: Path, monkeypatch: pytest.MonkeyPatch, log: str, cause: str | None
+def test_a_failed_worker_is_shown_with_its_last_lines_unless_it_gave_its_reason(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, death: str, lines: list[str]
 ) -> None:
     job = supervised(job_file)
-    (job_file.parent / "out" / "inference_0.log").write_text(log)
-    failed = replace(job._job.views()[0], state=State.FAILED, last_death="ended with exit code 1")
+    (job_file.parent / "out" / "inference_0.log").write_text("the end\n")
+    failed = replace(job._job.views()[0], state=State.FAILED, last_death=death)
     assert failed.name == "inference_0"
     monkeypatch.setattr(job._job, "views", lambda: [failed])
     (shown,) = job.failed_workers()
-    assert (shown.name, shown.cause) == ("inference_0", cause)
+    assert (shown.name, shown.death, shown.last_lines) == ("inference_0", death, lines)
 
 
 def test_an_orchestrator_that_ends_with_0_before_its_last_step_fails_the_job(

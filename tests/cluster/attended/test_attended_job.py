@@ -283,6 +283,18 @@ def test_what_a_worker_says_is_wrong_with_it_and_its_last_output_are_shown(start
     assert (job.state("task")["last_output"], job.state("server")["trouble"]) == ("the disk is full", "")
 
 
+def test_why_a_command_ends_is_its_own_word_and_the_second_time_the_last(start: Start) -> None:
+    says = "from counterpoint.cluster.notify import notify_failure\nnotify_failure('no\\nmodel')\n"
+    fails = f"{says}print('noise')\nraise SystemExit(4)"
+    server = {"name": "server", "command": fails, "max_restarts": 5, "ready_timeout_seconds": 60.0}
+    job = start(server, service("task", task=True, after=["server"]))
+    outcome = job.finish()
+    assert outcome == {"code": 4, "reason": "server ended with exit code 4: no model", "failed_worker": "server"}
+    state = job.state("server")
+    assert (state["restarts"], state["last_output"]) == (1, "")
+    assert state["last_death"] == "ended with exit code 4: no model"
+
+
 def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:
     finish = tmp_path / "finish"
     waits = f"import os, time\nwhile not os.path.exists({str(finish)!r}): time.sleep(0.01)\nprint('worked')"

@@ -36,6 +36,40 @@ def test_what_dies_is_created_again_after_a_pause_that_doubles_and_only_so_often
     assert job.outcome == failed(1, "trainer-0", "ended with exit code 1")
 
 
+def test_a_command_that_was_never_ready_and_gives_the_same_reason_again_is_not_started_a_third_time() -> None:
+    job = three(max_restarts=7)
+    job.begin()
+    assert job.exit("trainer-0", 1, 10.0, "no memory: 21.8 GiB of 500") == []
+    assert job.tick() == ["create trainer-0 again"]
+    assert job.exit("trainer-0", 1, 20.0, "the port is taken") == [], "another reason"
+    assert job.tick() == ["create trainer-0 again"]
+    assert job.exit("trainer-0", 1, 30.0, "no memory: 20.1 GiB of 500") == []
+    assert job.tick() == ["create trainer-0 again"]
+    job.exit("trainer-0", 1, 40.0, "no memory: 19 GiB of 500")
+    job.exits("server-0")
+    assert job.outcome == failed(1, "trainer-0", "ended with exit code 1: no memory: 19 GiB of 500")
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_a_reason_that_comes_again_counts_only_before_a_command_was_ever_ready(was_ready: bool) -> None:
+    job = three(max_restarts=2)
+    job.begin()
+    if was_ready:
+        job.ready("server-0", 1.0)
+    for at, reason in ((10.0, "no memory"), (20.0, "no memory")):
+        job.exit("server-0", 1, at, reason)
+        job.tick()
+    assert job["server-0"].phase.value == ("initializing" if was_ready else "failed")
+
+
+def test_a_command_that_gives_no_reason_is_started_as_often_as_it_may_be() -> None:
+    job = three(max_restarts=2)
+    job.begin()
+    for at in (10.0, 20.0):
+        assert job.exit("server-0", 1, at) == []
+        assert job.tick() == ["create server-0 again"]
+
+
 def test_a_worker_that_a_full_disk_ended_is_created_again_however_often() -> None:
     job = three(max_restarts=1).running()
     for at in (100.0, 200.0, 300.0, 400.0):

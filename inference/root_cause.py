@@ -1,0 +1,59 @@
+"""Why a server ended, as its own output says it: the exception to which vLLM refers last, or what refused its arguments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from counterpoint.cluster.process import last_lines
+from counterpoint.transport.printable import shortened
+
+_EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [^\]]*\] )?([A-Za-z_][\w.]*(?:Error|Exception): \S.*)")
+"""The last line of a traceback, as a process prints it or as vLLM logs it of one of its processes."""
+
+_REFUSAL = re.compile(r"^[\w./ -]+: error: (\S.*)")
+"""What argparse says of arguments that it does not take."""
+
+_REFERS = re.compile("root cause", re.IGNORECASE)
+"""What an exception of vLLM says that refers to another one above it in the log."""
+
+_OF_PYDANTIC = re.compile(r"\d+ validation errors? for \w+$")
+"""An exception whose text begins with the next line."""
+
+_INPUT = re.compile(r"unsupported|not supported|NotImplementedError|ValidationError", re.IGNORECASE)
+"""Exceptions that no other moment spares: they are about the model or the arguments, not about memory, files or neighbours."""
+
+MOST_LINES = 500
+"""Lines searched from the end of the output."""
+
+
+MOST_CHARACTERS = 300
+"""Characters of a cause: vLLM's own may list every architecture that it knows."""
+
+
+def root_cause(log_file: Path, start: int = 0) -> str | None:
+    """Returns the newest exception in a server's output that does not refer to another one, or why it refused its arguments.
+
+    `start` is the place, in bytes, where the output begins. None if there is neither.
+    """
+    lines = last_lines(log_file, MOST_LINES, start)
+    referring = None
+    for place in reversed(range(len(lines))):
+        if (refused := _REFUSAL.match(lines[place])) is not None:
+            return refused[1]
+        if (found := _EXCEPTION.match(lines[place])) is None:
+            continue
+        cause = found[1]
+        if _OF_PYDANTIC.search(cause) and place + 1 < len(lines):
+            name, said = cause.partition(":")[0].rpartition(".")[2], lines[place + 1].strip()
+            cause = f"{name}: {said.removeprefix('Value error, ')}"
+        cause = shortened(cause, MOST_CHARACTERS)
+        if not _REFERS.search(cause):
+            return cause
+        referring = referring or cause
+    return referring
+
+
+def is_of_input(cause: str) -> bool:
+    """Whether a cause is about the model or the arguments, so that the next start would end alike."""
+    return _INPUT.search(cause) is not None

@@ -1,0 +1,53 @@
+"""Why vLLM ended is found in its output, whatever it logs after the exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from counterpoint.inference.root_cause import is_of_input, root_cause
+
+MEMORY = """\
+(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366]     raise ValueError(
+(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] ValueError: less memory than is asked for
+(APIServer pid=6) WARNING 11-25 23:07:46 [system_utils.py:299] This can cause errors like `OSError: [Errno 24] Too many`
+(APIServer pid=6)     raise RuntimeError(
+(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+HEADS = """\
+(EngineCore pid=7) ERROR 11-28 02:32:49 [core.py:1512] RuntimeError: Unsupported CPU attention configuration: head_dim=20
+vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
+"""
+ARCHITECTURE = """\
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, Model architectures ['NopeForCausalLM'] are not supported for now. [type=value_error]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+ARGUMENT = "usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --nope\n"
+KILLED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "cause", "of_input"),
+    [
+        (MEMORY, "ValueError: less memory than is asked for", False),
+        (HEADS, "RuntimeError: Unsupported CPU attention configuration: head_dim=20", True),
+        (
+            ARCHITECTURE,
+            "ValidationError: Model architectures ['NopeForCausalLM'] are not supported for now. [type=value_error]",
+            True,
+        ),
+        (ARGUMENT, "unrecognized arguments: --nope", False),
+        (KILLED, KILLED.strip(), False),
+        ("INFO: all is well\n", None, None),
+        (MEMORY + "KeyboardInterrupt: terminated\n", "ValueError: less memory than is asked for", False),
+    ],
+)
+def test_the_cause_in_an_output(tmp_path: Path, output: str, cause: str | None, of_input: bool | None) -> None:
+    log = tmp_path / "log"
+    log.write_text("ValueError: of an earlier start\n" + output)
+    found = root_cause(log, start=len("ValueError: of an earlier start\n"))
+    assert found == cause
+    assert of_input is None or is_of_input(found or "") is of_input
