@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
+import socket
+import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.agent.control import ControlSocket
 from counterpoint.cluster.agent.order import WorkerOrder
-from counterpoint.cluster.log_rotation import rotate_if_full
+from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
 from counterpoint.cluster.process import INHERITED, Command, Process
+from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.printable import clipped
 
 logger = logging.getLogger(__name__)
 
+MOST_UNREAD = 4 * MAX_MESSAGE
+"""Bytes that wait for a process that does not read."""
 BEATS_APART_SECONDS = 0.05
 """Shortest time between two heartbeats that are passed on; what comes sooner is passed on together, later."""
 
@@ -38,7 +44,8 @@ class OwnedProcess:
         self.order = order
         self._hear = partial(hear, order.worker, order.incarnation)
         self._loop = asyncio.get_running_loop()
-        self._control = ControlSocket(order.worker, self._on_message) if order.description else None
+        self._control: FramedChannel | None
+        self._control, other = self._open_control() if order.description else (None, None)
         self.status = ""
         self._beaten = 0.0
         self._alive = False
@@ -55,16 +62,28 @@ class OwnedProcess:
             nice=order.nice,
             environment=environment,
         )
-        inherited = None if self._control is None else self._control.other.fileno()
+        inherited = None if other is None else other.fileno()
         try:
             self._process = Process(command, inherited=inherited, fence_seconds=fence_seconds)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the command or the environment
             if self._control is not None:
                 self._control.close()
             raise OSError(f"{order.worker}: {error}") from error
-        if self._control is not None:
-            self._control.other.close()
+        finally:
+            if other is not None:
+                other.close()
         self._loop.add_reader(self._process.notifications.fileno(), self._read_notifications)
+
+    def _open_control(self) -> tuple[FramedChannel, socket.socket]:
+        """Returns the agent's end of a control socket, and the process's."""
+        own, other = socket.socketpair()
+
+        def warn(error: str) -> None:
+            logger.warning(
+                "%s sent what is not understood; its control socket is not read any more: %s", self.order.worker, error
+            )
+
+        return FramedChannel(own, MESSAGES, self._on_message, warn, most_unsent=MOST_UNREAD), other
 
     @property
     def guardian_pid(self) -> int:
@@ -118,7 +137,7 @@ class OwnedProcess:
     def read_rest(self) -> None:
         """Reads what it sent before it ended."""
         if self._control is not None:
-            self._control.read_rest()
+            self._control.drain()
         self._read_notifications()
 
     def close(self) -> None:
@@ -165,3 +184,47 @@ class OwnedProcess:
         of_life = "WATCHDOG" in received or "READY" in received
         if of_life or changed:
             self._pass_beat_on(alive=of_life)
+
+
+LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
+"""Size at which a worker's log is rotated, and how many old logs are kept, as `<name>.1` (the newest) and so on."""
+
+
+def rotate_if_full(log_file: Path) -> bool:
+    """Rotates the log if it is full; returns whether it was. Ignores anything but a regular file. Raises `OSError`.
+
+    A worker goes on writing to the file that it was started with, so that file is copied and then emptied. The worker opened it
+    for appending, so its next line begins the empty file. A line that is written between the copy and the emptying is lost.
+    """
+    try:
+        descriptor = os.open(log_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size < LOG_BYTES:
+            return False
+        copy = _copy(file, log_file)  # first: if the disk has no room for it, the old logs stay as they are
+        for number in range(OLD_LOGS - 1, 0, -1):
+            if (old := _old(log_file, number)).exists():
+                old.replace(_old(log_file, number + 1))
+        copy.replace(_old(log_file, 1))
+        os.ftruncate(descriptor, 0)
+    return True
+
+
+def _copy(file: BinaryIO, log_file: Path) -> Path:
+    """Copies the log to a file beside it. Raises `OSError`, after removing the partial copy."""
+    path = log_file.with_name(f"{log_file.name}.partial")
+    path.unlink(missing_ok=True)  # left by a supervisor that was killed
+    try:
+        with path.open("xb") as copy:
+            shutil.copyfileobj(file, copy)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _old(log_file: Path, number: int) -> Path:
+    return log_file.with_name(f"{log_file.name}.{number}")

@@ -21,7 +21,7 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors import executor as executors
 from counterpoint.tune.executors.executor import Event
-from counterpoint.tune.executors.raised import made_again
+from counterpoint.tune.executors.frames import made_again
 from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)

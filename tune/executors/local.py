@@ -18,10 +18,11 @@ from typing import Any
 from counterpoint.cluster.backends.local import visible_devices
 from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.transport.config import machine_memory
+from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
 from counterpoint.tune.executors.fork_client import ForkClient
 from counterpoint.tune.executors.forked_here import ForkedHere, reason_against_a_fork
-from counterpoint.tune.executors.frames import FrameChannel
+from counterpoint.tune.executors.frames import MESSAGES
 from counterpoint.tune.executors.ledger import Ledger
 from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
 from counterpoint.tune.registry import CLOSURE, closures
@@ -232,7 +233,7 @@ class _LocalProcess:
         self.resets = False
         self.is_killed = False
         self.stderr: Path | None = None
-        self.channel: FrameChannel | None = None
+        self.channel: FramedChannel | None = None
         self._executor = executor
         self._crash = -1
         self._asked: list[dict[str, Any]] = []
@@ -248,7 +249,7 @@ class _LocalProcess:
         self.server = self._executor.server_of(self.trainable)
         self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
         ours, theirs = socket.socketpair()
-        self.channel = FrameChannel(ours, self._hear, self._broken, self._gone)
+        self.channel = FramedChannel(ours, MESSAGES, self._hear, self._broken, self._gone)
         self.server.fork(self.slot, theirs, os.dup(self._crash))
         for message in self._asked:
             self.channel.send(message)

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from counterpoint.transport.frames import BadFrame
-from counterpoint.tune.executors.frames import MESSAGES, receive
-from counterpoint.tune.executors.raised import as_data
+from counterpoint.tune.executors.frames import MESSAGES, as_data, receive
 from counterpoint.tune.registry import adopt_environments, load
 from counterpoint.tune.trainable.functions import FunctionEnded, FunctionTrainable, require_export, trainable_class
 from counterpoint.tune.trainable.trainable import Trainable, TrialInfo

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster import log_rotation
 from counterpoint.cluster.agent import agent as agent_module
+from counterpoint.cluster.agent import owned_process
 from counterpoint.cluster.agent.agent import Agent
 from counterpoint.cluster.agent.owned_process import OwnedProcess
 from counterpoint.cluster.agent.settings import AgentSettings
@@ -19,7 +19,7 @@ from counterpoint.cluster.agent.settings import AgentSettings
 async def test_full_logs_are_put_aside_and_one_that_cannot_be_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_rotation, "LOG_BYTES", 100)
+    monkeypatch.setattr(owned_process, "LOG_BYTES", 100)
     monkeypatch.setattr(agent_module, "ROTATION_SECONDS", 0.001)
     settings = AgentSettings(agent="a", job="job", node="node-0", name="n0", directory=tmp_path)
     router: Any = None

@@ -8,8 +8,9 @@ from typing import Any
 import msgpack
 import pytest
 
+from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.frames import BadFrame
-from counterpoint.tune.executors.frames import MAX_BYTES, MESSAGES, FrameChannel, receive
+from counterpoint.tune.executors.frames import MAX_BYTES, MESSAGES, receive
 from tests.support.polling import until
 
 
@@ -20,7 +21,7 @@ class Listener:
         ours, self.theirs = socket.socketpair()
         self.heard: list[dict[str, Any]] = []
         self.bad: list[str] = []
-        self.channel = FrameChannel(ours, self.heard.append, self.bad.append)
+        self.channel = FramedChannel(ours, MESSAGES, self.heard.append, self.bad.append)
 
     def close(self) -> None:
         self.channel.close()
