@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
-from counterpoint.tune.schedulers.running_quantile import RunningQuantile
+from counterpoint.tune.schedulers.async_hyperband import AsyncHyperBandScheduler, RunningQuantile
 from counterpoint.tune.trial import Trial
 from tests.tune.schedulers.fake_trials import FakeTrials
 
