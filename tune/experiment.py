@@ -15,6 +15,7 @@ from typing import Any
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.export_formats import check_formats
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.resources import Resources, resources_of
 from counterpoint.tune.trial import DEFAULT_RESULTS_DIRECTORY, Trial, check_counts, checked_criteria
 
@@ -81,10 +82,9 @@ class Experiment:
         self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
     ) -> Trial:
         """Returns a trial of this experiment, PENDING. Raises `TuneError` for a configuration that is no JSON."""
-        check_json(config, "config")
         trial = Trial(
             trainable_name=self.run_identifier,
-            config=config,
+            config=as_json(config, finite=False),
             trial_id=trial_id,
             local_dir=self.directory,
             evaluated_params=evaluated_params,
@@ -104,27 +104,6 @@ class Experiment:
         )
         trial.dirname = trial.dirname or trial.named_by_tag()
         return trial
-
-
-def check_json(value: Any, where: str) -> None:
-    """Raises `TuneError` with the path of the first value that is no JSON: what a trial is given crosses processes as data."""
-    if value is None or isinstance(value, bool | int | float | str):
-        if type(value) in (type(None), bool, int, float, str):
-            return
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise TuneError(f"{where}: the key {key!r} is no string; configurations are JSON")
-            check_json(inner, f"{where}/{key}")
-        return
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            check_json(inner, f"{where}/{index}")
-        return
-    raise TuneError(
-        f"{where} = {value!r} is a {type(value).__module__}.{type(value).__qualname__}: configurations are JSON (None, bool, "
-        "int, float, str, lists and dicts), since nothing is pickled. Give a name, and look it up in the trainable"
-    )
 
 
 def _criteria(stop: Any) -> tuple[dict[str, float], Any]:

@@ -1,54 +1,71 @@
-"""What may be in a configuration once it is drawn: JSON values, so that it can be journalled and sent to another process."""
+"""What may be in a configuration or a result: JSON's values, so that they can be journalled and sent to another process.
+
+Nothing here imports numpy, which the process of a trial may never need.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
-
 from counterpoint.tune.errors import TuneError
 
+MAX_DEPTH = 32
+"""Dicts and lists inside one another."""
 
-def as_json(value: Any, where: str = "config") -> Any:
-    """The value as JSON would give it back: numpy's numbers become Python's, tuples become lists. A copy.
+
+def as_json(value: Any, where: str = "config", *, finite: bool = True, depth: int = 0) -> Any:
+    """The value as JSON would give it back: scalars of numpy and torch become Python's, tuples become lists. A copy.
+
+    A configuration is `finite`: it has no NaN and no infinity, and arrays in it become lists. A result may have NaN and infinity,
+    and no arrays.
 
     Raises:
         TuneError: it cannot be expressed so; the message names the key, the value and what to do.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | str):
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
         return value
-    if isinstance(value, int):
+    if kind is int:
         if not -(2**63) <= value < 2**64:
-            raise TuneError(
-                f"{where}: {value} has more than 64 bits and would not survive the journal; pass it as a string"
-            )
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
+            raise TuneError(f"{where}: {value} has more than 64 bits and would not survive the journal; give a string")
+        return value
+    if kind is float:
+        if finite and not math.isfinite(value):
             raise TuneError(f"{where}: {value} is no JSON number; pass it as a string, or use None for it")
-        return float(value)
-    if isinstance(value, np.ndarray):
-        return as_json(value.tolist(), where)
-    if isinstance(value, list | tuple):
-        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return value
+    if depth > MAX_DEPTH:
+        raise TuneError(f"{where} is more than {MAX_DEPTH} dicts and lists deep, or contains itself")
+
+    def inner(item: Any, name: str) -> Any:
+        return as_json(item, f"{where}{name}", finite=finite, depth=depth + 1)
+
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
                 raise TuneError(f"{where}: the key {key!r} is of type {type(key).__name__}; keys must be strings")
-        return {key: as_json(item, f"{where}/{key}") for key, item in value.items()}
+        return {str(key): inner(item, f"/{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [inner(item, f"[{index}]") for index, item in enumerate(value)]
+    for plain in (str, bool, int, float):
+        if isinstance(value, plain):  # a subclass, such as an enumeration's member or numpy's float64
+            return inner(plain(value), "")
+    if _is_array(value) and (finite or value.ndim == 0):
+        return inner(value.tolist(), "")
     raise TuneError(
-        f"{where}: {value!r} is of type {type(value).__name__}, which cannot be written to the journal as JSON; "
-        "name it by a string (functions and classes by their import path, `module:name`)"
+        f"{where}: {value!r:.80} is a {kind.__module__}.{kind.__qualname__}, which has no JSON form, and nothing is pickled; "
+        "give numbers, strings, lists and dicts (functions and classes by their import path, `module:name`)"
     )
 
 
 def without_numpy(value: Any) -> Any:
     """The value with Python's numbers and lists in place of numpy's, wherever they are in dicts and lists; all else as it is."""
-    if isinstance(value, np.generic | np.ndarray):
+    if _is_array(value):
         return value.tolist()
     if isinstance(value, dict):
         return {key: without_numpy(each) for key, each in value.items()}
     return type(value)(map(without_numpy, value)) if type(value) in (list, tuple) else value
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "ndim") and hasattr(value, "tolist")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from counterpoint import tune
-from counterpoint.tune.experiment import check_json
 from counterpoint.tune.trial import Trial
 from tests.tune.executors.trainables import Counter
 
@@ -96,11 +95,12 @@ def test_a_trial_has_the_names_that_its_creators_give(tmp_path: Path) -> None:
 
 
 def test_what_is_no_json_is_refused_with_its_place() -> None:
-    check_json({"a": [1, {"b": None}], "c": "d"}, "config")
-    with pytest.raises(tune.TuneError, match="config/a/1 = "):
-        check_json({"a": [1, object()]}, "config")
-    with pytest.raises(tune.TuneError, match="the key 3 is no string"):
-        check_json({"a": {3: 1}}, "config")
+    plain = tune.Experiment("names", COUNTER)
+    assert plain.make_trial("t1", {"a": (1, {"b": None})}, {}, "").config == {"a": [1, {"b": None}]}
+    with pytest.raises(tune.TuneError, match=r"config/a\[1\]: "):
+        plain.make_trial("t1", {"a": [1, object()]}, {}, "")
+    with pytest.raises(tune.TuneError, match="the key 3 is of type int"):
+        plain.make_trial("t1", {"a": {3: 1}}, {}, "")
 
 
 @pytest.mark.slow

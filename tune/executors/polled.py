@@ -30,9 +30,8 @@ from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors import executor as executors
 from counterpoint.tune.executors.executor import Event, EventExecutor
 from counterpoint.tune.executors.trial_executor import TrialExecutor, as_checkpoint
-from counterpoint.tune.experiment import check_json
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.resources import Resources
-from counterpoint.tune.trainable.values import json_dict
 from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
@@ -320,7 +319,7 @@ class PolledExecutor(EventExecutor):
             result = self.called.fetch_result(self._copies[found.trial_id])
             if not isinstance(result, dict):
                 raise TuneError(f"fetch_result returned a {type(result).__name__}; expected a dict of metrics")
-            result = json_dict(result, "the result")
+            result = as_json(result, "the result", finite=False)
         except Exception as error:  # noqa: BLE001 - the trial's own
             self._fail(found.trial_id, traceback.format_exc(), error)
         else:
@@ -336,8 +335,7 @@ def for_runner(executor: TrialExecutor) -> EventExecutor:
 def _note_of(saved: Any, trial: Trial) -> dict[str, Any]:
     """What is noted of what an executor's `save` returned: a path, or an object, which must be JSON to outlive this process."""
     if isinstance(saved, dict | list):
-        check_json(saved, f"what save returned for {trial}")
-        return {"object": saved}
+        return {"object": as_json(saved, f"what save returned for {trial}", finite=False)}
     return {"path": as_checkpoint(saved, trial).path}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.trainable.values import json_dict
+from counterpoint.tune.json_values import as_json
 
 METADATA = "tune_metadata.json"
 DICT = "checkpoint.json"
@@ -48,7 +48,7 @@ def write(path: Path, fill: Callable[[str], Any], progress: Progress, trial_id: 
 
 def _told(returned: Any, partial: Path) -> dict[str, Any]:
     if isinstance(returned, dict):
-        (partial / DICT).write_text(json.dumps(json_dict(returned, "what save_checkpoint returned")))
+        (partial / DICT).write_text(json.dumps(as_json(returned, "what save_checkpoint returned", finite=False)))
         return {"kind": "dict"}
     if returned is None:
         return {"kind": "directory", "inside": "."}

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
 from counterpoint.tune.trainable.trainable import TrialInfo
-from counterpoint.tune.trainable.values import json_dict
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Session:
                 f"tune.report was called on thread {threading.current_thread().name!r}; "
                 "only the thread that runs the function may report"
             )
-        result = json_dict(metrics, "the result")
+        result: Result = as_json(metrics, "the result", finite=False)
         self._results.put(result)
         self._turn.acquire()
         if self._stopping:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import (
     DONE,
     EPISODES_THIS_ITER,
@@ -31,7 +32,6 @@ from counterpoint.tune.result import (
 )
 from counterpoint.tune.trainable import saved_state
 from counterpoint.tune.trainable.saved_state import Progress
-from counterpoint.tune.trainable.values import json_dict
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Trainable:
         return self._complete(result, time.monotonic() - began)
 
     def _complete(self, metrics: Result, seconds: float) -> Result:
-        result = json_dict(metrics, "the result")
+        result: Result = as_json(metrics, "the result", finite=False)
         self._saved = None
         seconds = result.setdefault(TIME_THIS_ITER_S, seconds)
         for counted in (self._progress, self._since_restore):

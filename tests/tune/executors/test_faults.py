@@ -24,7 +24,7 @@ FAULTS = {
     "segfaults": "was killed by SIGSEGV",
     "is_killed": "was killed by SIGKILL",
     "raises": "ValueError: no such luck",
-    "reports_an_object": "the result['model'] is a builtins.object, which has no JSON form",
+    "reports_an_object": "is a builtins.object, which has no JSON form",
     "floods": "ValueError: the end of the flood",
 }
 """What the error says."""

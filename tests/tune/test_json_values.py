@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from counterpoint.tune.trainable.values import NotJson, json_dict, json_value
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.json_values import as_json
 
 
 class Kind(enum.StrEnum):
@@ -24,7 +25,7 @@ def test_scalars_of_other_libraries_become_pythons() -> None:
         "kind": Kind.A,
         "nested": [(1, 2.5), {"x": None}],
     }
-    value = json_dict(given, "the result")
+    value = as_json(given, "the result", finite=False)
     assert value == {
         "float32": 0.5,
         "float64": 0.25,
@@ -35,7 +36,7 @@ def test_scalars_of_other_libraries_become_pythons() -> None:
         "nested": [[1, 2.5], {"x": None}],
     }
     assert {type(each) for each in value.values()} == {float, int, bool, str, list}
-    assert math.isnan(json_value(np.float32("nan"), "x"))
+    assert math.isnan(as_json(np.float32("nan"), "x", finite=False))
 
 
 def circle() -> dict[str, Any]:
@@ -47,15 +48,15 @@ def circle() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (object(), r"x is a builtins.object"),
-        ({"a": [1, {2}]}, r"x\['a'\]\[1\] is a builtins.set"),
-        (np.zeros(3), r"x is a numpy.ndarray"),
-        ({1: 2}, r"x has the key 1, a int"),
-        (2**70, r"x is an integer of more than 64 bits"),
-        (b"bytes", r"x is a builtins.bytes"),
+        (object(), r"x: .* is a builtins.object"),
+        ({"a": [1, {2}]}, r"x/a\[1\]: \{2\} is a builtins.set"),
+        (np.zeros(3), r"x: .* is a numpy.ndarray"),
+        ({1: 2}, r"x: the key 1 is of type int"),
+        (2**70, rf"x: {2**70} has more than 64 bits"),
+        (b"bytes", r"x: b'bytes' is a builtins.bytes"),
         (circle(), r"or contains itself"),
     ],
 )
 def test_what_has_no_json_form_is_named(value: object, said: str) -> None:
-    with pytest.raises(NotJson, match=said):
-        json_value(value, "x")
+    with pytest.raises(TuneError, match=said):
+        as_json(value, "x", finite=False)
