@@ -92,10 +92,6 @@ class AsyncHyperBandScheduler(MetricScheduler):
         """Forgets the trial."""
         self._place.pop(trial.trial_id, None)
 
-    def on_trial_error(self, trials: Trials, trial: Trial) -> None:
-        """Forgets the trial."""
-        self._place.pop(trial.trial_id, None)
-
     def _passes(self, trial: Trial, time: float, score: float) -> bool:
         """Whether the trial goes on, once it is recorded at the rung that it has reached."""
         index, behind = self._place[trial.trial_id]

@@ -126,10 +126,6 @@ class HyperBandScheduler(MetricScheduler):
         """Does as for a trial that is removed."""
         self.on_trial_remove(trials, trial)
 
-    def on_trial_error(self, trials: Trials, trial: Trial) -> None:
-        """Does as for a trial that is removed."""
-        self.on_trial_remove(trials, trial)
-
     def choose_trial_to_run(self, trials: Trials) -> Trial | None:
         """A PENDING trial of the oldest band, in it of the bracket that is furthest behind."""
         if not trials.with_status(Trial.PENDING):

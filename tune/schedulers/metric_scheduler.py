@@ -49,6 +49,10 @@ class MetricScheduler(TrialScheduler):
                 "pass them to it or to run(metric=..., mode=...)"
             )
 
+    def on_trial_error(self, trials: Trials, trial: Trial) -> None:
+        """Does as for a trial that is removed."""
+        self.on_trial_remove(trials, trial)
+
     def observed(self, result: Result) -> tuple[float, float] | None:
         """The time and the score of a result; None if it lacks one of them, or one is no number."""
         time, value = lookup(result, self.time_attr), lookup(result, self.metric or "")

@@ -110,15 +110,11 @@ class PopulationBasedTraining(MetricScheduler):
         if time < self._burn_in_period or time - member.last_perturbation_time < self._interval:
             return self.CONTINUE
         self._population.record(member, time, score)
-        self._note(trial, time, score)
         if not self._synch:
             return self._perturb_one(trials, trial, member, result)
         if self._population.all_synced(trial.trial_id):
             self._perturb_all(trials, time)
         return self.PAUSE
-
-    def _note(self, trial: Trial, time: float, score: float) -> None:
-        """Hears of each result with which a trial is compared; a higher score is better."""
 
     def _incomplete(self, trial: Trial, result: Result) -> str:
         if self._require_attrs:
@@ -187,18 +183,11 @@ class PopulationBasedTraining(MetricScheduler):
         return custom
 
     def on_trial_complete(self, trials: Trials, trial: Trial, result: Result) -> None:
-        """Takes the trial out of the population; in synchronous mode the others may have waited only for it."""
-        self._leave(trials, trial)
+        """Does as for a trial that is removed."""
+        self.on_trial_remove(trials, trial)
 
     def on_trial_remove(self, trials: Trials, trial: Trial) -> None:
-        """Does as for a trial that completes."""
-        self._leave(trials, trial)
-
-    def on_trial_error(self, trials: Trials, trial: Trial) -> None:
-        """Does as for a trial that completes."""
-        self._leave(trials, trial)
-
-    def _leave(self, trials: Trials, trial: Trial) -> None:
+        """Takes the trial out of the population; in synchronous mode the others may have waited only for it."""
         population = self._population
         was_awaited = population.remove(trial.trial_id)
         if self._synch and was_awaited and population.members and population.all_synced():
