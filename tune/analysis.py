@@ -19,7 +19,7 @@ from counterpoint.transport.files.untrusted import read_json
 from counterpoint.tune.callbacks.json_logger import PARAMS_FILE, RESULT_FILE
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.result import TRAINING_ITERATION, TRIAL_ID, Result, flattened, lookup
+from counterpoint.tune.result import TRAINING_ITERATION, TRIAL_ID, Result, flattened, number_in
 from counterpoint.tune.trial import TRAINABLE_OF_RUNS, Trial
 
 Scope = Literal["last", "all", "avg", "last-5-avg", "last-10-avg"]
@@ -147,7 +147,8 @@ class Analysis:
             known.setdefault(trial.checkpoint.path, trial.checkpoint)
         there = [each for each in known.values() if "://" in each.path or Path(each.path).exists()]
         return [
-            (checkpoint, _number(checkpoint.result, name, finite=True)) for checkpoint in sorted(there, key=_iteration)
+            (checkpoint, number_in(checkpoint.result, name))
+            for checkpoint in sorted(there, key=lambda each: each.iteration)
         ]
 
     # --- all ---
@@ -203,9 +204,7 @@ class Analysis:
             "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
             "results": sum(trial.num_results for trial in self.trials),
             "failures": sum(trial.num_failures for trial in self.trials),
-            "time_total_s": math.fsum(
-                _number(trial.last_result, "time_total_s", finite=True) or 0 for trial in self.trials
-            ),
+            "time_total_s": math.fsum(number_in(trial.last_result, "time_total_s") or 0 for trial in self.trials),
         }
 
     # --- what these share ---
@@ -221,10 +220,10 @@ class Analysis:
 
     def _score(self, trial: Trial, metric: str, largest: bool, scope: Scope, finite: bool) -> float | None:
         if scope == "last":
-            return _number(trial.last_result, metric, finite)
+            return number_in(trial.last_result, metric, finite=finite)
         if scope not in ("all", "avg", *_LAST_SO_MANY):
             raise TuneError(f"scope is {scope!r}; expected last, all, avg, last-5-avg or last-10-avg")
-        values = [_number(result, metric, finite) for result in self.results_of(trial)]
+        values = [number_in(result, metric, finite=finite) for result in self.results_of(trial)]
         numbers = [value for value in values if value is not None]
         if not numbers:
             return None
@@ -310,7 +309,7 @@ def _named_config(trial: Trial) -> dict[str, Any]:
 
 
 def _best_of(results: Iterable[Result], metric: str, largest: bool) -> Result | None:
-    scored = [(value, result) for result in results if (value := _number(result, metric, finite=True)) is not None]
+    scored = [(value, result) for result in results if (value := number_in(result, metric)) is not None]
     if not scored:
         return None
     return (max if largest else min)(scored, key=lambda one: one[0])[1]
@@ -318,10 +317,3 @@ def _best_of(results: Iterable[Result], metric: str, largest: bool) -> Result | 
 
 def _iteration(checkpoint: Checkpoint) -> int:
     return checkpoint.iteration
-
-
-def _number(result: Result, metric: str, finite: bool) -> float | None:
-    value = lookup(result, metric)
-    if isinstance(value, bool) or not isinstance(value, int | float) or (finite and not math.isfinite(value)):
-        return None
-    return value

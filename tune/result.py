@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Any
 
 Result = dict[str, Any]
@@ -47,6 +48,14 @@ def lookup(result: Result, metric: str) -> Any:
         if not isinstance(value, dict) or part not in value:
             return None
         value = value[part]
+    return value
+
+
+def number_in(result: Result | None, metric: str, *, finite: bool = True) -> float | None:
+    """The number that a metric has; None if it is missing or no number, or, if it is to be `finite`, not that."""
+    value = lookup(result or {}, metric)
+    if isinstance(value, bool) or not isinstance(value, int | float) or (finite and not math.isfinite(value)):
+        return None
     return value
 
 

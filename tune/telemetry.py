@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from typing import Any
 from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
 from counterpoint.transport.telemetry.metric import Metric, Process
 from counterpoint.tune.callbacks.callback import Callback
-from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.config import TuneConfig
-from counterpoint.tune.result import Result, lookup
+from counterpoint.tune.result import Result, number_in
 from counterpoint.tune.runner.trial_runner import TrialRunner
 from counterpoint.tune.trial import Trial
 
@@ -43,6 +42,15 @@ COUNT_SECONDS = 1.0
 """Shortest time between two counts of all trials: with thousands of them, a count costs more than a step of the loop."""
 
 STATUSES = (Trial.PENDING, Trial.RUNNING, Trial.PAUSED, Trial.TERMINATED, Trial.ERROR)
+
+
+def _counting(event: str) -> Callable[..., None]:
+    """Returns the method of a callback that counts an event."""
+
+    def count(self: ExperimentTelemetry, **info: Any) -> None:
+        self._values.add(EVENTS, 1, event)
+
+    return count
 
 
 class ExperimentTelemetry(Callback):
@@ -90,31 +98,12 @@ class ExperimentTelemetry(Callback):
         self._values.add(RESULTS, 1)
         self._heed(result)
 
-    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Counts."""
-        self._values.add(EVENTS, 1, "start")
-
-    def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Counts."""
-        self._values.add(EVENTS, 1, "restore")
-
-    def on_trial_save(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, checkpoint: Checkpoint, **info: Any
-    ) -> None:
-        """Counts."""
-        self._values.add(EVENTS, 1, "save")
-
-    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Counts."""
-        self._values.add(EVENTS, 1, "complete")
-
-    def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Counts."""
-        self._values.add(EVENTS, 1, "recover")
-
-    def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Counts."""
-        self._values.add(EVENTS, 1, "fail")
+    on_trial_start = _counting("start")
+    on_trial_restore = _counting("restore")
+    on_trial_save = _counting("save")
+    on_trial_complete = _counting("complete")
+    on_trial_recover = _counting("recover")
+    on_trial_fail = _counting("fail")
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Counts the trials a last time."""
@@ -127,8 +116,7 @@ class ExperimentTelemetry(Callback):
         self._values.replace("trials", {(TRIALS, (status,)): number for status, number in statuses.items()})
 
     def _heed(self, result: Result) -> None:
-        score = lookup(result, self._config.metric)
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        if (score := number_in(result, self._config.metric)) is None:
             return
         better = max if self._config.mode == "max" else min
         self._best = score if self._best is None else better(self._best, score)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 from counterpoint.tune.callbacks.callback import Callback
 from counterpoint.tune.errors import in_one_line
-from counterpoint.tune.result import TRAINING_ITERATION, Result, lookup
+from counterpoint.tune.result import TRAINING_ITERATION, Result, lookup, number_in
 from counterpoint.tune.trial import Trial
 
 SECONDS = 10.0
@@ -70,8 +69,8 @@ class StatusLines(Callback):
         """The best of the last results, of those that are finite numbers."""
         if self._metric is None or self._mode is None:
             return ""
-        values = [(lookup(trial.last_result, self._metric), trial) for trial in trials]
-        known = [(value, trial) for value, trial in values if isinstance(value, int | float) and math.isfinite(value)]
+        values = [(number_in(trial.last_result, self._metric), trial) for trial in trials]
+        known = [(value, trial) for value, trial in values if value is not None]
         if not known:
             return ""
         value, trial = (min if self._mode == "min" else max)(known, key=lambda one: one[0])

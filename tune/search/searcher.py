@@ -6,11 +6,10 @@ another.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.result import DEFAULT_METRIC, Result, lookup
+from counterpoint.tune.result import DEFAULT_METRIC, Result, number_in
 
 FINISHED = "FINISHED"
 """Returned by `suggest` instead of a configuration: there will be none any more."""
@@ -74,9 +73,6 @@ def objectives(searcher: Searcher) -> list[tuple[str, str]]:
 
 def values_in(searcher: Searcher, result: Result | None) -> list[float] | None:
     """The values of the metrics; None if one is missing or no finite number."""
-    values: list[Any] = [lookup(result or {}, metric) for metric, _ in objectives(searcher)]
-    if any(
-        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) for value in values
-    ):
-        return None
-    return [float(value) for value in values]
+    values = [number_in(result, metric) for metric, _ in objectives(searcher)]
+    known = [float(value) for value in values if value is not None]
+    return known if len(known) == len(values) else None

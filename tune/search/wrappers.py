@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.result import Result, lookup
+from counterpoint.tune.result import Result, number_in
 from counterpoint.tune.search.searcher import Searcher
 from counterpoint.tune.search.variants import copied
 
@@ -133,7 +133,7 @@ class Repeater(_Wrapper):
         if group is None or group.scores[trial_id] is not None:
             return
         metrics = [self.metric] if isinstance(self.metric, str) else list(self.metric or [])
-        values = [None if error or result is None else _number(lookup(result, metric)) for metric in metrics]
+        values = [None if error else number_in(result, metric) for metric in metrics]
         group.scores[trial_id] = values
         if len(group.scores) < self.repeat or any(scores is None for scores in group.scores.values()):
             return
@@ -156,9 +156,3 @@ class Repeater(_Wrapper):
 def _mean(column: list[float | None]) -> float | None:
     numbers = [value for value in column if value is not None]
     return math.fsum(numbers) / len(numbers) if numbers else None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -10,7 +10,7 @@ from statistics import pstdev
 from typing import Any
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.result import TRAINING_ITERATION, Result, lookup
+from counterpoint.tune.result import TRAINING_ITERATION, Result, number_in
 from counterpoint.tune.stoppers.stopper import Stopper
 
 
@@ -73,7 +73,7 @@ class TrialPlateauStopper(Stopper):
 
     def __call__(self, trial_id: str, result: Result) -> bool:
         """Whether the trial has plateaued."""
-        value = _number(lookup(result, self._metric))
+        value = number_in(result, self._metric)
         count = self._count[trial_id] = self._count.get(trial_id, 0) + 1
         last = self._last[trial_id] = [*self._last.get(trial_id, []), value][-self._num_results :]
         if count < self._grace_period or len(last) < self._num_results or value is None:
@@ -116,7 +116,7 @@ class ExperimentPlateauStopper(Stopper):
 
     def __call__(self, trial_id: str, result: Result) -> bool:
         """Whether the experiment ends with this result."""
-        value = _number(lookup(result, self._metric))
+        value = number_in(result, self._metric)
         if value is not None:
             self._best = sorted([*self._best, value], reverse=self._mode == "max")[: self._top]
             self._since = self._since + 1 if self._has_plateaued() else 0
@@ -195,7 +195,7 @@ class MetricStopper(Stopper):
 
     def __call__(self, trial_id: str, result: Result) -> bool:
         """Whether one is reached."""
-        values = {metric: _number(lookup(result, metric)) for metric in self._criteria}
+        values = {metric: number_in(result, metric) for metric in self._criteria}
         return any(value is not None and value >= self._criteria[metric] for metric, value in values.items())
 
 
@@ -251,10 +251,3 @@ def as_stopper(stop: Any, time_budget_s: float | timedelta | None = None) -> Sto
             f"stop is {stop!r}; it must be a Stopper, a function of trial id and result, a dict of metrics, or a list of these"
         )
     return FunctionStopper(stop)
-
-
-def _number(value: Any) -> float | None:
-    """The value if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
