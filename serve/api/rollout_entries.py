@@ -118,6 +118,8 @@ class RolloutEntry(Config):
     """The oldest and the newest policy version of its turns."""
     servers: list[str]
     """The servers that answered, at most four."""
+    answer: str
+    """The beginning of the right answer; empty if its example has none."""
     beginning: str
     """The beginning of its last completion."""
 
@@ -151,6 +153,7 @@ def entry_of(placed: Placed, record: RolloutRecord | None) -> RolloutEntry:
     turns = [] if record is None else record.turns
     versions = [version for turn in turns if type(version := turn.get("policy_version")) is int]
     completion = turns[-1].get("completion") if turns else None
+    answer = None if record is None else record.fields.get("answer")
     return RolloutEntry(
         step=step,
         number=row.number,
@@ -167,6 +170,7 @@ def entry_of(placed: Placed, record: RolloutRecord | None) -> RolloutEntry:
         players=list(row.players),
         versions=[min(versions), max(versions)] if versions else [],
         servers=sorted({name_of(turn.get("server")) for turn in turns} - {""})[:4],
+        answer=printable(answer[:BEGINNING]) if isinstance(answer, str) else "",
         beginning=printable(completion[:BEGINNING]) if isinstance(completion, str) else "",
     )
 

@@ -10,9 +10,12 @@ const NAMED = 5;
 const LOG_PROBABILITIES = [-0.1, -0.5, -1, -2, -4, -8];
 const MISMATCHES = [0.01, 0.05, 0.1, 0.3, 1, 3];
 
-/** Makes the text of one turn's completion; `paint` colours its tokens by `log-probability` or `mismatch`, or not at all (""). */
-export function tokenText(context, entry, turn, text) {
-  const plain = text ? element("pre", { class: "said-text", dir: "auto", tabindex: "0", "aria-label": `Completion of turn ${turn + 1}` }, text.text) : element("p", { class: "empty" }, "No text was recorded (recorded_tokens = 0).");
+/**
+ * Makes the text of one turn's completion, plain as `cleaned` returns it; `paint` colours its tokens by `log-probability` or `mismatch`, or
+ * not at all ("").
+ */
+export function tokenText(context, entry, turn, text, cleaned) {
+  const plain = text ? element("pre", { class: "said-text", dir: "auto", tabindex: "0", "aria-label": `Completion of turn ${turn + 1}` }, cleaned(text.text)) : element("p", { class: "empty" }, "No text was recorded (recorded_tokens = 0).");
   const root = element("div", {}, plain);
   let loading = null;
   let wanted = "";

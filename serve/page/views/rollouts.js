@@ -7,6 +7,7 @@ import { badge, changeBadge } from "../widgets/badge.js";
 import { fold } from "../widgets/fold.js";
 import { histogram } from "../widgets/histogram.js";
 import { table } from "../widgets/table.js";
+import { withoutEnd } from "./conversation.js";
 import { rolloutSearch } from "./rollout_search.js";
 
 export const title = "Rollouts";
@@ -138,8 +139,9 @@ function changeOutcome(cell, entry) {
 }
 
 function changeBeginning(cell, entry) {
-  if (!cell.firstChild) cell.append(element("bdi", { class: "mono" }));
-  setText(cell.firstChild, visible(entry.reason && !entry.beginning ? entry.reason : entry.beginning, 160));
+  if (!cell.firstChild) cell.append(element("bdi", { class: "mono" }), element("bdi", { class: "muted mono" }));
+  setText(cell.firstChild, visible(entry.reason && !entry.beginning ? entry.reason : withoutEnd(entry.beginning), 160));
+  setText(cell.lastChild, entry.answer ? `  right: ${visible(entry.answer, 60)}` : "");
 }
 
 function choice(label, options, value, onChange) {

@@ -85,6 +85,8 @@ class Parts(Config):
 
     rollout_id: str
     """Unique in its run."""
+    answer: Text | None
+    """The right answer of its example; None if it has none."""
     error: Text | None
     """Why it failed; None if it did not."""
     filtered_by: str | None
@@ -132,6 +134,7 @@ def parts_of(record: RolloutRecord, most_characters: int) -> Parts:
     turns = record.turns
     return Parts(
         rollout_id=name_of(record.rollout_id),
+        answer=budget.text(record.fields.get("answer")),
         error=budget.text(record.error),
         filtered_by=None if record.filtered_by is None else name_of(record.filtered_by),
         dropped=None if record.dropped is None else name_of(record.dropped),

@@ -88,13 +88,15 @@ async def test_no_two_phases_of_a_role_share_a_colour(reader: Open, tmp_path: Pa
 
 async def test_header_and_charts_have_the_same_numbers(reader: Open, tmp_path: Path) -> None:
     async with reader(small_job(tmp_path / "job"), path=RUN) as page:
-        for title, figure in (("Tokens generated per second", "Tokens generated"), ("Time of a step", "A step takes")):
-            chart = page.page.get_by_role("figure", name=title)
-            await expect(chart.locator(".chart-value")).not_to_be_empty()
-            value = await chart.locator(".chart-value").inner_text()
-            await expect(page.page.locator(".figure", has_text=figure).locator("dd")).to_contain_text(value)
+        chart = page.page.get_by_role("figure", name="Tokens generated per second")
+        await expect(chart.locator(".chart-value")).not_to_be_empty()
+        value = await chart.locator(".chart-value").inner_text()
+        await expect(page.page.locator(".figure", has_text="Tokens generated").locator("dd")).to_contain_text(value)
+        answer = await page.client.get("/overview")
+        rate = answer[1]["runs"][0]["tokens_per_second"]
+        assert value == f"{rate:,.0f}", "the chart's newest value, the header's and the overview's"
         await expect(page.page.get_by_role("figure", name="Tokens trained per second")).to_be_visible()
-        await expect(page.page.locator(".view-title")).to_contain_text("numbers of the newest step")
+        await expect(page.page.locator(".view-title")).to_contain_text("newest step")
 
 
 async def test_the_same_problem_of_several_runs_is_one(reader: Open, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import expect
 
 from counterpoint.environments.chat import Chat
+from counterpoint.models import write_tokenizer
 from counterpoint.sweep.lock import step_lock
 from tests.orchestrator.toy_model import make_toy_model
 from tests.serve.browser.reader import Reader
@@ -67,6 +68,56 @@ async def test_the_worst_rollout_opens_and_its_tokens_are_coloured(reader: Open,
         await page.page.get_by_role("button", name="Mismatch").click()
         await expect(page.page.get_by_text("training.token_export is off").first).to_be_visible()
         await stays_text(page)
+
+
+async def test_a_rollout_is_a_conversation_with_the_right_answer_beside_it(reader: Open, tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    (tmp_path / "model").mkdir()
+    write_tokenizer(tmp_path / "model", longest=1024)
+    chat = Chat(tmp_path / "model")
+    for step in (1, 2):
+        rollouts = [
+            spoken(chat, 7, "three", "four", reward=reward / 4, answer=f"four {HOSTILE}") for reward in range(4)
+        ]
+        write_step(directory, "one", step, rollouts, chat)
+    async with reader(directory, path="/jobs/job/runs/one/steps/2/rollouts/1") as page:
+        turns = page.page.locator(".turn")
+        await expect(turns).to_have_count(2)
+        assert await turns.first.locator(".message-role").all_inner_texts() == ["user", "model"]
+        assert await turns.last.locator(".said-text").all_inner_texts() == ["and then?", "four"]
+        await expect(page.page.locator(".answer-box")).to_contain_text("four <script>window.hacked = 1</script>")
+        await page.page.get_by_role("button", name="Template tokens").click()
+        await expect(turns.first).to_contain_text("question 7<|end|><|assistant|>")
+        attempts = page.page.get_by_role("list", name="Attempts at this example").get_by_role("link")
+        await expect(attempts).to_have_count(8)
+        current = page.page.locator(".attempt[aria-current]")
+        await expect(current).to_have_attribute("aria-label", "step 2: 0.2500")
+        await page.page.keyboard.press("]")
+        await expect(current).to_have_attribute("aria-label", "step 2: 0.5000")
+        await page.page.get_by_role("button", name="The attempt before").click()
+        await page.page.get_by_role("button", name="The attempt before").click()
+        await expect(current).to_have_attribute("aria-label", "step 2: 0")
+        await stays_text(page)
+
+
+TEMPLATES = [
+    ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", "ChatML"),
+    ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
+     "<|end_header_id|>\n\n2+2?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "Llama"),
+    ("<|system|>\nBe brief.<|end|>\n<|user|>\n2+2?<|end|>\n<|assistant|>\n", "Phi"),
+]  # fmt: skip
+
+
+async def test_messages_are_found_in_the_usual_templates(reader: Open, tmp_path: Path) -> None:
+    async with reader(job_with_rollouts(tmp_path / "job")) as page:
+        ask = "text => import('./views/conversation.js').then(({ messagesOf }) => messagesOf(text).map(Object.values))"
+        for text, name in TEMPLATES:
+            assert await page.page.evaluate(ask, text) == [["system", "Be brief."], ["user", "2+2?"]], name
+        gemma = "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyes<end_of_turn>\n"
+        assert await page.page.evaluate(ask, gemma) == [["user", "hi"], ["assistant", "yes"]]
+        assert await page.page.evaluate(ask, "<s>[INST] hi [/INST]") == [["user", " hi "]]
+        assert await page.page.evaluate(ask, "Q: 2+2?\nA:") == [["", "Q: 2+2?\nA:"]]
 
 
 async def test_a_search_finds_a_rollout_and_the_example_leads_to_other_steps(reader: Open, tmp_path: Path) -> None:
