@@ -35,7 +35,7 @@ Every number that a process writes to its `metrics.jsonl` or shows to Prometheus
 
 The same number has two names. In `metrics.jsonl` it is `area/name`; these names stay as they are. For Prometheus it follows
 OpenMetrics: the prefix `counterpoint_`, the base unit at the end (`_seconds`, `_bytes`, `_ratio`), `_total` for a counter, and
-labels instead of names within names.
+labels instead of names within names, below in braces. What is neither a counter nor called a histogram is a gauge.
 
 | in `metrics.jsonl` | for Prometheus |
 |---|---|
@@ -86,12 +86,13 @@ def _about(process: Process) -> str:
 
 
 def _metrics_table(metrics: Iterable[Metric]) -> str:
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    rows = ["| metric | meaning |", "|---|---|"]
     for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
         usual = not metric.labels or metric.most_series == USUAL_SERIES
-        bound = "" if usual else f" (at most {metric.most_series} series)"
-        rows.append(f"| `{metric.full_name}` | {metric.kind} | {labels}{bound} | {_cell(metric.help)} |")
+        notes = ["histogram"] * (metric.kind == "histogram") + [f"at most {metric.most_series} series"] * (not usual)
+        note = f" ({', '.join(notes)})" if notes else ""
+        rows.append(f"| `{metric.full_name}{labels}` | {_cell(metric.help)}{note} |")
     return "\n".join(rows) + "\n"
 
 

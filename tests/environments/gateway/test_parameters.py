@@ -103,8 +103,15 @@ OTHERWISE: dict[tuple[str, str], Any] = {
 
 def table() -> dict[str, dict[str, str]]:
     """What the page says: of each parameter, by API, `served`, `ignored`, `refused` or `-`."""
-    rows = re.findall(r"^\| `(\w+)` \| ([\w-]+) \| ([\w-]+) \| ([\w-]+) \|", PAGE.read_text(), re.MULTILINE)
-    return {name: dict(zip(APIS, said, strict=True)) for name, *said in rows}
+    lists = re.findall(r"^\| (served|ignored|refused) \| (.*) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(lists) == 3
+    found: dict[str, dict[str, str]] = {}
+    for said, *cells in lists:
+        for api, cell in zip(APIS, cells, strict=True):
+            for name in re.findall(r"`(\w+)`", cell):
+                assert found.setdefault(name, dict.fromkeys(APIS, "-"))[api] == "-", f"{name} is there twice"
+                found[name][api] = said
+    return found
 
 
 def parameters(api: str) -> set[str]:
