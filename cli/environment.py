@@ -1,12 +1,16 @@
-"""`counterpoint env check KIND` plays an environment alone, and says what training would meet; `env new NAME` writes one."""
+"""`counterpoint env check JOB.toml` plays environments alone, and says what training would meet; `env new NAME` writes one."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import shlex
 import sys
 import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +25,10 @@ if TYPE_CHECKING:
     from counterpoint.environments.base import Environment
     from counterpoint.environments.config import EnvironmentConfig
     from counterpoint.environments.sampling import SamplingConfig
-    from counterpoint.inference.config import InferenceConfig
+    from counterpoint.inference.config import InferenceConfig, PoolConfig
+    from counterpoint.inference.pool.pool import Served
     from counterpoint.job.environments.findings import Finding
-    from counterpoint.job.environments.observe import Observations, Plan
+    from counterpoint.job.environments.observe import Observations
 
 FOUND = 1
 """The exit code when something would break in training."""
@@ -33,11 +38,13 @@ START_SECONDS = 300.0
 LINES_SHOWN = 15
 """The last lines of a server's log that are shown when it ends."""
 DEADLINE_SECONDS = 60.0
+MOST_ROLLOUTS = 8
 
-USAGE = """usage: counterpoint env check KIND [--args JSON] [--model MODEL] [--server URL] ...
+USAGE = """usage: counterpoint env check JOB.toml [--server URL] [--section.key VALUE]...
+       counterpoint env check KIND [--args JSON] [--model MODEL] [--server URL] ...
        counterpoint env new NAME [--directory DIRECTORY]
 
-check  plays the environment KIND against a real server, and prints a transcript and what would break in training
+check  plays a job's environments, or one KIND, against a real server, and prints a transcript and what would break in training
 new    writes an environment that works, its test, and a file that trains on it
 
 `counterpoint env check --help` and `counterpoint env new --help` say more."""
@@ -66,159 +73,248 @@ def _new(arguments: list[str]) -> int:
     for path in write_environment(given.name, given.directory):
         print(path)
     prefix = "" if given.directory.samefile(".") else f"cd {given.directory} && "
-    print(f"next: {prefix}counterpoint env check {given.name}:{_class(given.name)}")
+    print(f"next: {prefix}counterpoint env check {given.name}.toml")
     return 0
 
 
-def _class(name: str) -> str:
-    from counterpoint.job.environments.new_environment import class_name
+@dataclass(frozen=True, slots=True)
+class _Plays:
+    """What is played, and what answers."""
 
-    return class_name(name)
+    environments: list[tuple[EnvironmentConfig, SamplingConfig]]
+    servers: Callable[[Path], tuple[str, PoolConfig, InferenceConfig | None, dict[str, str]]]
+    """Resolves the model; returns its directory, where to ask, and the server to start with its variables, if one is. It gets a
+    directory for the server's files."""
+    rollouts: int = 4
+    opponents: Sequence[str] = ()
+    next: str = ""
+    """What to type after a check without an error."""
 
 
 def _check(arguments: list[str]) -> int:
-    given = _check_parser().parse_args(arguments)
-    from counterpoint.environments.config import EnvironmentConfig
-    from counterpoint.environments.sampling import SamplingConfig
+    given, others = _check_parser().parse_known_args(arguments)
     from counterpoint.environments.workers.load import load_environment
     from counterpoint.job.environments.examples import fault_of_examples
     from counterpoint.job.environments.findings import Level, findings
-    from counterpoint.job.environments.observe import Plan
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)-7s %(message)s", stream=sys.stderr)
+    plays = (_of_job if given.kind.endswith(".toml") else _of_kind)(given, others)
+    if plays is None:
+        return 0
+    loaded: list[Environment] = []
+    for config, _ in plays.environments:  # before a model is built and a server starts: its errors are there at once
+        try:
+            loaded.append(load_environment(config))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if (fault := fault_of_examples(loaded[-1])) is not None:
+            raise UserError(f"environment {config.kind!r}: {fault}")
+    found: list[Finding] = []
+    lines: list[dict[str, str]] = []
+    for seen, model in _played(given, plays, loaded):
+        found += (its_own := findings(seen))
+        lines += [{"environment": seen.name, "check": f.check, "level": f.level, "text": f.text} for f in its_own]
+        if not given.json:
+            _print(seen, its_own, Path(model), given.full)
+    if given.json:
+        print(orjson.dumps(lines).decode())
+    if any(finding.level is Level.ERROR for finding in found):
+        return FOUND
+    if plays.next and not given.json:
+        print(f"next: {plays.next}")
+    return 0
+
+
+def _of_job(given: argparse.Namespace, others: list[str]) -> _Plays | None:
+    """The environments of a job's run, with its model, its sampling and a server as its own."""
+    from counterpoint.cli.arguments.command import parse
+    from counterpoint.cli.eval import run_of, sections
+    from counterpoint.job.config import JobConfig
+    from counterpoint.job.evaluation.server import at_servers, server_of, url_of
+    from counterpoint.job.evaluation.subject import subject_of
+
+    for name in ("args", "tool_parser", "max_tokens", "temperature", "timeout"):
+        if getattr(given, name) is not None:
+            raise UserError(f"env check {given.kind}: --{name.replace('_', '-')} is for a KIND; the job's file says it")
+    model = [] if given.model is None else [f"--model={given.model}"]
+    command = parse("env check", JobConfig, [given.kind, *model, *others])
+    if command is None:
+        return None
+    given.file, run = command.file, run_of(command.config, given.run, command.file)
+
+    def servers(folder: Path) -> tuple[str, PoolConfig, InferenceConfig | None, dict[str, str]]:
+        resolved, server, variables = sections(command.config, given, "env check")
+        own = None if server is None else server_of(server, None, subject_of(resolved, None, None, []), folder)
+        urls = given.server if own is None else [url_of(own)]
+        return resolved.model, at_servers(resolved, urls, own).inference, own, variables
+
+    return _Plays(
+        [(each, run.sampling_of(each)) for each in run.environments],
+        servers,
+        min(run.schedule.group_size, MOST_ROLLOUTS),
+        [*run.opponents],
+        f"counterpoint run {shlex.quote(given.kind)}",
+    )
+
+
+def _of_kind(given: argparse.Namespace, others: list[str]) -> _Plays:
+    """One environment, with a small model unless another is named."""
+    from counterpoint.environments.config import EnvironmentConfig
+    from counterpoint.environments.sampling import SamplingConfig
+    from counterpoint.inference.config import InferenceConfig, PoolConfig
+    from counterpoint.job.evaluation.server import LOG, free_port, url_of
     from counterpoint.job.resolve_model import resolve_model
     from counterpoint.transport.configuration.explain import validate
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)-7s %(message)s", stream=sys.stderr)
-    fields = {"name": "checked", "kind": given.kind, "args": given.args, "rollout_timeout_seconds": given.timeout}
+    if others:
+        _check_parser().error(f"unrecognized arguments: {' '.join(others)}")
+    timeout = {"rollout_timeout_seconds": DEADLINE_SECONDS if given.timeout is None else given.timeout}
+    fields = {"name": "checked", "kind": given.kind, "args": given.args or {}, **timeout}
+    sampled = {name: value for name in ("temperature", "max_tokens") if (value := getattr(given, name)) is not None}
     environment = validate(EnvironmentConfig, fields, "env check")
-    sampled = {"temperature": given.temperature, "max_tokens": given.max_tokens}
     sampling = validate(SamplingConfig, sampled, "env check")
-    plan = Plan(given.examples, given.rollouts, given.rounds)
-    if given.server is None:
+    if not given.server:
         require("env check without --server", *SERVING)
-    try:  # before a model is built and a server starts: its errors are there at once
-        loaded = load_environment(environment)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if (fault := fault_of_examples(loaded)) is not None:
-        raise UserError(f"environment {given.kind!r}: {fault}")
-    model = resolve_model(given.model)
-    seen = _played(given, environment, loaded, sampling, model, plan)
-    found = findings(seen)
-    if given.json:
-        print(orjson.dumps([{"check": f.check, "level": f.level, "text": f.text} for f in found]).decode())
-    else:
-        _print(seen, found, model, given.full)
-    return FOUND if any(finding.level is Level.ERROR for finding in found) else 0
+
+    def servers(folder: Path) -> tuple[str, PoolConfig, InferenceConfig | None, dict[str, str]]:
+        model = resolve_model(given.model or MODEL)
+        if given.server:
+            return str(model), PoolConfig(urls=given.server, startup_timeout_seconds=START_SECONDS), None, {}
+        settings: dict[str, Any] = {"model": str(model), "max_model_len": _context(model), "log_file": folder / LOG}
+        settings |= {"port": free_port("127.0.0.1", 0), "tool_parser": given.tool_parser}
+        own = validate(InferenceConfig, settings, "env check")
+        return str(model), PoolConfig(urls=[url_of(own)], startup_timeout_seconds=START_SECONDS), own, {}
+
+    return _Plays([(environment, sampling)], servers)
 
 
 def _check_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint env check",
-        description="Plays an environment alone against a real server, and says what training would meet. "
+        description="Plays the environments of a job, or one alone, against a real server, and says what training would meet. "
         "Exit code 1: something would break.",
+        epilog="With JOB.toml, model, arguments, sampling and server are the file's; --section.key VALUE sets keys of it.",
         allow_abbrev=False,
     )
-    parser.add_argument("kind", metavar="KIND", help="a built-in kind, or an import path, package.module:Class")
-    parser.add_argument("--args", type=_table, default={}, metavar="JSON", help="the constructor's keyword arguments")
     parser.add_argument(
-        "--model", default=MODEL, help=f"a directory, a hub name or a built-in model (default: {MODEL})"
+        "kind", metavar="JOB.toml | KIND", help="a job's file, a built-in kind, or an import path, package.module:Class"
+    )
+    parser.add_argument("--run", metavar="ID", help="the run whose environments are meant, if the file has several")
+    parser.add_argument("--args", type=_table, metavar="JSON", help="of a KIND: the constructor's keyword arguments")
+    parser.add_argument(
+        "--model", help=f"a directory, a hub name or a built-in model (default: the file's; of a KIND {MODEL})"
     )
     parser.add_argument(
-        "--server", metavar="URL", help="a running `counterpoint inference` of that model (default: start one)"
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a running `counterpoint inference` of that model (default: start one)",
     )
-    parser.add_argument("--tool-parser", metavar="NAME", help="how the server reads calls of tools, such as hermes")
+    parser.add_argument(
+        "--tool-parser", metavar="NAME", help="of a KIND: how the server reads calls of tools, such as hermes"
+    )
     parser.add_argument("--examples", type=_positive, default=4, metavar="N", help="examples to play (default: 4)")
-    parser.add_argument("--rollouts", type=_positive, default=4, metavar="N", help="rollouts of each (default: 4)")
+    parser.add_argument(
+        "--rollouts",
+        type=_positive,
+        metavar="N",
+        help=f"rollouts of each (default: the file's group_size up to {MOST_ROLLOUTS}; of a KIND 4)",
+    )
     parser.add_argument(
         "--rounds", type=_positive, default=3, metavar="N", help="how often all are played (default: 3)"
     )
-    parser.add_argument("--max-tokens", type=_positive, default=256, metavar="N", help="of a completion (default: 256)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling (default: 1)")
+    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="of a KIND: of a completion (default: 256)")
+    parser.add_argument("--temperature", type=float, help="of a KIND: of sampling (default: 1)")
     parser.add_argument(
         "--timeout",
         type=float,
-        default=DEADLINE_SECONDS,
         metavar="SECONDS",
-        help=f"deadline of a rollout (default: {DEADLINE_SECONDS:g})",
+        help=f"of a KIND: deadline of a rollout (default: {DEADLINE_SECONDS:g})",
     )
     parser.add_argument("--full", action="store_true", help="print the worst rollout, too")
     parser.add_argument("--json", action="store_true", help="print the findings for programs")
     return parser
 
 
-def _played(
-    given: argparse.Namespace,
-    config: EnvironmentConfig,
-    environment: Environment,
-    sampling: SamplingConfig,
-    model: Path,
-    plan: Plan,
-) -> Observations:
-    """Plays against the given server, or one of its own."""
-    import contextlib
-
-    from counterpoint.inference.config import InferenceConfig
-    from counterpoint.job.evaluation.server import LOG, free_port, url_of
-    from counterpoint.transport.configuration.explain import validate
-
-    with contextlib.ExitStack() as resources:
-        # The findings say what blocks the loop, without what the check itself does to it.
-        blame = logging.getLogger("counterpoint.orchestrator.loop_health")
-        resources.callback(blame.setLevel, blame.level)
-        blame.setLevel(logging.ERROR)
-        folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-")))
-        own: InferenceConfig | None = None
-        url = given.server
-        if url is None:
-            settings: dict[str, Any] = {"model": str(model), "max_model_len": _context(model), "log_file": folder / LOG}
-            settings |= {"port": free_port("127.0.0.1", 0), "tool_parser": given.tool_parser}
-            own = validate(InferenceConfig, settings, "env check")
-            url = url_of(own)
-            print(f"starting vLLM with {model.name} ...", file=sys.stderr)
-        try:
-            return asyncio.run(_observe(url, own, str(model), config, environment, sampling, plan, folder))
-        except* ValueError as errors:
-            raise UserError(str(errors.exceptions[0])) from None
+def _played(given: argparse.Namespace, plays: _Plays, loaded: list[Environment]) -> list[tuple[Observations, str]]:
+    """Plays against the given server, or one of its own. Returns what was seen of each environment, and the model."""
+    # The findings say what blocks the loop, without what the check itself does to it.
+    blame = logging.getLogger("counterpoint.orchestrator.loop_health")
+    before = blame.level
+    blame.setLevel(logging.ERROR)
+    try:
+        with tempfile.TemporaryDirectory(prefix="counterpoint-") as folder:
+            model, pool, own, variables = plays.servers(Path(folder))
+            try:
+                seen = asyncio.run(_observe(given, plays, loaded, model, pool, own, variables, Path(folder)))
+            except* ValueError as errors:
+                raise UserError(str(errors.exceptions[0])) from None
+            return [(each, model) for each in seen]
+    finally:
+        blame.setLevel(before)
 
 
 async def _observe(
-    url: str,
-    own: InferenceConfig | None,
+    given: argparse.Namespace,
+    plays: _Plays,
+    loaded: list[Environment],
     model: str,
-    config: EnvironmentConfig,
-    environment: Environment,
-    sampling: SamplingConfig,
-    plan: Plan,
+    servers: PoolConfig,
+    own: InferenceConfig | None,
+    variables: dict[str, str],
     folder: Path,
-) -> Observations:
+) -> list[Observations]:
     from counterpoint.cluster.process import last_lines
     from counterpoint.inference.base import InferenceError
-    from counterpoint.inference.config import PoolConfig
     from counterpoint.inference.model_facts import read_bounds
     from counterpoint.inference.pool.pool import InferencePool
-    from counterpoint.job.environments.observe import observe
+    from counterpoint.job.environments.observe import Plan, observe
     from counterpoint.job.evaluation.server import LOG, server_running, unless_ended
 
-    servers = PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS)
     pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
+    plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds)
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    started: list[object] = []
 
-    async def played() -> Observations:
+    def note(server: asyncio.Task[int]) -> None:
+        if not ended.done():
+            ended.set_result(server.result())
+
+    async with contextlib.AsyncExitStack() as resources:
+
+        @contextlib.asynccontextmanager
+        async def serving() -> AsyncIterator[Served]:
+            """For the first environment that is played with a model; the others find it started."""
+            if not started:
+                if own is not None:
+                    _say(f"starting vLLM with {Path(model).name} ...")
+                    server = await resources.enter_async_context(server_running(own, folder, variables))
+                    server.add_done_callback(note)
+                resources.push_async_callback(pool.release)
+                await pool.start()
+                if (
+                    own is not None and own.tool_parser is not None
+                ):  # it loads for seconds, which are not the environment's
+                    tool = {"type": "function", "function": {"name": "tool", "parameters": {}}}
+                    await pool.parse([0], [tool], {}, cut=True, server=None)
+                started.append(pool)
+            yield pool
+
+        async def all_seen() -> list[Observations]:
+            return [
+                await observe(
+                    config, environment, sampling, Path(model), serving(), plan, folder, _say, plays.opponents
+                )
+                for (config, sampling), environment in zip(plays.environments, loaded, strict=True)
+            ]
+
         try:
-            await pool.start()
-            if own is not None and own.tool_parser is not None:  # it loads for seconds, which are not the environment's
-                tool = {"type": "function", "function": {"name": "tool", "parameters": {}}}
-                await pool.parse([0], [tool], {}, cut=True, server=None)
-            return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)
-        finally:
-            await pool.release()
-
-    try:
-        if own is None:
-            return await played()
-        async with server_running(own, folder, {}) as ended:
-            return await unless_ended(played(), ended, lambda: "\n".join(["", *last_lines(folder / LOG, LINES_SHOWN)]))
-    except InferenceError as error:
-        raise UserError(str(error)) from None
+            return await unless_ended(
+                all_seen(), ended, lambda: "\n".join(["", *last_lines(folder / LOG, LINES_SHOWN)])
+            )
+        except InferenceError as error:
+            raise UserError(str(error)) from None
 
 
 def _say(text: str) -> None:
@@ -257,7 +353,7 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
             print_rollout(console, f"the check of {seen.kind}", record)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("check", "", "seen"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name != "seen")
     styles = {"ok": "green", "warning": "yellow", "error": "bold red"}
     for finding in found:
         table.add_row(finding.check, Text(finding.level, styles[finding.level]), Text(printable(finding.text)))

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if command is None:
         return 0
     log_to_stderr()
-    run, server, variables = _sections(command.config, given)
+    run, server, variables = sections(command.config, given, "eval")
     return _evaluate(run, server, variables, given)
 
 
@@ -77,8 +77,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sections(
-    config: JobConfig | RunConfig, given: argparse.Namespace
+def run_of(config: JobConfig, run_id: str | None, file: Path) -> RunConfig:
+    """Returns the run that is meant: the one called `run_id`, or the only one. Raises `UserError`."""
+    runs = {run.run_id: run for run in config.every_run}
+    if run_id is not None and run_id not in runs:
+        raise UserError(f"--run {run_id}: {file} has the runs {', '.join(runs)}")
+    if run_id is None and len(runs) != 1:
+        raise UserError(f"{file} has {len(runs)} runs; name one with --run: {', '.join(runs)}")
+    return next(run for run in runs.values() if run_id in (None, run.run_id))
+
+
+def sections(
+    config: JobConfig | RunConfig, given: argparse.Namespace, command: str
 ) -> tuple[RunConfig, InferenceConfig | None, dict[str, str]]:
     """Returns the run, its server's configuration if one may be started, and this one's variables, with models resolved."""
     if isinstance(config, RunConfig):
@@ -87,15 +97,11 @@ def _sections(
                 f"{given.file}: an orchestrator's file describes no server to start: name one with --server URL"
             )
         return config.model_copy(update={"model": str(resolve_model(config.model))}), None, {}
-    runs = {run.run_id: run for run in config.every_run}
-    if given.run is not None and given.run not in runs:
-        raise UserError(f"--run {given.run}: {given.file} has the runs {', '.join(runs)}")
-    if given.run is None and len(runs) > 1:
-        raise UserError(f"{given.file} has {len(runs)} runs; name one with --run: {', '.join(runs)}")
+    chosen = run_of(config, given.run, given.file).run_id
     if not given.server:
-        require("eval without --server", *SERVING)
+        require(f"{command} without --server", *SERVING)
     resolved = config.with_model(resolve_model(config.model))
-    run = next(each for each in resolved.every_run if given.run in (None, each.run_id))
+    run = next(each for each in resolved.every_run if each.run_id == chosen)
     if given.server:
         return run, None, {}
     from counterpoint.job.placement import devices

@@ -6,6 +6,7 @@ import traceback
 from types import FrameType
 
 from counterpoint.environments.base import WorkerError
+from counterpoint.environments.reward import NoReward
 from counterpoint.transport.printable import clipped
 
 _LONGEST_ERROR = 2000
@@ -25,10 +26,18 @@ def describe_error(error: BaseException) -> str:
     except BaseException as fault:  # noqa: BLE001 - an exception's `__str__` is foreign code, too
         text = f"(its text cannot be had: {type(fault).__name__})"
     text = clipped(text, _LONGEST_ERROR)
-    if not isinstance(error, WorkerError):
-        text = f"{type(error).__name__}: {text} (in {_place(error)})"
+    if not isinstance(error, WorkerError | NoReward):
+        text = f"{type(error).__name__}: {text}{_missing_await(error, text)} (in {_place(error)})"
     # Lone surrogates, which file names and cut emoji contain, are not UTF-8: JSON and msgpack refuse them.
     return text.encode(errors="backslashreplace").decode()
+
+
+def _missing_await(error: BaseException, text: str) -> str:
+    """What to do if the error came of a coroutine that was taken for its result."""
+    if not isinstance(error, AttributeError | TypeError) or "'coroutine'" not in text:
+        return ""
+    name = getattr(getattr(error, "obj", None), "__name__", "")
+    return f"; `await` is missing before the call {f'of {name}' if name else 'that made it'}"
 
 
 def _place(error: BaseException) -> str:

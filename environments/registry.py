@@ -15,7 +15,7 @@ from typing import Any, cast
 from counterpoint.environments.base import Environment
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
-from counterpoint.environments.reward import own_bounds
+from counterpoint.environments.reward import own_bounds, place_of
 from counterpoint.transport.configuration.arguments import refuse_booleans
 
 BUILT_IN = {
@@ -101,9 +101,15 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
         raise ValueError(f"{where}: {kind} needs an attribute group_scoring, True or False, and has {grouped!r}")
     if not callable(getattr(built, "example", None)):
         raise ValueError(f"{where}: {kind} needs a method example(index)")
+    if inspect.iscoroutinefunction(built.example):
+        raise ValueError(f"{where}: {kind}: example is `async def`; expected `def example` ({place_of(built.example)})")
     for name in ("rollout", "score_group" if grouped else "score"):
-        if not inspect.iscoroutinefunction(getattr(built, name, None)):
-            raise ValueError(f"{where}: {kind} needs a method `async def {name}`; see docs/environments.md")
+        method = getattr(built, name, None)
+        if not inspect.iscoroutinefunction(method):
+            found = (
+                f", and `async` is missing ({place_of(method)})" if callable(method) else "; see docs/environments.md"
+            )
+            raise ValueError(f"{where}: {kind} needs a method `async def {name}`{found}")
     try:
         length = len(built)
     except TypeError as error:

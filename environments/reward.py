@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+
+if TYPE_CHECKING:
+    from counterpoint.environments.base import Environment
 
 MOST_PLAYERS = 64
 """The players of one rollout. Their names are in every record of it."""
@@ -27,6 +32,10 @@ _SCORING = frozenset({"score", "score_group", "reward"})
 
 _ROUNDING = 1e-9
 """How far a sum of weighted parts may be outside its bounds, as a share of the larger one's size."""
+
+
+class NoReward(TypeError):
+    """What scores returned no reward. The text names it with its file and line, and is complete."""
 
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -90,14 +99,14 @@ def check_bounds(rewards: Rewards, bounds: RewardBounds | None, environment: str
     return rewards
 
 
-def as_rewards(value: object) -> Rewards:
+def as_rewards(value: object, score: Callable[..., Any]) -> Rewards:
     """Converts what `score` returned: one number, or one for each player by name, whose mean is the rollout's.
 
-    The name of turns that are of no player is empty. Raises `TypeError` for a reward that is no number, `ValueError` for other
+    The name of turns that are of no player is empty. Raises `NoReward` for a reward that is no number, `ValueError` for other
     names than a player may have, none of them or more than `MOST_PLAYERS`.
     """
     if not isinstance(value, Mapping):
-        return _as_reward(value), {}
+        return _as_reward(value, score), {}
     if len(value) > MOST_PLAYERS:
         raise ValueError(f"there are rewards for {len(value)} players; expected at most {MOST_PLAYERS}")
     for player in value:
@@ -106,17 +115,49 @@ def as_rewards(value: object) -> Rewards:
                 f"there is a reward for the player {reprlib.repr(player)}; expected a name of up to 64 letters, digits, '_', "
                 "'.' and '-', which begins with a letter or digit"
             )
-    rewards = {str(player): _as_reward(reward) for player, reward in value.items()}
+    rewards = {str(player): _as_reward(reward, score) for player, reward in value.items()}
     if not rewards:
         raise ValueError("the rewards by player are empty; expected one for each player, or a number")
     return sum(rewards.values()) / len(rewards), rewards
 
 
-def _as_reward(value: object) -> float:
-    """Converts a number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else.
+def as_group_rewards(values: object, rollouts: Sequence[object], environment: Environment) -> list[Rewards]:
+    """Does as `as_rewards` with what `score_group` returned for `rollouts`. Raises `ValueError` for another number of rewards."""
+    score = environment.score_group
+    if inspect.isawaitable(values) or not isinstance(values, Iterable):
+        raise NoReward(_no_reward(values, score, "a list of numbers"))
+    rewards = [as_rewards(value, score) for value in values]
+    if len(rewards) != len(rollouts):
+        raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
+    return rewards
+
+
+def _as_reward(value: object, score: Callable[..., Any]) -> float:
+    """Converts a number of Python or numpy; a truth value counts as 1 or 0. Raises `NoReward` for anything else.
 
     A number as text is refused, too: a parser's output that reaches the score is an error in the environment.
     """
     if isinstance(value, Real | np.bool_):
         return float(value)
-    raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")
+    raise NoReward(_no_reward(value, score, "a number"))
+
+
+def _no_reward(value: object, score: Callable[..., Any], expected: str) -> str:
+    name = getattr(score, "__name__", "score")
+    if inspect.iscoroutine(value):
+        value.close()
+        said = (
+            f"{name} returned a coroutine; expected {expected}: `await` is missing before the call of {place_of(value)}"
+        )
+    else:
+        said = f"{name} returned {reprlib.repr(value)} ({type(value).__name__}); expected {expected}"
+        said += ": one of its branches may lack a `return`" if value is None else ""
+    return f"{said} (in {place_of(score)})"
+
+
+def place_of(function: object) -> str:
+    """Returns a function's or a coroutine's name with its file and line, as text for a person."""
+    inner: Any = inspect.unwrap(function) if callable(function) else function
+    code = getattr(inner, "__code__", None) or getattr(inner, "cr_code", None)
+    name = str(getattr(inner, "__name__", inner))
+    return name if code is None else f"{name}, {code.co_filename}:{code.co_firstlineno}"

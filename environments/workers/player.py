@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 from counterpoint.environments.base import Environment, Score, Unavailable, answer_of
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.describe_error import describe_error
-from counterpoint.environments.reward import as_rewards
+from counterpoint.environments.reward import Rewards, as_group_rewards, as_rewards
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.protocol import Message
 from counterpoint.environments.workers.remote_model import RemoteModel
@@ -120,7 +120,8 @@ class Player:
         await self._environment.rollout(example, model, rollout.state)
         rewards = None
         if scored:
-            rewards = [_score_of(await self._environment.score(example, rollout))]
+            score = self._environment.score
+            rewards = [_score_of(as_rewards(await score(example, rollout), score))]
         return rewards, [protocol.result_of(rollout, model.turns)]
 
     async def _scored(self, message: Message) -> Outcome:
@@ -128,13 +129,13 @@ class Player:
         rollouts: list[Rollout] = [protocol.unpack_rollout(each) for each in packed]
         example = self._environment.example(index)
         if grouped:
-            values = list(await self._environment.score_group(example, list(rollouts)))
-            if len(values) != len(rollouts):
-                raise ValueError(f"score_group returned {len(values)} rewards for {len(rollouts)} rollouts")
+            values = await self._environment.score_group(example, list(rollouts))
+            rewards = as_group_rewards(values, rollouts, self._environment)
         else:
-            values = [await self._environment.score(example, rollouts[0])]
+            score = self._environment.score
+            rewards = [as_rewards(await score(example, rollouts[0]), score)]
         results = [protocol.result_of(rollout, list(enumerate(rollout.turns))) for rollout in rollouts]
-        return [_score_of(value) for value in values], results
+        return [_score_of(each) for each in rewards], results
 
     def _chat(self, template: str) -> Chat:
         """Returns the chat with the template's variables, given as JSON."""
@@ -147,9 +148,9 @@ class Player:
         return self._chats[template]
 
 
-def _score_of(value: object) -> Score:
-    """Returns a reward as plain numbers. Raises `TypeError` or `ValueError` for what is none."""
-    reward, by_player = as_rewards(value)
+def _score_of(rewards: Rewards) -> Score:
+    """Returns a reward as plain numbers."""
+    reward, by_player = rewards
     return by_player or reward
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,13 @@ GROWTH_BYTES = 64 * 1024
 
 LARGE_STATE_BYTES = 64 * 1024
 """A rollout's state is recorded: more of it makes steps slower."""
+
+FAILED_SHARE = 0.5
+"""So large a share of failed rollouts leaves training too little."""
+
+SHORTEST_SECRET = 8
+SHORTEST_ANSWER = 3
+"""Characters. What is shorter may be equal by chance."""
 
 CUT_SHARE = 0.2
 EQUAL_SHARE = 0.5
@@ -76,7 +85,7 @@ def _outcomes(seen: Observations) -> Verdict:
         return Level.OK, f"all {total} rollouts completed"
     kinds = Counter(kind_of(rollout.error or "") for rollout in failed)
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
-    level = Level.ERROR if len(failed) == total else Level.WARNING
+    level = Level.ERROR if len(failed) > FAILED_SHARE * total else Level.WARNING
     return level, f"{len(failed)} of {total} rollouts failed: {shown}; the first error: {failed[0].error}"
 
 
@@ -173,7 +182,7 @@ def _branches(seen: Observations) -> Verdict:
 def _state(seen: Observations) -> Verdict:
     if not _completed(seen):
         return _NOT_CHECKED
-    largest = max(_state_bytes(rollout) for rollout in _completed(seen))
+    largest = max(len(_state_text(rollout)) for rollout in _completed(seen))
     if largest > LARGE_STATE_BYTES:
         return (
             Level.WARNING,
@@ -212,16 +221,61 @@ def _leftovers(seen: Observations) -> Verdict:
     )
 
 
+def _awaits(seen: Observations) -> Verdict:
+    if seen.not_awaited:
+        return Level.ERROR, "; ".join(dict.fromkeys(seen.not_awaited))
+    return Level.OK, "no coroutine was left that nobody awaited"
+
+
+def _answers(seen: Observations) -> Verdict:
+    """Prompts that hold the answer, unless answers repeat, as those of a choice do."""
+    first = {rollout.example_index: rollout.turns[0] for rollout in seen.rollouts if rollout.turns}
+    prompts = (
+        {}
+        if seen.chat is None
+        else {index: seen.chat.decode(turn.prompt_ids.tolist()) for index, turn in first.items()}
+    )
+    told = [index for index, prompt in prompts.items() if _holds(prompt, seen.answers.get(index, ""))]
+    if len(told) > 1 and len(told) == len(prompts) and len({seen.answers[index] for index in told}) == len(told):
+        shown = f"example {told[0]}: {shortened(seen.answers[told[0]], 80)!r} in {shortened(prompts[told[0]], 300)!r}"
+        return Level.WARNING, f"each first prompt holds its example's answer ({shown}): the model need only copy it"
+    return Level.OK, "no prompt gives the answer away"
+
+
+def _holds(prompt: str, answer: str) -> bool:
+    return len(answer) >= SHORTEST_ANSWER and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prompt) is not None
+
+
+def _secrets(seen: Observations) -> Verdict:
+    told = "".join(seen.printed)
+    kept = "".join(_state_text(rollout) for rollout in _completed(seen))
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST_SECRET and re.search("KEY|TOKEN|SECRET|PASSWORD", name):
+            where = "printed" if value in told else "in a rollout's state" if value in kept else ""
+            if where:
+                return (
+                    Level.ERROR,
+                    f"the value of ${name} is {where}, and so in files that others may read: leave it out",
+                )
+    if seen.printed:
+        shown = shortened(seen.printed[0].strip(), 80)
+        return Level.OK, f"it printed {len(seen.printed)} lines, such as {shown!r}; a run's log has them"
+    return Level.OK, "it printed nothing"
+
+
 _CHECKS: dict[str, Callable[[Observations], Verdict]] = {
     "examples": _examples,
     "outcomes": _outcomes,
+    "awaits": _awaits,
     "rewards": _rewards,
     "scoring": _scoring,
+    "answers": _answers,
     "time": _time,
     "event loop": _event_loop,
     "lengths": _lengths,
     "sequences": _branches,
     "state": _state,
+    "secrets": _secrets,
     "memory": _memory,
     "leftovers": _leftovers,
 }
@@ -235,5 +289,5 @@ def _rewards_of(group: Sequence[Rollout]) -> list[float]:
     return [rollout.reward for rollout in group if rollout.error is None and rollout.reward is not None]
 
 
-def _state_bytes(rollout: Rollout) -> int:
-    return len(rollout.saved.state) if rollout.saved is not None else len(dumps(rollout.state, default=repr))
+def _state_text(rollout: Rollout) -> str:
+    return dumps(rollout.state, default=repr).decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import sys
-import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,11 +46,11 @@ class {class_name}:
             prompt_ids = model.chat.extend(turn, [{{"role": "user", "content": "No. Try again."}}])
 
     async def score(self, example, rollout):
-        """Returns 1 for the first try, 0.5 for the second, and a tenth for any number."""
+        """Returns 1 for the first try, 0.5 for the second, and up to a tenth for the share of digits."""
         tries = rollout.state["tries"]
         if tries[-1] == example.answer:
             return 1.0 if len(tries) == 1 else 0.5
-        return 0.1 if tries[-1].isdecimal() else 0.0
+        return 0.1 * sum(map(str.isdecimal, tries[-1])) / max(len(tries[-1]), 1)
 '''
 
 _TEST = '''\
@@ -132,11 +131,11 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _is_installed(name: str) -> bool:
+def _is_hidden(name: str, directory: Path) -> bool:
+    """Whether a module of that name in `directory` would not be found, or would hide a file of pytest's or of ours."""
     spec = find_spec(name)
-    places = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
-    found = spec is not None and spec.origin is not None and any(map(Path(spec.origin).is_relative_to, places))
-    return found or name == "counterpoint"
+    elsewhere = spec is not None and (spec.origin is None or Path(spec.origin).parent != directory.absolute())
+    return elsewhere or name in (*sys.stdlib_module_names, "counterpoint", "conftest")
 
 
 def write_environment(name: str, directory: Path) -> list[Path]:
@@ -154,9 +153,9 @@ def write_environment(name: str, directory: Path) -> list[Path]:
         raise UserError(
             f"{name!r} is no name of a module: lower-case letters, digits and _ are expected, a letter first"
         )
-    if name in sys.stdlib_module_names or _is_installed(name):
+    if _is_hidden(name, directory):
         raise UserError(
-            f"there is a module {name!r} already, which would be imported in place of yours: choose another name"
+            f"there is a module {name!r} already, and one of the two would hide the other: choose another name"
         )
     file = directory / f"{name}.toml"
     values = {"name": name, "class_name": class_name(name), "file": file.name}
@@ -165,7 +164,7 @@ def write_environment(name: str, directory: Path) -> list[Path]:
         directory / f"test_{name}.py": _TEST.format(**values),
         file: _JOB.format(**values),
     }
-    if present := [str(path) for path in contents if path.exists()]:
+    if present := [str(path) for path in (*contents, directory / name / "__init__.py") if path.exists()]:
         raise UserError(f"{', '.join(present)}: there already; choose another name or --directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,16 @@ It uses the orchestrator's own parts, so a rollout fails here for the same reaso
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import io
+import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,10 +25,11 @@ from counterpoint.environments.base import Environment, EnvironmentContext, Exam
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.lifecycle import check_chat, started
-from counterpoint.environments.reward import Rewards, as_rewards, own_bounds
+from counterpoint.environments.reward import Rewards, as_group_rewards, as_rewards, own_bounds
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
 from counterpoint.job.environments import waiting
+from counterpoint.job.environments.rehearsal import SECONDS, MadeUp, is_late, rehearse
 from counterpoint.orchestrator.loop_health.blame import LoopBlame
 from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
 from counterpoint.orchestrator.loop_health.stacks import NOWHERE
@@ -38,10 +43,11 @@ from counterpoint.orchestrator.rollouts.play import (
     score_group,
 )
 from counterpoint.orchestrator.rollouts.players import GeneratingPool
+from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.step.boundary import give_memory_back
 from counterpoint.orchestrator.step.finalize import find_fault
 from counterpoint.transport.process.resident import resident_bytes
-from counterpoint.transport.records import Int32Array, Rollout, Turn
+from counterpoint.transport.records import Int32Array, Rollout, SavedState, Turn
 
 BLAME_SECONDS = 0.02
 """The event loop is late, and the code to blame is named, from here on."""
@@ -101,6 +107,13 @@ class Observations:
     """Tasks that still ran after the last rollout."""
     left_threads: list[str] = field(default_factory=list)
     left_processes: list[int] = field(default_factory=list)
+    not_awaited: list[str] = field(default_factory=list)
+    """Coroutines that nobody awaited, each with the line that made it."""
+    printed: list[str] = field(default_factory=list)
+    """What the environment printed."""
+    answers: dict[int, str] = field(default_factory=dict)
+    """The right answer of each example that was played."""
+    chat: Chat | None = None
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -113,30 +126,37 @@ async def observe(
     environment: Environment,
     sampling: SamplingConfig,
     model: Path,
-    pool: GeneratingPool,
+    serving: AbstractAsyncContextManager[GeneratingPool],
     plan: Plan,
     directory: Path,
     say: Callable[[str], None] = lambda text: None,
+    opponents: Sequence[str] = (),
 ) -> Observations:
     """Plays the environment, which `config` describes, on the running loop.
 
-    `model` is a model's directory, `directory` one for the environment's files. `say` gets a line when a round has ended,
-    and, from a thread, while one is waited for (`job/environments/waiting.py`). Raises `ValueError` if the environment cannot be
-    started.
+    `model` is a model's directory, `directory` one for the environment's files. `serving` starts what answers, also as each of
+    the `opponents`; before, an environment of the user's is played with made-up answers. `say` gets a line when a round has
+    ended, and, from a thread, while one is waited for (`job/environments/waiting.py`). Raises `ValueError` if the environment
+    cannot be started, and if most rollouts with made-up answers fail.
     """
     give_environments_threads(plan.examples * plan.rollouts)
     chat = (await asyncio.to_thread(Chat, model)).with_template_kwargs(sampling.chat_template_kwargs)
     check_chat(config.name, environment, chat)
-    seen = Observations(config.name, config.kind, config.rollout_timeout_seconds, len(environment))
+    seen = Observations(config.name, config.kind, config.rollout_timeout_seconds, len(environment), chat=chat)
     parameters = sampling_parameters(sampling, chat)
     before = _Leftovers.now()
     context = EnvironmentContext(config.name, directory, model, seed=0, own_process=config.workers > 0)
-    with LoopBlame(BLAME_SECONDS) as blame:
+    with LoopBlame(BLAME_SECONDS) as blame, _noting(seen):
         async with started(environment, context):
-            for number in range(plan.rounds):
-                await _play_round(seen, config, environment, chat, pool, parameters, plan, number, say)
-                seen.memory.append(await asyncio.to_thread(_settled_memory))
-                say(f"round {number + 1} has been played")
+            if ":" in config.kind:
+                await _rehearse(seen, config, environment, parameters, say, opponents)
+            earlier = _Leftovers.now()
+            async with serving as pool:
+                before = before.with_fresh(earlier)
+                for number in range(plan.rounds):
+                    await _play_round(seen, config, environment, pool, parameters, plan, number, say, opponents)
+                    seen.memory.append(await asyncio.to_thread(_settled_memory))
+                    say(f"round {number + 1} has been played")
             seen.changed_examples = _changed_examples(environment, plan)
             await _score_again(seen, environment)
         seen.left_tasks, seen.left_threads, seen.left_processes = await _left_since(before)
@@ -152,6 +172,75 @@ def _with_own_code(spots: Iterable[SlowSpot], environment: Environment) -> Itera
         yield replace(spot, place=replace(spot.place, ours=False)) if is_own else spot
 
 
+@contextmanager
+def _noting(seen: Observations) -> Iterator[None]:
+    """Notes, during the block, what is printed, which standard output does not get, and coroutines that nobody awaits."""
+    shown = warnings.showwarning
+
+    def note(message: Warning | str, *others: Any, **named: Any) -> None:
+        if (found := re.search(r"coroutine '(?:.*\.)?(\w+)' was never awaited", str(message))) is None:
+            return shown(message, *others, **named)
+        *_, (file, line, caller) = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(message)) or [("?", "?", "?")]
+        seen.not_awaited.append(f"`await` is missing before the call of {found[1]} (in {caller}, {file}:{line})")
+
+    class Printed(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.strip():
+                seen.printed.append(text)
+            return sys.stderr.write(text)
+
+    depth = sys.get_coroutine_origin_tracking_depth()
+    with warnings.catch_warnings(), redirect_stdout(Printed()):
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = note
+        sys.set_coroutine_origin_tracking_depth(1)
+        try:
+            yield
+        finally:
+            sys.set_coroutine_origin_tracking_depth(depth)
+
+
+async def _rehearse(
+    seen: Observations,
+    config: EnvironmentConfig,
+    environment: Environment,
+    parameters: SamplingParameters,
+    say: Callable[[str], None],
+    opponents: Sequence[str],
+) -> None:
+    """Plays with made-up answers. Raises `ValueError` if most rollouts fail; of fewer, `say` gets a line."""
+    assert seen.chat is not None
+    chat, loaded = (
+        seen.chat,
+        LoadedEnvironment(config.model_copy(update={"rollout_timeout_seconds": SECONDS}), environment),
+    )
+
+    async def one(pool: MadeUp) -> Rollout:
+        rollout = Rollout("rehearsal", 0, config.name, 0)
+        model = PolicyModel(rollout, chat, pool, parameters, dict.fromkeys(opponents, pool))
+        task = asyncio.create_task(play(loaded, rollout, model), name="rehearsal")
+        with waiting.saying([task], type(environment).__module__, say, SECONDS):
+            await task
+        return rollout
+
+    # One that only waits for long is left to the rounds, which have the environment's own deadline.
+    played = [each for each in await rehearse(one, chat, environment.example(0)) if not is_late(each)]
+    if environment.group_scoring and played:
+        await score_group(loaded, played)
+    for rollout in played:
+        _finish(rollout)
+    gc.collect()
+    failed = [f"{rollout.error}" for rollout in played if rollout.error is not None]
+    if len(failed) > len(played) / 2:
+        missing = [] if "`await`" in failed[-1] else [*dict.fromkeys(seen.not_awaited)]
+        raise ValueError(
+            f"environment {config.kind!r}: with made-up answers in the model's place {len(failed)} of {len(played)} rollouts "
+            f"failed: {'; '.join([failed[-1], *missing])}"
+        )
+    for error in dict.fromkeys(failed):
+        say(f"with a made-up answer in the model's place a rollout failed: {error}")
+
+
 class _Timed:
     """The environment, with the time that scoring takes."""
 
@@ -161,6 +250,16 @@ class _Timed:
         self._inner = inner
         self.scoring_seconds = 0.0
 
+        @functools.wraps(inner.score)  # which is named where it returns no reward
+        async def score(example: Example, rollout: Rollout) -> Score:
+            began = time.perf_counter()
+            try:
+                return await inner.score(example, rollout)
+            finally:
+                self.scoring_seconds += time.perf_counter() - began
+
+        self.score = score
+
     def __len__(self) -> int:
         return len(self._inner)
 
@@ -169,13 +268,6 @@ class _Timed:
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
         await self._inner.rollout(example, model, state)
-
-    async def score(self, example: Example, rollout: Rollout) -> Score:
-        began = time.perf_counter()
-        try:
-            return await self._inner.score(example, rollout)
-        finally:
-            self.scoring_seconds += time.perf_counter() - began
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         return await self._inner.score_group(example, rollouts)
@@ -214,18 +306,20 @@ async def _play_round(
     seen: Observations,
     config: EnvironmentConfig,
     environment: Environment,
-    chat: Chat,
     pool: GeneratingPool,
     parameters: SamplingParameters,
     plan: Plan,
     number: int,
     say: Callable[[str], None],
+    opponents: Sequence[str],
 ) -> None:
     """Plays each example's group once, all at once, as an orchestrator would."""
+    assert seen.chat is not None
+    chat = seen.chat
 
     async def one(rollout: Rollout) -> None:
         timed, timed_pool, began = _Timed(environment), _TimedPool(pool), time.perf_counter()
-        model = PolicyModel(rollout, chat, timed_pool, parameters)
+        model = PolicyModel(rollout, chat, timed_pool, parameters, dict.fromkeys(opponents, timed_pool))
         await play(LoadedEnvironment(config, timed), rollout, model)
         seen.seconds.append(Seconds(time.perf_counter() - began, timed_pool.seconds, timed.scoring_seconds))
 
@@ -233,16 +327,27 @@ async def _play_round(
     for index in range(min(plan.examples, seen.size)):
         group_id = number * plan.examples + index
         groups.append([Rollout(f"{group_id}-{each}", group_id, config.name, index) for each in range(plan.rollouts)])
+    seen.answers = {group[0].example_index: environment.example(group[0].example_index).answer for group in groups}
     async with asyncio.TaskGroup() as tasks:
         played = [tasks.create_task(one(each), name=f"rollout {each.rollout_id}") for group in groups for each in group]
-        with waiting.saying(played, type(environment).__module__, say):
+        with waiting.saying(played, type(environment).__module__, say, config.rollout_timeout_seconds):
             await asyncio.wait(played)
     for group in groups:
         if environment.group_scoring:
             await score_group(LoadedEnvironment(config, environment), group)
         for rollout in group:
-            rollout.error = rollout.error or find_fault(rollout)
+            _finish(rollout)
     seen.groups += groups
+
+
+def _finish(rollout: Rollout) -> None:
+    """Fails a rollout that could not be trained on or recorded, as a run does."""
+    try:
+        saved_state(rollout)
+    except StateError as error:
+        rollout.error = rollout.error or str(error)
+        rollout.saved = SavedState(metrics=b"{}", state=b"{}")
+    rollout.error = rollout.error or find_fault(rollout)
 
 
 def _changed_examples(environment: Environment, plan: Plan) -> list[int]:
@@ -274,8 +379,8 @@ async def _score_again(seen: Observations, environment: Environment) -> None:
 async def _scores_of(environment: Environment, rollouts: list[Rollout]) -> list[Rewards]:
     example = environment.example(rollouts[0].example_index)
     if environment.group_scoring:
-        return [as_rewards(score) for score in await environment.score_group(example, rollouts)]
-    return [as_rewards(await environment.score(example, rollouts[0]))]
+        return as_group_rewards(await environment.score_group(example, rollouts), rollouts, environment)
+    return [as_rewards(await environment.score(example, rollouts[0]), environment.score)]
 
 
 def _settled_memory() -> int:
@@ -290,6 +395,15 @@ class _Leftovers:
     tasks: frozenset[asyncio.Task[Any]]
     threads: frozenset[threading.Thread]
     processes: frozenset[int]
+
+    def with_fresh(self, earlier: _Leftovers) -> _Leftovers:
+        """Returns these and what began since `earlier`."""
+        now = self.now()
+        return _Leftovers(
+            self.tasks | (now.tasks - earlier.tasks),
+            self.threads | (now.threads - earlier.threads),
+            self.processes | (now.processes - earlier.processes),
+        )
 
     @classmethod
     def now(cls) -> _Leftovers:

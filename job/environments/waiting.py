@@ -6,6 +6,7 @@ From a thread, so that it is said also of a rollout that blocks the event loop.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from collections import Counter
@@ -24,29 +25,47 @@ BLOCKED_SECONDS = 1.0
 
 
 @contextmanager
-def saying(rollouts: Sequence[asyncio.Task[None]], module: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Calls `say`, in a thread, while the block waits for `rollouts` on the running loop. `module`: the environment's."""
+def saying(
+    rollouts: Sequence[asyncio.Task[None]], module: str, say: Callable[[str], None], most_blocked_seconds: float
+) -> Iterator[None]:
+    """Calls `say`, in a thread, while the block waits for `rollouts` on the running loop. `module`: the environment's.
+
+    Code that has blocked the loop for `most_blocked_seconds` is ended by a `TimeoutError`: it may have no end of its own. For the
+    main thread.
+    """
     ended, loop, own = threading.Event(), asyncio.get_running_loop(), threading.get_ident()
     caller = asyncio.current_task()
     file = getattr(sys.modules.get(module), "__file__", None)
 
+    def end(*_: object) -> None:
+        if not ended.is_set():
+            raise TimeoutError(
+                f"held the event loop for over {most_blocked_seconds:g} s; all other rollouts wait meanwhile"
+            )
+
     def watch() -> None:
-        seconds = 0.0
+        seconds = blocked = 0.0
         while not ended.wait(PATIENCE_SECONDS):
             seconds += PATIENCE_SECONDS
             line = _asked(loop, lambda: _describe(rollouts, file, caller))
+            blocked = 0.0 if line is not None else blocked + PATIENCE_SECONDS
             if line is None:
                 line = f"the event loop is blocked at {_place(stack_of(sys._current_frames().get(own)), file)}"
             if not ended.is_set() and not all(task.done() for task in rollouts):
                 say(f"after {seconds:g} s {line}")
+            if blocked >= most_blocked_seconds:
+                blocked = 0.0
+                signal.pthread_kill(own, signal.SIGALRM)
 
     thread = threading.Thread(target=watch, name="environment check, waiting")
+    before = signal.signal(signal.SIGALRM, end)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+        signal.signal(signal.SIGALRM, before)
 
 
 def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], str]) -> str | None:

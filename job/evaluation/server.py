@@ -131,11 +131,12 @@ async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -
         await asyncio.wait({ended}, timeout=_STOP_SECONDS)
 
 
-async def unless_ended(work: Awaitable[Result], server: asyncio.Task[int], explain: Callable[[], str]) -> Result:
+async def unless_ended(work: Awaitable[Result], server: asyncio.Future[int], explain: Callable[[], str]) -> Result:
     """Awaits `work`, and raises `InferenceError` as soon as the server ends; `explain` returns what to say of its log."""
     task = asyncio.ensure_future(work)
+    both: set[asyncio.Future[Any]] = {task, server}
     try:
-        await asyncio.wait({task, server}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return await task
         raise InferenceError(f"the inference server ended with exit code {server.result()}{explain()}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,14 @@ from counterpoint.environments.base import Environment, Model, Reply, Unavailabl
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.describe_error import describe_error
-from counterpoint.environments.reward import RewardBounds, Rewards, as_rewards, check_bounds, own_bounds
+from counterpoint.environments.reward import (
+    RewardBounds,
+    Rewards,
+    as_group_rewards,
+    as_rewards,
+    check_bounds,
+    own_bounds,
+)
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.environments.tools.calls import read_calls
 from counterpoint.inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
@@ -77,9 +84,9 @@ class LoadedEnvironment:
         """Raises `ValueError` for what are no bounds."""
         object.__setattr__(self, "reward_bounds", self.config.reward_bounds or own_bounds(self.environment))
 
-    def rewards_of(self, score: object) -> Rewards:
-        """Converts what it scored. Raises `TypeError` or `ValueError` for what is no reward, or one outside its bounds."""
-        return check_bounds(as_rewards(score), self.reward_bounds, self.config.name)
+    def checked(self, rewards: Rewards) -> Rewards:
+        """Returns what it scored. Raises `ValueError` for a reward outside its bounds."""
+        return check_bounds(rewards, self.reward_bounds, self.config.name)
 
 
 def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameters:
@@ -150,16 +157,14 @@ class PolicyModel:
         """All that a call is sent with that overrides nothing, for the records."""
         return self._sampling.model_dump()
 
-    def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None
-    ) -> Coroutine[Any, Any, Turn]:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
 
         `sampling` overrides them for this call; its `chat_template_kwargs` are those of `parse`. Raises `ValueError` for an empty
         prompt or an answer whose routing does not join that of earlier turns, `InferenceError` when no server answers,
         `RuntimeError` once the rollout has ended.
         """
-        return self.generate_as("", prompt_ids, sampling)
+        return await self.generate_as("", prompt_ids, sampling)
 
     async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
         """Does as `generate`, for a player; none is ''."""
@@ -295,8 +300,8 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         if not environment.group_scoring:
             shown = _shown(rollout)
             with nullcontext() if trace is None else trace.scoring():
-                reward = loaded.rewards_of(await environment.score(example, shown))
-            _take_over(rollout, shown, reward)
+                reward = as_rewards(await environment.score(example, shown), environment.score)
+            _take_over(rollout, shown, loaded.checked(reward))
 
     async def excused() -> None:
         try:
@@ -327,12 +332,9 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
     async def score() -> None:
         example = loaded.environment.example(rollouts[0].example_index)
         all_shown = [_shown(rollout) for rollout in rollouts]
-        rewards = [
-            loaded.rewards_of(reward) for reward in await loaded.environment.score_group(example, list(all_shown))
-        ]
-        if len(rewards) != len(rollouts):
-            raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
-        for rollout, shown, reward in zip(rollouts, all_shown, rewards, strict=True):
+        values = await loaded.environment.score_group(example, list(all_shown))
+        rewards = as_group_rewards(values, rollouts, loaded.environment)
+        for rollout, shown, reward in zip(rollouts, all_shown, map(loaded.checked, rewards), strict=True):
             _take_over(rollout, shown, reward)
 
     error = await _failure(loaded, score)

@@ -128,7 +128,16 @@ def _encoded(name: str, value: object) -> bytes:
     try:
         return encode_values(value)
     except Exception as error:
-        raise StateError(f"the environment left a {name} that is not JSON-serialisable: {error}") from error
+        wrong = next((f"[{key!r}]" for key, each in value.items() if not _is_json(each)), "")
+        raise StateError(f"the environment left a {name}{wrong} that is not JSON-serialisable: {error}") from error
+
+
+def _is_json(value: object) -> bool:
+    try:
+        encode_values({"value": value})
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    return True
 
 
 def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray]]:

@@ -13,7 +13,7 @@ from counterpoint.cli.main import main
 
 def test_its_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--help"]) == 0
-    assert "counterpoint env check KIND" in capsys.readouterr().out
+    assert "counterpoint env check JOB.toml" in capsys.readouterr().out
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_new_environment_says_how_to_check_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "new", "my_task", "--directory", str(tmp_path)]) == 0
-    assert f"cd {tmp_path} && counterpoint env check my_task:MyTask" in capsys.readouterr().out
+    assert f"cd {tmp_path} && counterpoint env check my_task.toml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["singel-turn", "tools"])
@@ -35,6 +35,32 @@ def test_an_environment_that_cannot_be_loaded_is_refused_before_a_model_is_resol
     )
     assert main(["env", "check", kind]) == 2
     assert "environment 'checked': " in capsys.readouterr().err
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_a_new_environment_has_no_finding_and_is_told_how_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is added
+    assert main(["env", "new", "fresh_sums"]) == 0
+    assert main(["env", "check", "fresh_sums.toml", "--json"]) == 0
+    found = {each["check"]: each for each in json.loads(capsys.readouterr().out.splitlines()[-1])}
+    # The machine may be busy.
+    others = [each for name, each in found.items() if name not in ("time", "event loop", "memory")]
+    assert [each for each in others if each["level"] != "ok"] == []
+    assert main(["env", "check", "fresh_sums.toml", "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.endswith("next: counterpoint run fresh_sums.toml\n")
+
+
+def test_a_job_has_the_arguments_of_its_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "new", "other_sums", "--directory", str(tmp_path)]) == 0
+    file = str(tmp_path / "other_sums.toml")
+    assert main(["env", "check", file, "--args", "{}"]) == 2
+    assert "--args is for a KIND" in capsys.readouterr().err
+    assert main(["env", "check", file, "--orchestrator.sampling.max_tokens", "9", "--dry-run"]) == 0
+    assert "max_tokens = 9\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given", ["[1]", "{"])

@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 
-from counterpoint.environments.reward import MOST_PLAYERS, as_bounds, as_rewards, check_bounds, number_in, own_bounds
+from counterpoint.environments.reward import (
+    MOST_PLAYERS,
+    as_bounds,
+    as_rewards,
+    check_bounds,
+    number_in,
+    own_bounds,
+)
+from counterpoint.environments.scripted import play
 from counterpoint.environments.tasks.guess_number import GuessNumber
 
 
 def test_the_reward_of_a_rollout_is_the_mean_of_its_players() -> None:
-    assert as_rewards({"white": 1, "black": 0.0, "": True}) == (2 / 3, {"white": 1.0, "black": 0.0, "": 1.0})
-    assert as_rewards({f"p{index}": 1 for index in range(MOST_PLAYERS)})[0] == 1.0
+    assert as_rewards({"white": 1, "black": 0.0, "": True}, play) == (2 / 3, {"white": 1.0, "black": 0.0, "": 1.0})
+    assert as_rewards({f"p{index}": 1 for index in range(MOST_PLAYERS)}, play)[0] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -27,21 +35,21 @@ def test_the_reward_of_a_rollout_is_the_mean_of_its_players() -> None:
 )
 def test_other_names_and_more_of_them_are_refused_in_a_line(rewards: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as refused:
-        as_rewards(rewards)
+        as_rewards(rewards, play)
     assert len(str(refused.value)) < 300
 
 
 @pytest.mark.parametrize("reward", [-0.5, 1.5, {"white": 0.5, "black": 1.5}])
 def test_a_reward_outside_its_bounds_names_the_environment(reward: Any) -> None:
     with pytest.raises(ValueError, match=r"environment 'sums': .*reward_bounds are \[0, 1\]"):
-        check_bounds(as_rewards(reward), (0.0, 1.0), "sums")
+        check_bounds(as_rewards(reward, play), (0.0, 1.0), "sums")
 
 
 def test_a_sum_of_weights_may_be_off_by_its_rounding() -> None:
-    total = as_rewards(0.1 + 0.2 + 0.7)
-    assert check_bounds(as_rewards(1 + 2e-16), (0.0, 1.0), "sums")
+    total = as_rewards(0.1 + 0.2 + 0.7, play)
+    assert check_bounds(as_rewards(1 + 2e-16, play), (0.0, 1.0), "sums")
     assert check_bounds(total, (0.0, 1.0), "sums") == total
-    assert check_bounds(as_rewards(7.0), None, "sums") == (7.0, {})
+    assert check_bounds(as_rewards(7.0, play), None, "sums") == (7.0, {})
 
 
 @pytest.mark.parametrize(

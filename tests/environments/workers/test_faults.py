@@ -27,7 +27,7 @@ async def bystander(each: Playing) -> None:
 async def test_what_one_rollout_does_wrong_costs_no_other(tmp_path: Path, model: Path) -> None:
     expected = {
         "raise": "KeyError: 'the environment is broken'",
-        "text": "TypeError: the reward is '0.7' (str); expected a number",
+        "text": "score returned '0.7' (str); expected a number (in score, ",
         "state": "ValueError: the environment left a state that is not JSON-serialisable",
         "unscored": "ZeroDivisionError: no score",
         "call": "ValueError: a prompt must be a flat, non-empty sequence of token ids",

@@ -18,12 +18,15 @@ from counterpoint.transport.errors import UserError
 
 
 def test_the_new_environment_loads_and_its_job_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, test, file = write_environment("some_sums", tmp_path / "new")
-    assert [path.name for path in (module, test, file)] == ["some_sums.py", "test_some_sums.py", "some_sums.toml"]
+    module, test, file = write_environment("loaded_sums", tmp_path / "new")
+    assert [path.name for path in (module, test, file)] == ["loaded_sums.py", "test_loaded_sums.py", "loaded_sums.toml"]
     monkeypatch.syspath_prepend(str(module.parent))
     (environment,) = load(JobConfig, file, []).orchestrator.environments
     assert len(load_environment(environment)) == 100
-    assert load_environment(EnvironmentConfig(name="a", kind="some_sums:SomeSums", args={"examples": 7})).__len__() == 7
+    assert (
+        load_environment(EnvironmentConfig(name="a", kind="loaded_sums:LoadedSums", args={"examples": 7})).__len__()
+        == 7
+    )
 
 
 @pytest.mark.slow
@@ -45,7 +48,14 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["test_mine.py"]
 
 
-@pytest.mark.parametrize("name", ["two words", "class", "Mine", "9lives", "../up", "json", ""])
+def test_a_package_of_that_name_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    with pytest.raises(UserError, match=r"mine/__init__\.py: there already"):
+        write_environment("mine", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["two words", "class", "Mine", "9lives", "../up", "json", "numpy", "counterpoint", ""])
 def test_a_name_that_is_no_modules(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=repr(name)):
         write_environment(name, tmp_path)

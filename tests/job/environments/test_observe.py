@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import SamplingParameters
+from counterpoint.job.environments import observe as observing
 from counterpoint.job.environments import waiting
 from counterpoint.job.environments.findings import Level, findings
 from counterpoint.job.environments.observe import Observations, Plan, observe
@@ -105,7 +108,12 @@ async def ends_tasks() -> AsyncIterator[None]:
     await asyncio.gather(*Unsound._tasks, return_exceptions=True)
 
 
-async def seen_of(kind: str, directory: Path, say: Callable[[str], None] = lambda text: None) -> Observations:
+async def seen_of(
+    kind: str,
+    directory: Path,
+    say: Callable[[str], None] = lambda text: None,
+    serving: AbstractAsyncContextManager[Any] | None = None,
+) -> Observations:
     write_tokenizer(directory, 1024)
     config = EnvironmentConfig(name="checked", kind=f"tests.job.environments.test_observe:{kind}")
     environment = load_environment(config)
@@ -114,7 +122,7 @@ async def seen_of(kind: str, directory: Path, say: Callable[[str], None] = lambd
         environment,
         SamplingConfig(max_tokens=8),
         directory,
-        Pool(),
+        serving or nullcontext(Pool()),
         PLAN,
         directory / "files",
         say=say,
@@ -191,3 +199,135 @@ async def test_what_a_rollout_hangs_at_is_said(tmp_path: Path, monkeypatch: pyte
     waits = rf"after [\d.]+ s 2 of 4 rollouts of this round have ended, and others wait: 2 at {place}"
     assert any(re.fullmatch(waits, text) for text in Hanging.said), Hanging.said
     assert any("the event loop is blocked at Hanging.rollout" in text for text in Hanging.said), Hanging.said
+
+
+class Mistaken(Sound):
+    """Its subclasses have one mistake each."""
+
+    async def _judge(self) -> float:
+        return 1.0
+
+
+class NoReturn(Mistaken):
+    async def score(self, example: Example, rollout: Rollout) -> float:  # type: ignore[empty-body]
+        pass
+
+
+class Text(Mistaken):
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return "0.1"  # type: ignore[return-value]
+
+
+class NotAwaited(Mistaken):
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return self._judge()  # type: ignore[return-value]
+
+
+class NoTurn(Mistaken):
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))  # type: ignore[unused-coroutine]
+
+
+class TakenForATurn(Mistaken):
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        turn = model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
+        state["said"] = turn.completion_ids  # type: ignore[attr-defined]
+
+
+class NoneOfAGroup(Mistaken):
+    group_scoring = True
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> list[float]:  # type: ignore[empty-body]
+        pass
+
+
+class Unknown(Mistaken):
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return float(rollout.state["gone"])
+
+
+class NotANumber(Mistaken):
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return float("nan")
+
+
+class NoJson(Mistaken):
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        state["seen"] = {1, 2}
+
+
+class Endless(Mistaken):
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
+        while True:
+            turn = await model.generate(model.chat.extend(turn, [{"role": "user", "content": "again " * 500}]))
+
+
+HERE = re.escape(__file__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("NoReturn", rf"score returned None .*`return` \(in score, {HERE}:\d+\)"),
+        ("Text", rf"score returned '0\.1' \(str\); expected a number \(in score, {HERE}:\d+\)"),
+        ("NotAwaited", rf"`await` is missing before the call of _judge, {HERE}:\d+ \(in score, {HERE}:\d+\)"),
+        ("NoTurn", rf"failed: .*; `await` is missing before the call of generate \(in rollout, {HERE}:\d+\)"),
+        ("TakenForATurn", rf"`await` is missing before the call of generate \(in rollout, {HERE}:\d+\)"),
+        ("NoneOfAGroup", rf"score_group returned None .*a list of numbers.*\(in score_group, {HERE}:\d+\)"),
+        ("Unknown", rf"KeyError: 'gone' \(in score, {HERE}:\d+\)"),
+        ("NotANumber", r"the reward is nan"),
+        ("NoJson", r"state\['seen'\] that is not JSON"),
+        ("Endless", r"the conversation does not end"),
+    ],
+)
+async def test_a_mistake_is_named_before_a_server_starts(kind: str, said: str, tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
+        pytest.fail("a server was started")
+        yield
+
+    with pytest.raises(ValueError, match=said):
+        await seen_of(kind, tmp_path, serving=serving())
+
+
+class Leaking(Sound):
+    """Tells each answer, and prints what it should not."""
+
+    def example(self, index: int) -> Example:
+        return Example(index, f"Say {index + 1000}.", str(index + 1000))
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        print("with", os.environ["THE_API_KEY"])
+
+
+class Forever(Sound):
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        while True:
+            pass
+
+
+@pytest.mark.slow
+async def test_answers_that_are_told_and_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("THE_API_KEY", "sk-0123456789")
+    by_check = {finding.check: finding for finding in findings(await seen_of("Leaking", tmp_path))}
+    assert by_check["answers"].level is Level.WARNING
+    assert "'1000' in " in by_check["answers"].text
+    assert by_check["secrets"].level is Level.ERROR
+    assert "$THE_API_KEY is printed" in by_check["secrets"].text
+    assert not capsys.readouterr().out, "it is kept for the findings"
+
+
+@pytest.mark.slow
+async def test_a_loop_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.1)
+    monkeypatch.setattr(observing, "SECONDS", 0.3)
+    with pytest.raises(
+        ValueError, match=rf"TimeoutError: held the event loop for over 0\.3 s.* \(in score, {HERE}:\d+"
+    ):
+        await seen_of("Forever", tmp_path)

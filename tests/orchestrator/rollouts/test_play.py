@@ -208,10 +208,10 @@ class Unspeakable(Exception):
         (ValueError("x" * 10_000), "x… (in rollout, "),
         (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),
         (Unspeakable(), "Unspeakable: (its text cannot be had: KeyError) (in rollout, "),
-        ("0.7", "the reward is '0.7' (str); expected a number"),
-        ([0.7], "the reward is [0.7] (list); expected a number"),
+        ("0.7", "returned '0.7' (str); expected a number"),
+        ([0.7], "returned [0.7] (list); expected a number"),
         (np.array(0.7), "(ndarray); expected a number"),
-        (None, "the reward is None (NoneType); expected a number"),
+        (None, f"may lack a `return` (in score, {__file__}:"),
         ("x" * 10_000, "(str); expected a number"),
         (10**400, "OverflowError"),
     ],
@@ -388,7 +388,7 @@ async def test_a_group_is_scored_as_one_or_fails_as_one() -> None:
     assert all("1 rewards for 2 rollouts" in (rollout.error or "") for rollout in rollouts)
     rollouts = [make_rollout(0, index, reward=None) for index in range(2)]
     await score_group(load(Scripted([0.25, "0.75"])), rollouts)
-    assert all("the reward is '0.75' (str)" in (rollout.error or "") for rollout in rollouts)
+    assert all("returned '0.75' (str)" in (rollout.error or "") for rollout in rollouts)
 
 
 async def test_reasoning_is_parsed_without_tools_where_it_is_asked_for_and_the_servers_can() -> None:

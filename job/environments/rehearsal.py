@@ -1,0 +1,62 @@
+"""Plays an environment with made-up answers, before any server starts: most mistakes in its code are named within seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from counterpoint.environments.base import Example
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import ParsedText, SamplingParameters
+from counterpoint.transport.records import Int32Array, Rollout, Turn
+
+SECONDS = 10.0
+"""A rollout may take so long; a longer one is left to the check with a server, which has the environment's own deadline."""
+
+LONGEST = 4096
+"""Tokens after which a conversation is not continued, as a server does not beyond its context."""
+
+
+class MadeUp:
+    """A pool that answers every prompt with the same text."""
+
+    parses_reasoning = False
+
+    def __init__(self, chat: Chat, answer: str) -> None:
+        self._chat, self._answer = chat, answer
+
+    async def generate(self, prompt_ids: Int32Array, sampling: SamplingParameters, **_keywords: Any) -> Turn:
+        """Returns the answer as a turn."""
+        if len(prompt_ids) > LONGEST:
+            raise ValueError(f"the prompt has {len(prompt_ids)} tokens already: the conversation does not end")
+        said = [*self._chat.encode(self._answer)[: sampling.max_tokens], sampling.stop_token_ids[0]]
+        completion = np.array(said, np.int32)
+        return Turn(np.asarray(prompt_ids), completion, np.full(len(said), -0.5, np.float32), 0, "stop")
+
+    async def parse(self, token_ids: list[int], *_arguments: Any, **_keywords: Any) -> ParsedText:
+        """Returns what the turn says, without calls."""
+        return ParsedText(self._chat.decode(token_ids))
+
+
+def answers_to(example: Example) -> Sequence[str]:
+    """Returns what is answered, one text a rollout: what is right, and what is not."""
+    return [example.answer or "42", "7", "I do not know."]
+
+
+async def rehearse(play: Callable[[MadeUp], Any], chat: Chat, example: Example) -> list[Rollout]:
+    """Returns the rollouts of an example with each answer. `play` plays one with a pool."""
+    played: list[Rollout] = []
+    began = time.monotonic()
+    for answer in answers_to(example):
+        played.append(await play(MadeUp(chat, answer)))
+        if time.monotonic() - began >= SECONDS:
+            break
+    return played
+
+
+def is_late(rollout: Rollout) -> bool:
+    """Whether it missed the deadline of a rehearsal while it waited."""
+    return (rollout.error or "").startswith("missed its deadline")
