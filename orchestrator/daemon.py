@@ -236,7 +236,8 @@ def _resume(config: RunConfig) -> Checkpoint | None:
     checkpoint = load_newest(config)
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)
-    (config.run_dir / discarded.DISCARDED_FILE).unlink(missing_ok=True)
+    for name in (discarded.DISCARDED_FILE, discarded.DROPPED_FILE):
+        (config.run_dir / name).unlink(missing_ok=True)
     differences.forget(config.run_dir)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
     return checkpoint

@@ -120,7 +120,7 @@ class Dispatcher:
         decisions: DecisionLog,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
-        report_discarded: Callable[[Report], None],
+        report_discarded: Callable[[Report, Callable[[], bytes]], None],
         on_progress: Callable[[], None],
         commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
         identity: dict[str, Any] | None = None,
@@ -142,9 +142,13 @@ class Dispatcher:
         self._on_progress = on_progress
         self._commit_in_progress = commit_in_progress
         self._groups: dict[int, Group] = {}
-        self._discarded = DiscardedRollouts(config.schedule, report_discarded)
-        """Finalized rollouts of groups that will not ship."""
         record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
+
+        def report(report: Report) -> None:
+            report_discarded(report, partial(record, self._discarded.rollouts[-1]))
+
+        self._discarded = DiscardedRollouts(config.schedule, report)
+        """Finalized rollouts of groups that will not ship."""
         self._differences = DifferenceWatch(config, record, lambda work: tasks.create_task(in_thread(work)))
         self._began: float | None = None
         """The time when the first group of this process started, on the monotonic clock, in seconds."""

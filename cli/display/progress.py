@@ -12,12 +12,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from counterpoint.cli.display.rollouts import print_rollout
 from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
-from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
+from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
+from counterpoint.orchestrator.step.discarded import in_words
+from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable
 from counterpoint.transport.process.journal import prioritized
 
@@ -29,6 +33,15 @@ LATE_SECONDS = 0.1
 
 RECENT_STEPS = 10
 """Steps over which tokens/s is shown."""
+
+NO_DIFFERENCE = "no difference"
+"""What is said of a run of which nothing is learned."""
+
+MOST_EXAMPLES = 20
+"""Rollouts that a job prints in full by itself."""
+
+EXAMPLE_CHARACTERS = 1000
+"""Characters of each text of such a rollout."""
 
 BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {
@@ -88,6 +101,36 @@ def describe_worker(worker: WorkerView) -> str:
     return f"{worker.name} {worker.state} for {duration(time.time() - worker.since)}{status}"
 
 
+class DroppedExamples:
+    """Prints one rollout in full where a run says for the first time why it learns nothing, with the reason before it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: set[tuple[str, str]] = set()
+        """Runs, and what was said of each."""
+
+    def print_new(self, history: History) -> None:
+        """Prints what is new about a run."""
+        alike, report = history.no_difference is not None, history.discarded
+        if not (alike or report.get("notable")):
+            return
+        said = history.run_id, NO_DIFFERENCE if alike else kind_of(str(report.get("failure") or report.get("reason")))
+        if said in self._shown or len(self._shown) >= MOST_EXAMPLES:
+            return
+        self._shown.add(said)
+        if not alike:
+            line = f"run {history.run_id}: {printable(in_words(report))}"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        try:
+            records = dropped_records(history.job, history.run_id)
+        except UserError:
+            return  # a guest's file; whoever asks for it is told
+        for record in records[:1]:
+            print_rollout(
+                self._console, f"run {history.run_id}, of a dropped group", record, longest=EXAMPLE_CHARACTERS
+            )
+
+
 class PlainProgress:
     """Prints a line for every change of a worker's state and every step, and at least one every `HEARTBEAT_SECONDS`."""
 
@@ -103,6 +146,7 @@ class PlainProgress:
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, int] = {}
         """The groups without a difference of the notice that was last printed, by run."""
+        self._dropped = DroppedExamples(console)
         self._last_line = time.monotonic()
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
@@ -115,6 +159,7 @@ class PlainProgress:
             for result in history.new_results:
                 self._print(self._run_column(history) + printable(str(result)))
             self._print_notice(history)
+            self._dropped.print_new(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             self._print_heartbeat(workers)
 
@@ -190,6 +235,7 @@ class LiveProgress:
         """Starts the panel. `histories` are the runs' by id; guests may be added later."""
         self._histories = histories
         self._began = time.monotonic()
+        self._dropped = DroppedExamples(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
@@ -203,6 +249,7 @@ class LiveProgress:
         for history in self._histories.values():
             if advice := history.advice_without_difference:
                 panel.renderables.append(Text(printable(f"run {history.run_id}: {advice}"), "yellow"))
+            self._dropped.print_new(history)
         self._live.update(panel, refresh=True)
 
     def close(self) -> None:

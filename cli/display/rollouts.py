@@ -15,9 +15,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from counterpoint.job.inspection.conversation import messages_of, without_end
 from counterpoint.job.inspection.rollout_records import RolloutRecord
 from counterpoint.transport.exact_json import dumps
-from counterpoint.transport.printable import printable
+from counterpoint.transport.printable import clipped, printable
 
 INDENT = 4
 
@@ -50,35 +51,56 @@ def _cells(record: RolloutRecord) -> list[str]:
     return [*cells, str(len(record.turns)), str(record.completion_tokens), record.outcome]
 
 
-def print_rollout(console: Console, where: str, record: RolloutRecord) -> None:
-    """Prints a rollout in full: its numbers, and each turn's prompt and completion."""
+def print_rollout(
+    console: Console, where: str, record: RolloutRecord, *, tokens: bool = False, longest: int | None = None
+) -> None:
+    """Prints a rollout in full: its numbers, the right answer, what was kept of it, and its turns as a conversation.
+
+    With `tokens` prompts and completions are as they were sent, the template's tokens included. Of a text of more than `longest`
+    characters the middle is left out.
+    """
 
     def heading(text: str, style: str = "bold") -> None:
         console.print(Text(_one_line(text), style), soft_wrap=True)
+
+    def say(title: str, text: object, style: str) -> None:
+        shown = clipped(text, longest) if isinstance(text, str) and longest is not None else text
+        _print_text(console, title, shown, style)
 
     heading(f"rollout {record.rollout_id} of {where}: example {record.example} of {record.environment}")
     reward = "none" if record.reward is None else f"{record.reward:.6g}"
     advantage = _signed(record.advantage) or "none"
     heading(f"reward {reward}, advantage {advantage}, {record.outcome}", "" if record.error is None else "red")
+    if record.answer is not None:
+        say("right answer", record.answer, "yellow")
     for name in ("metrics", "state", "player_rewards", "player_advantages"):
         if content := record.fields.get(name):
-            heading(f"{name} {_as_json(content)}", "")
+            shown = _as_json(content)
+            heading(f"{name} {shown if longest is None else clipped(shown, longest)}", "")
     turns = record.turns
     others = _opponent_turns(record)
     for number, turn in enumerate(turns, start=1):
         while others and others[0][0] < number:
-            _print_text(console, *others.pop(0)[1:], "magenta")
+            say(*others.pop(0)[1:], "magenta")
         title = f"turn {number} of {len(turns)}" + (f", {player}" if (player := turn.get("player")) else "")
-        _print_text(console, f"{title}, prompt: {turn.get('prompt_tokens')} tokens", turn.get("prompt"), "cyan")
+        prompt: object = turn.get("prompt")
+        completion: object = turn.get("completion")
+        spoken = messages_of(prompt) if isinstance(prompt, str) and not tokens else []
+        if any(role for role, _ in spoken):
+            for role, content in spoken:
+                say(f"{title}, {role or 'prompt'}", content, "cyan")
+            completion = without_end(completion) if isinstance(completion, str) else completion
+        else:
+            say(f"{title}, prompt: {turn.get('prompt_tokens')} tokens", prompt, "cyan")
         name = "answer" if number == len(turns) else "completion"
         how = (
             f"{turn.get('completion_tokens')} tokens, {turn.get('finish_reason')}, policy {turn.get('policy_version')}"
         )
         if untrained := turn.get("untrained_tokens"):
             how += f", {untrained} tokens untrained"
-        _print_text(console, f"{title}, {name}: {how}", turn.get("completion"), "green")
+        say(f"{title}, {name}: {how}", completion, "green")
     for _, title, text in others:
-        _print_text(console, title, text, "magenta")
+        say(title, text, "magenta")
 
 
 def _opponent_turns(record: RolloutRecord) -> list[tuple[int, str, object]]:

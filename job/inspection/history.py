@@ -195,6 +195,11 @@ class History:
                     del self.trained[step]
 
     @property
+    def job(self) -> Path:
+        """The job's directory."""
+        return self._run_dir.parent
+
+    @property
     def advice_without_difference(self) -> str:
         """What to know and to do while its groups show no difference, with the command that shows examples; empty if they do."""
         if (notice := self.no_difference) is None:

@@ -95,7 +95,9 @@ def read_discarded(run_dir: Path) -> Line:
     report: Line = {name: value for name, value in values.items() if is_number(value)}
     if not {"step", "discarded"} <= report.keys() or not isinstance(values.get("reason"), str):
         return {}
-    return report | {"reason": values["reason"], "notable": values.get("notable") is True}
+    failure = values.get("failure")
+    said = {"reason": values["reason"], "failure": failure if isinstance(failure, str) else ""}
+    return report | said | {"notable": values.get("notable") is True}
 
 
 def is_number(value: object) -> bool:

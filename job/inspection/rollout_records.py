@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from counterpoint.job.directory import run_ids_in
-from counterpoint.orchestrator.step.differences import EXAMPLES_FILE
+from counterpoint.orchestrator.step.differences import EXAMPLES, EXAMPLES_FILE
+from counterpoint.orchestrator.step.discarded import DROPPED_FILE
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
@@ -48,6 +49,11 @@ class RolloutRecord:
     def example(self) -> str:
         """The example's index in its environment."""
         return str(self._field("example_index", int))
+
+    @property
+    def answer(self) -> str | None:
+        """The right answer of the example; None if it has none, or an older version wrote the record."""
+        return self._field("answer", str)
 
     @property
     def reward(self) -> float | None:
@@ -146,17 +152,37 @@ def read_records(job: Path, run_id: str, step: int) -> Iterator[RolloutRecord]:
     yield from _records_in(records_file(job, run_id, step))
 
 
-def records_without_difference(job: Path, run_id: str) -> list[RolloutRecord]:
-    """Reads the examples of a run's groups that show no difference to learn from.
+def records_without_difference(job: Path, run_id: str) -> tuple[str, list[RolloutRecord]]:
+    """Returns the worst rollouts of groups that show no difference to learn from, and in words which groups those are.
 
-    Raises `UserError` for a damaged file, and if the run does not say so.
+    They are the newest groups if the run says so of them, else those of its newest step. Raises `UserError` for a damaged file,
+    and if there are none.
     """
-    path = job / f"run_{run_id}" / EXAMPLES_FILE
-    if not path.exists():
+    if (job / f"run_{run_id}" / EXAMPLES_FILE).exists():
+        return "a group without a difference", list(_records_in(job / f"run_{run_id}" / EXAMPLES_FILE))
+    step = find_step(job, run_id, None)
+    groups: dict[object, list[RolloutRecord]] = {}
+    for record in read_records(job, run_id, step):
+        if record.reward is not None and record.error is None:
+            groups.setdefault(record.fields.get("group_id"), []).append(record)
+    alike = [group for group in groups.values() if len({record.reward for record in group}) == 1]
+    if not alike:
         raise UserError(
-            f"the groups of run {run_id} in {job} show differences; without --no-difference a step is shown"
+            f"the rewards differ within each of the {len(groups)} groups of step {step}, the newest of run {run_id} in {job}"
         )
-    return list(_records_in(path))
+    alike.sort(key=lambda group: group[0].reward or 0.0)
+    where = f"step {step}, of whose {len(groups)} groups {len(alike)} have equal rewards"
+    return where, [group[0] for group in alike[:EXAMPLES]]
+
+
+def dropped_records(job: Path, run_id: str) -> list[RolloutRecord]:
+    """Returns some of the newest rollouts that no step has recorded yet, because their groups were dropped; the worst first.
+
+    Raises `UserError` for a damaged file.
+    """
+    run_dir = job / f"run_{run_id}"
+    file = next((path for name in (EXAMPLES_FILE, DROPPED_FILE) if (path := run_dir / name).exists()), None)
+    return [] if file is None else list(_records_in(file))
 
 
 def _records_in(path: Path) -> Iterator[RolloutRecord]:
@@ -188,8 +214,16 @@ def best_record(records: Iterable[RolloutRecord]) -> RolloutRecord | None:
 
 
 def worst_record(records: Iterable[RolloutRecord]) -> RolloutRecord | None:
-    """Returns the record with the lowest reward; None if no rollout has one."""
-    return _extreme(records, min)
+    """Returns the record with the lowest reward, or one that failed if no rollout has a reward; None if there is none."""
+    failed: list[RolloutRecord] = []
+
+    def noted() -> Iterator[RolloutRecord]:
+        for record in records:
+            if record.error is not None and not failed:
+                failed.append(record)
+            yield record
+
+    return _extreme(noted(), min) or next(iter(failed), None)
 
 
 def _extreme(records: Iterable[RolloutRecord], choose: Callable[..., RolloutRecord | None]) -> RolloutRecord | None:

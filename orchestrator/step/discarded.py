@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 DISCARDED_FILE = "discarded.json"
 """The last report, in the run's directory, for other processes."""
 
+DROPPED_FILE = "discarded.jsonl"
+"""Beside it the record of a rollout of the group that was dropped last, as in `rollouts.jsonl`."""
+
 RECORDED_BATCHES = 64
 """Discarded rollouts, in batches, whose records one step keeps; further ones are only counted."""
 
@@ -248,9 +251,10 @@ def in_words(report: Report) -> str:
     )
 
 
-def save(report: Report, run_dir: Path) -> None:
+def save(report: Report, run_dir: Path, record: Callable[[], bytes] | None = None) -> None:
     """Writes the report for `counterpoint status` and the job's summary, unless a later one is there. Blocks.
 
+    `record` encodes a rollout of the group that was dropped last; it is shown with the report.
     A failure is only logged. Threads that save are not in the reports' order: on a busy machine an earlier one may be last.
     """
     path = run_dir / DISCARDED_FILE
@@ -259,6 +263,8 @@ def save(report: Report, run_dir: Path) -> None:
             with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or none of ours
                 if _place(orjson.loads(path.read_bytes())) > _place(report):
                     return
+            if record is not None:
+                write_atomically(run_dir / DROPPED_FILE, record())
             write_atomically(path, orjson.dumps(report))
     except OSError as error:
         logger.warning("%s cannot be written and is out of date: %s", path, error)

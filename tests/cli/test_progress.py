@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 from rich.console import Console
 
@@ -170,3 +171,43 @@ def test_groups_without_a_difference_are_told_once_and_with_what_to_do(past: Pat
     assert (
         "each rollout has the reward 0. What to do: take easier examples. Three of the worst: counterpoint show" in said
     )
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_one_rollout_in_full_is_printed_with_the_reason_why_nothing_is_learned(past: Path, terminal: bool) -> None:
+    history = History.of(past, "test", 20)
+    console = Console(file=io.StringIO(), width=300, force_terminal=terminal)
+    progress = choose(console, {"test": history})
+    record = {
+        "rollout_id": "4-1",
+        "reward": 0,
+        "answer": "42",
+        "turns": [{"prompt": "<|user|>6 x 7<|end|>", "completion": "x" * 5000}],
+    }
+    report = {
+        "step": 20,
+        "discarded": 32,
+        "notable": True,
+        "reason": "group 4: \x1b[2Jno rollout survived",
+        "failure": "KeyError: 'x'",
+    }
+    (past / "run_test" / "discarded.jsonl").write_bytes(orjson.dumps(record | {"error": "KeyError: 'x'"}))
+    (past / "run_test" / "no_difference.jsonl").unlink(missing_ok=True)
+    for number in (32, 64, 128):
+        history.discarded = report | {"discarded": number}
+        progress.update([worker(State.READY)], [])
+    (past / "run_test" / "no_difference.jsonl").write_bytes(orjson.dumps(record | {"rollout_id": "9-9"}))
+    history.no_difference = Notice(64, "each rollout has the reward 0", "take easier examples", 0.0)
+    for _ in range(2):
+        progress.update([worker(State.READY)], [])
+    progress.close()
+    for name in ("discarded.jsonl", "no_difference.jsonl"):
+        (past / "run_test" / name).unlink()
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count("run test: 32 rollouts discarded since step 20: group 4: \\x1b[2Jno rollout survived") == 1
+    assert "failed: KeyError: 'x'" in said
+    assert [said.count(f"rollout {each} of run test, of a dropped group") for each in ("4-1", "9-9")] == [1, 1]
+    for part in ("right answer", "42", "6 x 7"):
+        assert said.count(part) == 2, part
+    assert "<|user|>" not in said
+    assert "x" * 1000 not in said

@@ -190,7 +190,7 @@ def test_where_there_is_nothing_to_show(tmp_path: Path) -> None:
         main([str(tmp_path)])
     write_step(tmp_path, "one", 1, [make_rollout(reward=None, error="broken")])
     with pytest.raises(UserError, match="no rollout of run one, step 1 has a reward"):
-        main([str(tmp_path), "--worst"])
+        main([str(tmp_path), "--best"])
     (tmp_path / "run_two").mkdir()
     with pytest.raises(UserError, match="has shipped no step yet"):
         main([str(tmp_path), "--run", "two"])
@@ -239,3 +239,94 @@ def test_a_fifo_in_place_of_records_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(UserError, match="is a FIFO"):
         main([str(tmp_path)])
+
+
+def said_by(turns: list[dict[str, Any]], **fields: Any) -> bytes:
+    return orjson.dumps({"rollout_id": "0-0", "environment": "toy", "example_index": 0, "turns": turns} | fields)
+
+
+CONVERSATION = said_by(
+    [
+        {
+            "prompt": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n",
+            "completion": "<tool_call>{}</tool_call><|im_end|>",
+            "prompt_tokens": 9,
+        },
+        {
+            "prompt": "\n<|im_start|>user\n<tool_response>4</tool_response><|im_end|>\n<|im_start|>assistant\n",
+            "completion": "5<|im_end|>",
+        },
+    ],
+    reward=0.0,
+    answer="4",
+    state={"tries": ["5"]},
+)
+
+
+def test_a_conversation_is_shown_as_one_beside_the_right_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(tmp_path, CONVERSATION)
+    lines = shown(capsys, tmp_path, "--best").splitlines()
+    assert lines[1:] == [
+        "reward 0, advantage none, trained",
+        "right answer",
+        "    4",
+        'state {"tries":["5"]}',
+        "turn 1 of 2, system",
+        "    Be brief.",
+        "turn 1 of 2, user",
+        "    2 + 2?",
+        "turn 1 of 2, completion: None tokens, None, policy None",
+        "    <tool_call>{}</tool_call>",
+        "turn 2 of 2, tool",
+        "    4",
+        "turn 2 of 2, answer: None tokens, None, policy None",
+        "    5",
+    ]
+    said = shown(capsys, tmp_path, "--best", "--tokens")
+    assert "turn 1 of 2, prompt: 9 tokens" in said
+    assert "    <|im_start|>user" in said
+    assert "    5<|im_end|>" in said
+
+
+def test_the_worst_is_also_looked_for_in_what_was_dropped_since(
+    job: Path, chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worse = said_by([], rollout_id="9-9", reward=-2.0, filtered_by="zero_advantage")
+    for name in ("discarded.jsonl", "no_difference.jsonl"):
+        (job / "run_one" / name).write_bytes(worse + b"\n")
+        said = shown(capsys, job, "--worst")
+        assert "rollout 9-9 of run one, step 3 and what was dropped since" in said
+        assert "reward -2, advantage none, filtered by zero_advantage" in said
+        assert "rollout 2-0" in shown(capsys, job, "--step", 3, "--worst")
+        assert "rollout 1-0" in shown(capsys, job, "--best")
+
+
+def test_what_was_dropped_is_shown_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run_one").mkdir()
+    failed = said_by([], reward=None, error="KeyError: 'x' (in score, my.py:3)", answer="4")
+    (tmp_path / "run_one" / "discarded.jsonl").write_bytes(failed + b"\n")
+    said = shown(capsys, tmp_path, "--worst")
+    assert "rollout 0-0 of run one, some of what was dropped before its first step" in said
+    assert "failed: KeyError: 'x' (in score, my.py:3)" in said
+    assert "failed: KeyError" in shown(capsys, tmp_path)
+
+
+def test_groups_without_a_difference_are_those_that_are_said_or_those_of_the_newest_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def group(number: int, *rewards: float | None) -> list[Rollout]:
+        return [make_rollout(number, index, reward=reward) for index, reward in enumerate(rewards)]
+
+    write_step(tmp_path, "one", 1, [*group(0, 0.0, 1.0), *group(1, 1.0, 1.0), *group(2, 0.0, 0.0)])
+    said = shown(capsys, tmp_path, "--no-difference")
+    heads = [line for line in said.splitlines() if line.startswith("rollout")]
+    assert [head.split()[1] for head in heads] == ["2-0", "1-0"], "the worst first"
+    assert "step 1, of whose 3 groups 2 have equal rewards" in heads[0]
+    (tmp_path / "run_one" / "no_difference.jsonl").write_bytes(said_by([], rollout_id="7-7") + b"\n")
+    assert "rollout 7-7 of run one, a group without a difference" in shown(capsys, tmp_path, "--no-difference")
+    (tmp_path / "run_one" / "no_difference.jsonl").unlink()
+    write_step(tmp_path, "one", 2, group(0, 0.0, 1.0))
+    with pytest.raises(UserError, match="differ within each of the 1 groups of step 2"):
+        main([str(tmp_path), "--no-difference"])

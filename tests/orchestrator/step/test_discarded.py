@@ -19,6 +19,7 @@ from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.step.checkpoint import load_newest
 from counterpoint.orchestrator.step.discarded import (
     DISCARDED_FILE,
+    DROPPED_FILE,
     FAILING_GROUPS,
     PAUSE_SECONDS,
     RECORDED_BATCHES,
@@ -212,6 +213,9 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     )
     report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())
     assert report["rollouts/failed"] == report["discarded"] > 0
+    assert report["failure"].startswith("ConnectionError: the sandbox\nis down (in rollout, ")
+    (record,) = map(orjson.loads, (config.run_dir / DROPPED_FILE).read_bytes().splitlines())
+    assert record["error"].startswith("ConnectionError: the sandbox")
     log = (config.run_dir / "orchestrator.log").read_text()
     assert log.count("rollout failed") == 1
 
