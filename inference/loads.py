@@ -10,10 +10,12 @@ The weights of a name belong to the owner who loaded them, until the owner gives
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -127,6 +129,39 @@ class Load:
 STARTED = Load(0, None, "")
 
 
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a server says that it holds of one name."""
+
+    load: int
+    version: int | None = None
+    """As of `Load`."""
+    owner: str = ""
+    digest: str | None = None
+    """A short form of the digest of the weights that it computes with, `digest_of`; None where it has computed none."""
+
+    def __str__(self) -> str:
+        """Returns it for a person."""
+        if not self.load:
+            return STARTED.described
+        digest = f" (digest {self.digest})" if self.digest else ""
+        return f"{Load(self.load, self.version, self.owner or 'an owner that is gone').described}{digest}"
+
+    @classmethod
+    def decode(cls, fields: Any) -> Stated | None:
+        """Reads what `Loads.described` returned; None for anything else."""
+        match fields:
+            case {"load": int(load), "version": int() | None as version, "owner": str(owner)}:
+                digest = fields.get("digest")
+                return cls(load, version, owner[:MAX_OWNER], digest[:MAX_KEY] if isinstance(digest, str) else None)
+        return None
+
+
+def digest_of(dtype: str, layers: Mapping[str, str]) -> str:
+    """Returns 16 hexadecimal digits that stand for the layers' digests of weights in one precision."""
+    return hashlib.sha256(repr((dtype, sorted(layers.items()))).encode()).hexdigest()[:16]
+
+
 class Loads:
     """The record of one server, by name of the adapter; None stands for the full weights."""
 
@@ -141,6 +176,8 @@ class Loads:
         """What requests that begin now are computed with."""
         self._begun: dict[str | None, Load] = {}
         """A load that the engine may have made already, but which is not known to be complete."""
+        self._digests: dict[str | None, tuple[int, str]] = {}
+        """The number and the digest of the last load of each name whose weights were read back."""
         self._owners: dict[str | None, Claim] = {}
         self._replaced: dict[str | None, set[str]] = {}
         """Names the processes, by model, whose weights another one with the same key has replaced."""
@@ -178,6 +215,10 @@ class Loads:
         if former is not None and former.owner != claim.owner:
             self._replaced.setdefault(name, set()).add(former.owner)
 
+    def read_back(self, name: str | None, number: int, digest: str) -> None:
+        """Notes the digest of a load that is complete."""
+        self._digests[name] = number, digest
+
     def in_turn_with(self, name: str | None, claim: Claim) -> str:
         """Returns the process that has replaced this one's weights by the same key, and whose weights are now replaced in turn.
 
@@ -214,4 +255,10 @@ class Loads:
     def described(self, name: str | None) -> dict[str, Any]:
         """Returns the load of a name for `status`."""
         load, owner = self.now(name), self._owners.get(name)
-        return {"load": load.number, "version": load.version, "owner": "" if owner is None else owner.owner}
+        number, digest = self._digests.get(name, (0, None))
+        return {
+            "load": load.number,
+            "version": load.version,
+            "owner": "" if owner is None else owner.owner,
+            "digest": digest if number == load.number else None,
+        }

@@ -27,7 +27,7 @@ from counterpoint.inference.base import (
 from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.clients.load_report import read_load
-from counterpoint.inference.loads import Claim, Origin
+from counterpoint.inference.loads import Claim, Origin, Stated
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.records import Float32Array
 
@@ -46,6 +46,8 @@ class Identity:
     """The same of each adapter that it has."""
     reasons: bool = False
     """Whether it has a parser of reasoning."""
+    stated: Mapping[str | None, Stated] = field(default_factory=dict)
+    """All that it says of the weights of each name; None: the full weights. Empty for a stock server."""
 
     @classmethod
     def of_status(cls, status: Mapping[str, Any], url: str) -> Identity:
@@ -58,7 +60,9 @@ class Identity:
                 "adapters": dict(adapters),
             } if all(type(each) is dict and type(each.get("load")) is int for each in adapters.values()):
                 loads = {name: each["load"] for name, each in adapters.items()}
-                return cls(instance, draining, load, loads, status.get("reasons") is True)
+                said = {name: Stated.decode(each) for name, each in {None: status["weights"], **adapters}.items()}
+                stated = {name: each for name, each in said.items() if each is not None}
+                return cls(instance, draining, load, loads, status.get("reasons") is True, stated)
         raise ServerFailure(
             f"{url} does not say in its status which weights it holds: it runs another version of Counterpoint"
         )

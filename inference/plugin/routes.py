@@ -33,7 +33,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import Completion, GenerateRequest, Scores
 from counterpoint.inference.checkpoint import NotSeen
-from counterpoint.inference.loads import Claim, Loads, Origin
+from counterpoint.inference.loads import Claim, Loads, Origin, digest_of
 from counterpoint.inference.plugin.adapters import UpdateRefused
 from counterpoint.inference.plugin.direct_route import DirectRoute
 from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
@@ -362,6 +362,7 @@ class CounterpointRoutes:
         except UpdateRefused as refused:
             logger.error("Refused weights of version %s: %s", version, refused)
             return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)
+        self.updater.loads.read_back(adapter, held.load, digest_of(held.dtype, held.layers))
         described = {"dtype": held.dtype, "layers": held.layers, "load": held.load}
         return _answer({"version": version, "held": described})
 

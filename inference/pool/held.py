@@ -20,7 +20,7 @@ from counterpoint.inference.base import (
     WrongWeights,
 )
 from counterpoint.inference.clients.client import Identity
-from counterpoint.inference.loads import Origin
+from counterpoint.inference.loads import Origin, Stated
 from counterpoint.inference.pool.own_loads import OwnLoads
 
 FAILURES_IN_A_ROW = 3
@@ -129,10 +129,12 @@ class EndRequests(NamedTuple):
 
 
 class Serves(NamedTuple):
-    """The server serves the weights, proven; None: those that it was started with."""
+    """The server serves the weights, proven; None: those that it has."""
 
     update: WeightUpdate | None
     instance: str
+    stated: Stated | None = None
+    """What it says of those that it has."""
 
 
 class GoneOut(NamedTuple):
@@ -407,7 +409,8 @@ class Held:
         self.has_served = True
         if state.stage != "held":
             self.failures = 0
-        return [Serves(state.update, state.identity.instance), *self._end_of(state)]
+        stated = None if state.update else state.identity.stated.get(self.loads.load_at(state.identity, None)[0])
+        return [Serves(state.update, state.identity.instance, stated), *self._end_of(state)]
 
     def _end_of(self, state: Loading) -> list[Instruction]:
         if state.update is self.wanted:

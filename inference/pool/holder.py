@@ -163,7 +163,8 @@ class Holder:
 
     def _begin_serving(self, serves: machine.Serves) -> None:
         if serves.update is None:
-            logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
+            what = serves.stated or "the weights that it has"
+            logger.info("Inference server %s is healthy, with %s", self.server.url, what)
         else:
             logger.info(
                 "Inference server %s serves version %d: loaded in %.3f s, proven in %.3f s",

@@ -31,7 +31,7 @@ from counterpoint.inference.base import (
     WeightsNotSeen,
     WeightUpdate,
 )
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import Claim, Stated
 from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
 from counterpoint.inference.pool import calls
 from counterpoint.inference.pool.fleet import Name, Server
@@ -97,6 +97,24 @@ class Served(Places):
     async def check_model(self, model: str) -> None:
         """Raises `ModelNotServed` if no server that takes requests has `model`. See `model_names.check`."""
         await self._servers.check_model(model, self._fleet.serving(self.name))
+
+    async def stated(self) -> dict[str, Stated]:
+        """Returns what each server that takes requests says now of the weights under the name, by its URL.
+
+        Left out is one that says nothing of them, as a stock server, or does not answer.
+        """
+        found: dict[str, Stated] = {}
+        for server in self._fleet.serving(self.name):
+            holder = self.holders[server]
+            try:
+                identity = await holder.client.identify()
+            except InferenceError as error:
+                logger.debug("%s does not say which weights it has: %s", server.url, error)
+                continue
+            name, _ = holder.held.loads.load_at(identity, holder.held.wanted)
+            if (stated := identity.stated.get(name)) is not None:
+                found[server.url] = stated
+        return found
 
     async def _first_serving(self) -> None:
         try:

@@ -80,7 +80,7 @@ def subject_of(run: RunConfig, checkpoint: Checkpoint | None, model: str | None,
     described: dict[str, Any] = {"servers": servers} if servers else {}
     if checkpoint is None:
         name = model or base
-        return Subject(name, described | {"model": name}, None if servers else 0)
+        return Subject(name, described | {"model": name}, None if servers else 0, follows=bool(servers))
     described["checkpoint"] = str(checkpoint.directory)
     if checkpoint.rank is None:
         if servers:

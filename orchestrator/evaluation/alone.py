@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.loads import Stated
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.evaluation.attempt import Attempt
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
@@ -40,6 +41,8 @@ class Subject:
     """The step of a run that its weights are of, if that is known."""
     update: WeightUpdate | None = None
     """The adapter to load first; None: the servers have the model."""
+    follows: bool = False
+    """Whether the servers are others', whose runs may load newer weights at any time: what they say they have is evaluated."""
 
 
 def load_evaluations(run: RunConfig, names: Sequence[str]) -> list[LoadedEvaluation]:
@@ -72,7 +75,7 @@ async def play_evaluations(
     results: list[EvaluationResult] = []
     async with AsyncExitStack() as resources:
         servers = InferencePool(run.inference)
-        pool = servers.model(subject.name)
+        pool = servers.model(subject.name, follows=subject.follows)
         resources.push_async_callback(pool.release)
         await pool.start()
         if subject.update is not None:
@@ -84,8 +87,10 @@ async def play_evaluations(
         await resources.enter_async_context(environments)
         for loaded in evaluations:
             attempt = Attempt(loaded, subject.step or 0, pool, opponents)
+            held = await pool.stated() if subject.follows else {}
             await _play(attempt, run.schedule.max_inflight_rollouts)
-            result = _of_subject(await attempt.result(), subject)
+            weights = [held, await pool.stated()] if subject.follows else []
+            result = _of_subject(await attempt.result(), subject, weights)
             await in_thread(_write, directory, loaded, result, attempt, transcribe)
             results.append(result)
             on_result(result)
@@ -105,10 +110,23 @@ async def _play(attempt: Attempt, most: int) -> None:
             tasks.create_task(play_next())
 
 
-def _of_subject(result: EvaluationResult, subject: Subject) -> EvaluationResult:
-    """Returns the result with what is known of the weights: servers number those that they were started with 0."""
-    versions = {"policy_version/min": subject.step, "policy_version/max": subject.step}
-    return replace(result, line=result.line | {"step": subject.step} | versions | subject.described)
+def _of_subject(
+    result: EvaluationResult, subject: Subject, weights: Sequence[Mapping[str, Stated]]
+) -> EvaluationResult:
+    """Returns the result with what is known of the weights.
+
+    Those of a subject are of its step. Of others' servers they are what these said before and afterwards, in `weights`: a run
+    that goes on loads newer ones. What a server was started with has no number.
+    """
+    versions: list[int | None] = [each.version for held in weights for each in held.values()] or [subject.step]
+    known = [version for version in versions if version is not None]
+    if len(known) < len(versions):
+        known = []
+    first, last = min(known, default=None), max(known, default=None)
+    line = {"step": first if first == last else None, "policy_version/min": first, "policy_version/max": last}
+    described = [{"server": url, **asdict(each)} for held in weights for url, each in held.items()]
+    unique = [each for place, each in enumerate(described) if each not in described[:place]]
+    return replace(result, line=result.line | line | subject.described | ({"weights": unique} if unique else {}))
 
 
 def _write(

@@ -59,7 +59,8 @@ class EvaluationResult:
             if name in self.config.own_metrics
         )
         of_step = "" if self.line["step"] is None else f" of step {self.line['step']}"
-        versions = f"{self.line['policy_version/min']} to {self.line['policy_version/max']}"
+        first, last = self.line["policy_version/min"], self.line["policy_version/max"]
+        versions = "unknown" if first is None else f"{first}" if first == last else f"{first} to {last}"
         return (
             f"evaluation {self.config.name}{of_step}: {shown or 'no results'}; {self.failed} of "
             f"{self.failed + self.line['rollouts/completed']} rollouts failed; policy versions {versions}; "

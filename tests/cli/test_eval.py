@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,36 @@ def test_results_on_a_running_server(
     capsys.readouterr()
     assert main(["eval", str(file), "--server", inference.url, "--output", str(below_a_file)]) == 2
     assert f"--output {below_a_file}: {below_a_file.parent} is not a directory that" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("later", "step", "kept"), [(7, 7, 1), (9, None, 2)])
+def test_what_a_live_runs_server_has_is_said_also_if_the_run_goes_on(
+    file: Path,
+    tmp_path: Path,
+    inference: FakeInference,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    later: int,
+    step: int | None,
+    kept: int,
+) -> None:
+    """The run's server has its seventh version at first, and another one once rollouts have been played."""
+
+    def described(name: str | None) -> dict[str, Any]:
+        version = later if inference.asked else 7
+        return {"load": version + 1, "version": version, "owner": "run 'a'", "digest": f"{version:016x}"}
+
+    monkeypatch.setattr(inference, "described", described)
+    output = tmp_path / "out"
+    with caplog.at_level(logging.INFO):
+        assert main(["eval", str(file), "--server", inference.url, "--output", str(output)]) == 0
+    assert "is healthy, with load 8: version 7, by run 'a' (digest 0000000000000007)" in caplog.text
+    line = orjson.loads((output / "evaluations.jsonl").read_bytes())
+    assert (line["step"], line["policy_version/min"], line["policy_version/max"]) == (step, 7, later)
+    assert [(each["version"], each["digest"]) for each in line["weights"]] == [
+        (version, f"{version:016x}") for version in (7, later)[:kept]
+    ]
 
 
 @pytest.mark.slow

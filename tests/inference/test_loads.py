@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.inference import identity
-from counterpoint.inference.loads import STARTED, Claim, Load, Loads, NotOwner, Origin
+from counterpoint.inference.loads import STARTED, Claim, Load, Loads, NotOwner, Origin, Stated, digest_of
 
 MINE, OTHERS = Claim("mine", "run 'a'"), Claim("others", "run 'b'")
 
@@ -53,6 +53,26 @@ def test_numbers_are_never_used_again() -> None:
     loads.changed("a")
     assert loads.now("a").number == first.number + 2
     assert loads.next(None, 1, MINE).number == 1
+
+
+def test_a_server_states_the_digest_of_what_it_holds_and_of_nothing_else() -> None:
+    loads = Loads("instance")
+    assert str(Stated.decode(loads.described(None))) == "the weights that it was started with"
+    load = loads.next(None, 7, MINE)
+    loads.complete(None, load, MINE)
+    assert loads.described(None)["digest"] is None, "it is not read back yet"
+    loads.read_back(None, load.number, digest := digest_of("float32", {"": "0f", "1": "a0"}))
+    stated = Stated.decode(loads.described(None))
+    assert stated == Stated(load.number, 7, "run 'a'", digest)
+    assert str(stated) == f"load 1: version 7, by run 'a' (digest {digest})"
+    assert digest != digest_of("bfloat16", {"": "0f", "1": "a0"})
+    loads.changed(None)
+    assert loads.described(None)["digest"] is None
+
+
+@pytest.mark.parametrize("status", [{}, {"load": "1"}, {"load": 1, "version": "2", "owner": ""}])
+def test_what_states_no_load_is_none(status: dict[str, object]) -> None:
+    assert Stated.decode(status) is None
 
 
 @pytest.mark.parametrize("name", [None, "a"])

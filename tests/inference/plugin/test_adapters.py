@@ -113,7 +113,7 @@ async def test_a_newer_version_takes_the_place_of_the_older_one(server: Server) 
     assert newer is not former
     assert os.readlink(newer.lora_path) == "1.2"
     assert len(list(server.root.iterdir())) == 2, "the link, and what it leads to"
-    assert server.adapters.described() == {"a": {"load": 2, "version": 2, "owner": "an owner"}}
+    assert server.adapters.described() == {"a": {"load": 2, "version": 2, "owner": "an owner", "digest": None}}
 
 
 async def test_a_change_by_vllms_own_routes_is_nobodys_load(server: Server) -> None:
