@@ -35,7 +35,8 @@ Every number that a process writes to its `metrics.jsonl` or shows to Prometheus
 
 The same number has two names. In `metrics.jsonl` it is `area/name`; these names stay as they are. For Prometheus it follows
 OpenMetrics: the prefix `counterpoint_`, the base unit at the end (`_seconds`, `_bytes`, `_ratio`), `_total` for a counter, and
-labels instead of names within names, below in braces. What is neither a counter nor called a histogram is a gauge.
+labels (in braces below) instead of names within names. What is neither a counter nor called a histogram is a gauge. A metric that
+a name of the line becomes is beside that name alone, and its labels are the name's parts in angle brackets.
 
 | in `metrics.jsonl` | for Prometheus |
 |---|---|
@@ -71,10 +72,12 @@ left out; `counterpoint_telemetry_dropped_series` counts both.
 
 
 def page() -> str:
-    """Returns the whole page."""
+    """Returns the whole page. A metric that a line's name becomes is in the table of lines alone."""
     parts = [INTRODUCTION, "## Every process\n", _metrics_table(EVERYWHERE)]
     for process in PROCESSES:
-        parts += [f"## {process.title}\n", _about(process), _metrics_table(process.metrics)]
+        in_lines = {line.metric for line in process.lines}
+        parts += [f"## {process.title}\n", _about(process)]
+        parts.append(_metrics_table(metric for metric in process.metrics if metric not in in_lines))
         if process.lines:
             parts += [f"### `{process.line_file}`\n", "One JSON object a line.\n", _lines_table(process.lines)]
     return "\n".join(parts)
@@ -89,11 +92,14 @@ def _metrics_table(metrics: Iterable[Metric]) -> str:
     rows = ["| metric | meaning |", "|---|---|"]
     for metric in metrics:
         labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
-        usual = not metric.labels or metric.most_series == USUAL_SERIES
-        notes = ["histogram"] * (metric.kind == "histogram") + [f"at most {metric.most_series} series"] * (not usual)
-        note = f" ({', '.join(notes)})" if notes else ""
-        rows.append(f"| `{metric.full_name}{labels}` | {_cell(metric.help)}{note} |")
+        rows.append(f"| `{metric.full_name}{labels}`{_notes(metric)} | {_cell(metric.help)} |")
     return "\n".join(rows) + "\n"
+
+
+def _notes(metric: Metric) -> str:
+    usual = not metric.labels or metric.most_series == USUAL_SERIES
+    notes = ["histogram"] * (metric.kind == "histogram") + [f"at most {metric.most_series} series"] * (not usual)
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def _lines_table(lines: Iterable[LineName]) -> str:
@@ -106,7 +112,8 @@ def _shown_as(line: LineName) -> str:
     if line.metric is None:
         return ""
     labels = ",".join(f'{label}="{value}"' for label, value in line.labels.items())
-    return f"`{line.metric.full_name}{{{labels}}}`" if labels else f"`{line.metric.full_name}`"
+    shown = f"`{line.metric.full_name}{{{labels}}}`" if labels else f"`{line.metric.full_name}`"
+    return shown + _notes(line.metric)
 
 
 def _cell(text: str) -> str:
