@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
+from dataclasses import replace
 from typing import Protocol, TextIO, cast
 
 from rich.console import Console, Group
@@ -22,7 +24,7 @@ from counterpoint.job.number_format import duration, milliseconds, number, scien
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.printable import printable
+from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.journal import prioritized
 
 HEARTBEAT_SECONDS = 15.0
@@ -42,6 +44,11 @@ MOST_EXAMPLES = 20
 
 EXAMPLE_CHARACTERS = 1000
 """Characters of each text of such a rollout."""
+
+LONGEST_AGAIN = 80
+"""Characters of what a heartbeat says again of a worker."""
+
+_NUMBER = re.compile(r"\d+")
 
 BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {
@@ -146,6 +153,8 @@ class PlainProgress:
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, int] = {}
         """The groups without a difference of the notice that was last printed, by run."""
+        self._told: dict[str, str] = {}
+        """What the newest heartbeat said of each worker, by name."""
         self._dropped = DroppedExamples(console)
         self._last_line = time.monotonic()
 
@@ -191,8 +200,9 @@ class PlainProgress:
     def _print_notice(self, history: History) -> None:
         """Says that a run's groups show no difference, whenever that is a new notice."""
         noticed = history.no_difference.groups if history.no_difference is not None else 0
-        if noticed > self._noticed.get(history.run_id, 0):
-            self._print(f"{self._run_column(history)}{printable(history.advice_without_difference)}", logging.WARNING)
+        if noticed > (before := self._noticed.get(history.run_id, 0)):
+            said = f"{history.no_difference}" if before else history.advice_without_difference
+            self._print(f"{self._run_column(history)}{printable(said)}", logging.WARNING)
         self._noticed[history.run_id] = noticed
 
     def _print_heartbeat(self, workers: list[WorkerView]) -> None:
@@ -201,7 +211,15 @@ class PlainProgress:
         steps = ", ".join(
             f"{f'{history.run_id} ' if several else ''}step {history.progress}" for history in self._histories.values()
         )
-        self._print(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, shown)))
+        self._print(f"... {steps or 'no run'}; " + ", ".join(map(self._describe_again, shown)))
+
+    def _describe_again(self, worker: WorkerView) -> str:
+        """Describes a worker as `describe_worker`; what the last such line said with other numbers is shortened."""
+        said = _NUMBER.sub("N", worker.trouble + worker.status)
+        if said == self._told.get(worker.name):
+            worker = replace(worker, trouble="", status=shortened(worker.status or worker.trouble, LONGEST_AGAIN))
+        self._told[worker.name] = said
+        return describe_worker(worker)
 
     def _describe_change(self, worker: WorkerView) -> str:
         if worker.state is State.STARTING:

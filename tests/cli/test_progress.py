@@ -49,6 +49,18 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
     assert "... step 20/20; server ready for 3 s (generating)" in lines[22]
 
 
+def test_a_heartbeat_says_a_long_reason_once(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counterpoint.cli.display.progress, "HEARTBEAT_SECONDS", -1.0)
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": History.of(past, "test", 20)})
+    for number in (8, 16, 24):
+        progress.update([worker(State.READY, f"{number} rollouts failed: {'word ' * 30}the reason {number}")], [])
+    progress.update([worker(State.READY, "another: the reason")], [])
+    beats = [line for line in console.file.getvalue().splitlines() if " ... " in line]  # type: ignore[attr-defined]
+    assert ["the reason" in line for line in beats] == [True, False, False, True]
+    assert ["16 rollouts failed: word" in line for line in beats] == [False, True, False, False]
+
+
 def test_a_worker_that_is_ready_says_where_it_is(past: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
     progress = choose(console, {"test": History.of(past, "test", 20)})
