@@ -21,6 +21,7 @@ const CHOICES = 200;
 export function chartControls(context, { onChange, onRuns }) {
   const { query } = context;
   const axes = AXES.map(([name, text]) => element("button", { type: "button", class: "button small", on: { click: () => set({ x: name === "step" ? "" : name }) } }, text));
+  const logX = element("button", { type: "button", class: "button small", title: "Logarithmic steps or elapsed time", on: { click: () => set({ logx: isLogX() ? "" : "1" }) } }, "log");
   const value = element("output", { class: "slider-value", for: "smoothing" });
   const slider = element("input", { type: "range", id: "smoothing", min: "0", max: "0.98", step: "0.02", "aria-label": "Smoothing", on: { input: () => set({ smooth: Number(slider.value) > 0 ? slider.value : "" }) } });
   const filter = element("input", { type: "search", class: "filter", placeholder: "Filter metrics", "aria-label": "Filter metrics", value: query.metric ?? null, on: { input: () => set({ metric: filter.value }) } });
@@ -32,6 +33,10 @@ export function chartControls(context, { onChange, onRuns }) {
 
   function axis() {
     return AXES.some(([name]) => name === query.x) ? query.x : "step";
+  }
+
+  function isLogX() {
+    return query.logx === "1" && axis() !== "time";
   }
 
   function smoothing() {
@@ -58,6 +63,8 @@ export function chartControls(context, { onChange, onRuns }) {
 
   function show() {
     for (const [index, [name]] of AXES.entries()) setAttribute(axes[index], "aria-pressed", String(axis() === name));
+    setAttribute(logX, "aria-pressed", String(isLogX()));
+    setAttribute(logX, "disabled", axis() === "time");
     setText(value, smoothing() > 0 ? smoothing().toFixed(2) : "off");
     const others = pairs();
     setAttribute(chosen, "hidden", others.length === 0);
@@ -74,16 +81,19 @@ export function chartControls(context, { onChange, onRuns }) {
   }
 
   return {
-    element: element("div", { class: "controls" }, element("div", { class: "segmented", role: "group", "aria-label": "x axis" }, axes), element("label", { class: "slider" }, "Smoothing", slider, value), filter, compare, chosen),
+    element: element("div", { class: "controls" }, element("div", { class: "segmented", role: "group", "aria-label": "x axis" }, axes, logX), element("label", { class: "slider" }, "Smoothing", slider, value), filter, compare, chosen),
     axis,
     smoothing,
     filter: () => (query.metric ?? "").trim().toLowerCase(),
-    isOpen: (section) => (query.open ?? "").split(",").includes(encode(section)),
-    toggle(section) {
-      const open = (query.open ?? "").split(",").filter(Boolean);
-      const name = encode(section);
-      context.setQuery({ open: (open.includes(name) ? open.filter((one) => one !== name) : [...open, name]).join(",") });
+    isLogX,
+    /** Whether a list of the address has a name: `open` sections, charts with a `log` axis. */
+    has: (list, name) => (query[list] ?? "").split(",").includes(encode(name)),
+    toggle(list, name) {
+      const names = (query[list] ?? "").split(",").filter(Boolean);
+      const one = encode(name);
+      context.setQuery({ [list]: (names.includes(one) ? names.filter((each) => each !== one) : [...names, one]).join(",") });
     },
+    /** The other runs, with their labels. */
     others: () => pairs().map(([job, run]) => ({ job, run, label: visible(labelOf(job, run), 200) })),
   };
 }

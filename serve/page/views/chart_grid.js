@@ -29,7 +29,7 @@ export function chartGrid({ group, controls, onNames }) {
     const filter = controls.filter();
     const isWanted = (spec) => spec.title.toLowerCase().includes(filter) || spec.metrics.some((metric) => metric.name.toLowerCase().includes(filter));
     const rest = all.map((section) => ({ ...section, charts: section.charts.filter(isWanted) })).filter((section) => section.charts.length > 0);
-    const open = new Set(rest.filter((section) => filter || controls.isOpen(section.key)).map((section) => section.key));
+    const open = new Set(rest.filter((section) => filter || controls.has("open", section.key)).map((section) => section.key));
     const shownTop = top.filter(isWanted);
     const drawn = [...shownTop, ...rest.filter((section) => open.has(section.key)).flatMap((section) => section.charts)].slice(0, MOST_CHARTS);
     return { top: shownTop, sections: rest, open, drawn };
@@ -40,7 +40,7 @@ export function chartGrid({ group, controls, onNames }) {
   }
 
   function makeChart(spec) {
-    const one = chart({ title: visible(spec.title, 80), unit: spec.unit, help: visible(spec.help, 200), format: spec.format, group });
+    const one = chart({ title: visible(spec.title, 80), unit: spec.unit, help: visible(spec.help, 200), format: spec.format, group, isLog: controls.has("log", spec.key), onLog: () => controls.toggle("log", spec.key) });
     charts.set(spec.key, one);
     return one.element;
   }
@@ -54,7 +54,7 @@ export function chartGrid({ group, controls, onNames }) {
     const button = node.firstChild.firstChild;
     const shown = isOpen ? section.charts.filter((spec) => drawn.includes(spec)) : [];
     button.onclick = () => {
-      controls.toggle(section.key);
+      controls.toggle("open", section.key);
       onNames();
     };
     setAttribute(button, "aria-expanded", String(isOpen));
@@ -84,7 +84,7 @@ export function chartGrid({ group, controls, onNames }) {
         one.destroy();
         charts.delete(key);
       }
-      const options = { axis, smoothing: controls.smoothing(), began };
+      const options = { axis, smoothing: controls.smoothing(), began, isLogX: controls.isLogX() };
       for (const spec of drawn) charts.get(spec.key).update(chartData(spec, runs, curves, options));
       setText(note, available.length === 0 ? "No step is complete yet. Curves begin with the first one." : "No metric has this name.");
       setAttribute(note, "hidden", drawn.length > 0);

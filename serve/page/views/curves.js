@@ -61,9 +61,9 @@ export class Curves {
  * @param {{metrics: Array<{name: string, label: string}>}} spec
  * @param {Array<{job: string, run: string, label: string}>} runs
  * @param {Curves} curves
- * @param {{axis: string, smoothing: number, began: Map<string, number>}} options - `began` is each run's first time, for `elapsed`.
+ * @param {{axis: string, smoothing: number, began: Map<string, number>, isLogX: boolean}} options - `began` is each run's first time, for `elapsed`.
  */
-export function chartData(spec, runs, curves, { axis, smoothing, began }) {
+export function chartData(spec, runs, curves, { axis, smoothing, began, isLogX = false }) {
   const parts = [];
   const found = [];
   const isOfRuns = runs.length > 1;
@@ -81,7 +81,14 @@ export function chartData(spec, runs, curves, { axis, smoothing, began }) {
   }
   const { x, columns } = joined(parts);
   for (const [index, curve] of found.entries()) [curve.mean, curve.minimum, curve.maximum, curve.raw] = columns[index];
-  return { x, axis, curves: found };
+  return { ...(isLogX ? positive(x, found) : { x, curves: found }), axis, isLogX };
+}
+
+/** The points that a logarithmic x has a place for. */
+function positive(x, curves) {
+  const first = x.findIndex((at) => at > 0);
+  const cut = (values) => values?.slice(first < 0 ? values.length : first);
+  return { x: cut(x), curves: curves.map((curve) => ({ ...curve, ...Object.fromEntries(["mean", "minimum", "maximum", "raw"].map((name) => [name, cut(curve[name])])) })) };
 }
 
 /** The ends of a curve's band: those of the metric's own interval, or of the points that one drawn point stands for. */

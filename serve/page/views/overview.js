@@ -1,5 +1,5 @@
-// All jobs and runs at once: what is wrong on top, with the reason and what to do, and then every run with its newest numbers. The
-// same view, below a job's path, shows that job alone (views/job.js).
+// All jobs and runs at once: what is wrong on top, with the reason and what to do, and then every run with its newest numbers, job by job
+// or in one table. The same view, below a job's path, shows that job alone (views/job.js).
 import { element, keep, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { ago, bytes, count, number, roughly, seconds, visible, whole } from "../shell/format.js";
 import { stateOfJob } from "../shell/overview.js";
@@ -32,8 +32,13 @@ export function renderJobs(root, context, name, isWanted) {
   const nothing = element("p", { class: "empty" }, "Reading the jobs' directories.");
   const chosen = element("button", { type: "button", class: "tag chosen", hidden: true, title: "Show all runs", on: { click: () => pickTag(null) } });
   const tables = new Map();
+  const layouts = [["", "One table"], ["job", "Job by job"]].map(([by, text]) => element("button", { type: "button", class: "button small", on: { click: () => layOut(by) } }, text));
+  const layout = element("div", { class: "segmented", role: "group", "aria-label": "Runs", hidden: true }, layouts);
+  const filter = element("input", { type: "search", class: "filter", placeholder: "Filter runs", "aria-label": "Filter runs", hidden: true, value: context.query.run ?? null, on: { input: () => { context.setQuery({ run: filter.value }); draw(context.overview()); } } });
+  const all = table({ caption: "All runs", columns: columns(context, pickTag, true), keyOf: (run) => keyOf(run), tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has this name." });
+  const allBox = element("div", {});
   let troubles = new Map();
-  root.append(element("div", { class: "view-title" }, heading, summary, chosen), problems.element, jobs, nothing);
+  root.append(element("div", { class: "view-title" }, heading, summary, chosen, element("span", { class: "spacer" }), filter, layout), problems.element, allBox, jobs, nothing);
 
   function draw(overview) {
     const { tag } = context.query;
@@ -46,10 +51,30 @@ export function renderJobs(root, context, name, isWanted) {
     setAttribute(chosen, "hidden", !tag);
     troubles = tonesOf(overview.problems);
     problems.update(overview.problems.filter((problem) => ids.has(problem.job)), overview.time, overview.problemCount - overview.problems.length);
-    keep(jobs, wanted, (job) => job.job, (job) => makeJob(job), (node, job) => changeJob(node, job, overview.time));
+    const isOne = drawOne(wanted, overview.time);
+    keep(jobs, isOne ? wanted.filter((job) => job.runs.length === 0) : wanted, (job) => job.job, (job) => makeJob(job), (node, job) => changeJob(node, job, overview.time));
     for (const id of tables.keys()) if (!ids.has(id)) tables.delete(id);
     setText(nothing, tag ? "No run has this tag." : overview.jobs.length === 0 ? "No job directory was given. Start: counterpoint serve JOB_DIRECTORY." : "There is no such job. It may have been left out when the server was started again.");
     setAttribute(nothing, "hidden", wanted.length > 0);
+  }
+
+  /** Shows the runs of several jobs in one table, unless they are wanted job by job; returns whether it does. */
+  function drawOne(wanted, now) {
+    const isChoice = wanted.filter((job) => job.runs.length > 0).length > 1;
+    const isOne = isChoice && context.query.by !== "job";
+    setAttribute(filter, "hidden", !isOne);
+    setChildren(allBox, isOne && all.element);
+    setAttribute(layout, "hidden", !isChoice);
+    for (const [index, button] of layouts.entries()) setAttribute(button, "aria-pressed", String(isOne === (index === 0)));
+    const { tag, run: name = "" } = context.query;
+    const fits = (run) => (!tag || run.tags.includes(tag)) && `${run.job}/${run.run}`.toLowerCase().includes(name.trim().toLowerCase());
+    if (isOne) all.update(wanted.flatMap((job) => job.runs).filter(fits).map((run) => ({ ...run, now })));
+    return isOne;
+  }
+
+  function layOut(by) {
+    context.setQuery({ by });
+    draw(context.overview());
   }
 
   /** Shows the runs with a tag alone; null shows all. */
@@ -59,7 +84,7 @@ export function renderJobs(root, context, name, isWanted) {
   }
 
   function makeJob(job) {
-    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, job.job, pickTag), keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
+    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, pickTag), keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
     tables.set(job.job, list);
     return element("section", { class: "section" }, element("div", { class: "section-head" }, element("h2", {}, element("a", {}, element("bdi", {}))), badge(""), element("span", { class: "muted" }), element("span", { class: "spacer" })), list.element);
   }
@@ -84,13 +109,15 @@ export function renderJobs(root, context, name, isWanted) {
   };
 }
 
-/** The columns of the table of runs. */
-function columns(context, job, pickTag) {
+/** The columns of a table of runs; of several jobs, with the job, and without what tells nothing of the learning. */
+function columns(context, pickTag, ofSeveral = false) {
   return [
-    { key: "run", least: 152, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run, pickTag) },
-    { key: "state", width: 124, title: "State", value: (run) => run.state, change: changeState },
-    { key: "step", width: 108, title: "Step", number: true, value: (run) => run.step, change: changeStep },
+    ...(ofSeveral ? [{ key: "job", width: 118, title: "Job", value: (run) => run.job, change: (cell, run) => changeJobName(cell, context.homeOf(run.job), run.job) }] : []),
+    { key: "run", least: 98, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, run), run, pickTag) },
+    { key: "state", width: 118, title: "State", value: (run) => run.state, change: changeState },
+    { key: "step", width: 100, title: "Step", number: true, value: (run) => run.step, change: changeStep },
     { key: "reward", width: 66, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
+    { key: "evaluated", width: 68, title: "Eval.", number: true, value: (run) => run.evaluated, cell: (run) => (run.evaluation ? element("span", { title: visible(run.evaluation, 60) }, number(run.evaluated, 3)) : "–"), help: "The newest result of the first evaluation: pass@k, or its reward" },
     { key: "trend", width: 68, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward of the newest steps; sorts by how much it rises" },
     { key: "throughput", width: 76, title: "Tokens", unit: "/s", number: true, value: (run) => run.tokens_per_second, cell: (run) => count(run.tokens_per_second), help: "Completion tokens, over the newest ten steps" },
     { key: "staleness", width: 78, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: "In steps: training step minus the policy version that generated; 1 is fully on-policy" },
@@ -98,7 +125,7 @@ function columns(context, job, pickTag) {
     { key: "lag", width: 78, title: "Lag p99", number: true, value: (run) => run.lag_p99, cell: (run) => seconds(run.lag_p99), help: "Of the orchestrator's event loop in the newest step" },
     { key: "left", width: 78, title: "Time left", number: true, value: (run) => run.seconds_left, cell: (run) => roughly(run.seconds_left) },
     { key: "updated", width: 98, title: "Updated", number: true, value: (run) => run.updated, cell: (run) => ago(run.updated, run.now) },
-  ];
+  ].filter(({ key: name }) => !ofSeveral || !["staleness", "lag"].includes(name));
 }
 
 function changeRun(cell, href, run, pickTag) {
@@ -110,6 +137,12 @@ function changeRun(cell, href, run, pickTag) {
   setAttribute(cell.firstChild, "title", [visible(run.run, 200), visible(run.notes, 300)].filter(Boolean).join(": "));
   cell.tags.update(run.tags);
   changeName(cell.firstChild.firstChild, run.run);
+}
+
+function changeJobName(cell, href, job) {
+  if (!cell.firstChild) cell.append(element("a", { class: "cell-name" }, nameOf()));
+  setAttribute(cell.firstChild, "href", href);
+  changeName(cell.firstChild.firstChild, job);
 }
 
 function changeState(cell, run) {

@@ -1,8 +1,10 @@
 // A chart of curves over steps or time, around uPlot. It can be zoomed by dragging and by keys, keeps its zoom while new points
-// arrive, shows the least and the greatest value of what was thinned out as a band, and has a table of the same numbers.
+// arrive, shows the least and the greatest value of what was thinned out as a band, has a table of the same numbers, and can be enlarged,
+// drawn over the logarithm, and saved.
 import { element, icon, setAttribute, setText } from "../shell/dom.js";
 import { number, visible } from "../shell/format.js";
 import { colour, onThemeChange } from "../shell/theme.js";
+import { saveCsv, savePng } from "./chart_export.js";
 import { legend } from "./chart_legend.js";
 import { AXES, columnsOf, describe, nearest, seriesOf, tickOf, valueAt } from "./chart_series.js";
 import { fillTable } from "./chart_table.js";
@@ -10,6 +12,10 @@ import { fillTable } from "./chart_table.js";
 const HEIGHT = 168;
 const FONT = "11px system-ui, sans-serif";
 const ICON_TABLE = "M2 3h12v10H2zM2 6.5h12M2 9.8h12M6.5 3v10";
+const LARGE = 420;
+const ICON_LARGE = "M9.5 2.5h4v4M13.5 2.5 9 7M6.5 13.5h-4v-4M2.5 13.5 7 9";
+const ICON_SAVE = "M8 2v8M4.8 7 8 10.2 11.2 7M2.5 13.5h11";
+const ICON_PICTURE = "M2 3h12v10H2zM2 11l3.5-4 3 3 2-2L14 11M10.5 5.6h.01";
 const ICON_RESET = "M3 8a5 5 0 1 0 1.6-3.7M3 2.5V5.5H6";
 
 /**
@@ -23,9 +29,10 @@ const ICON_RESET = "M3 8a5 5 0 1 0 1.6-3.7M3 2.5V5.5H6";
  * @param {ZoomGroup} options.group - The charts that share cursor and zoom.
  * @param {number} [options.height] - In pixels.
  * @param {boolean} [options.isWide] - As wide as the view.
+ * @param {boolean} [options.isLog] - Whether values are drawn over their logarithm at first, and `onLog` is told that the reader changed it.
  * @param {function(number): void} [options.onPick] - Called with the x of a point that the reader picked (a click, or Enter).
- * @returns {{element: Element, update: function(Object): void, destroy: function(): void}} `update` takes `{x, axis, curves}`: `x`
- *   ascending numbers, `axis` a name of `AXES`, `curves` a list of `{key, label, style, mean, minimum, maximum, raw}` whose
+ * @returns {{element: Element, update: function(Object): void, destroy: function(): void}} `update` takes `{x, axis, isLogX, curves}`: `x`
+ *   ascending numbers, positive with `isLogX`, `axis` a name of `AXES`, `curves` a list of `{key, label, style, mean, minimum, maximum, raw}` whose
  *   arrays are as long as `x`; only `mean` must be there.
  */
 export function chart(options) {
@@ -33,8 +40,8 @@ export function chart(options) {
 }
 
 class Chart {
-  constructor({ title, unit = "", help = "", format = number, group, height = HEIGHT, isWide = false, onPick = null }) {
-    Object.assign(this, { title, unit, format, group, height, onPick });
+  constructor({ title, unit = "", help = "", format = number, group, height = HEIGHT, isWide = false, isLog = false, onLog = () => {}, onPick = null }) {
+    Object.assign(this, { title, unit, format, group, height, normal: height, isLog, onLog, onPick });
     this.data = { x: [], axis: "step", curves: [] };
     this.hidden = new Set();
     this.plot = null;
@@ -66,7 +73,7 @@ class Chart {
     setAttribute(this.reset, "hidden", range === null);
     const { x } = this.data;
     if (!this.plot || x.length === 0) return;
-    const [min, max] = range ?? [x[0], x[x.length - 1]];
+    const [min, max] = range ?? this.#rangeOf(x[0], x[x.length - 1]);
     this.plot.setScale("x", { min, max });
   }
 
@@ -89,23 +96,27 @@ class Chart {
     this.empty = element("p", { class: "chart-empty" }, "No values yet");
     this.numbers = element("div", { class: "chart-table", hidden: true, tabindex: "0", role: "region", "aria-label": `${title} as a table` });
     this.legend = legend({ format: this.format, onToggle: (key) => this.#toggleCurve(key) });
+    this.logButton = element("button", { type: "button", class: "icon-button log-button", "aria-label": `Draw ${title} over the logarithm`, "aria-pressed": String(this.isLog), title: "Logarithmic axis: what is not above 0 is left out", on: { click: () => this.#toggleLog() } }, "log");
+    this.largeButton = button(ICON_LARGE, `Enlarge ${title}`, () => this.#toggleLarge());
+    setAttribute(this.largeButton, "aria-pressed", "false");
+    const tools = element("div", { class: "chart-tools" }, this.reset, this.logButton, this.largeButton, button(ICON_SAVE, `Save ${title} as CSV`, () => saveCsv(title, this.data)), button(ICON_PICTURE, `Save ${title} as a picture`, () => this.plot && savePng(title, this.plot, this.#shownCurves())), this.tableButton);
     const name = element("span", { class: "chart-title", title: help || null }, title, unit && element("span", { class: "unit" }, unit));
     setAttribute(this.reset, "hidden", this.group.range === null);
     setAttribute(this.tableButton, "aria-expanded", "false");
-    this.element = element("figure", { class: isWide ? "chart wide" : "chart", "aria-label": unit ? `${title}, ${unit}` : title }, element("figcaption", { class: "chart-head" }, name, this.at, this.value, this.reset, this.tableButton), element("div", { class: "chart-body" }, this.canvas, this.empty), this.legend.element, this.numbers);
+    this.element = element("figure", { class: isWide ? "chart wide" : "chart", "aria-label": unit ? `${title}, ${unit}` : title }, element("figcaption", { class: "chart-head" }, name, this.at, this.value), element("div", { class: "chart-body" }, this.canvas, this.empty, tools), this.legend.element, this.numbers);
     this.canvas.addEventListener("keydown", (event) => this.group.onKey(event, this.data.x, this.onPick));
     this.canvas.addEventListener("dblclick", () => this.group.reset());
   }
 
   #draw() {
     const curves = this.#shownCurves();
-    const shape = JSON.stringify([this.data.axis, curves.map((curve) => [curve.key, curve.style.key, Boolean(curve.minimum), Boolean(curve.raw)])]);
+    const shape = JSON.stringify([this.data.axis, this.data.isLogX, this.isLog, this.height, curves.map((curve) => [curve.key, curve.style.key, Boolean(curve.minimum), Boolean(curve.raw)])]);
     if (shape !== this.shape) {
       this.plot?.destroy();
       this.plot = null;
       this.shape = shape;
     }
-    if (this.plot) this.plot.setData(columnsOf(this.data.x, curves), this.group.range === null);
+    if (this.plot) this.plot.setData(columnsOf(this.data.x, curves, this.isLog), this.group.range === null);
     else if (this.canvas.clientWidth > 0) this.plot = this.#makePlot(curves);
     if (this.plot && this.group.range) this.zoomTo(this.group.range);
     this.legend.update(this.data.curves, this.hidden);
@@ -125,18 +136,25 @@ class Chart {
       padding: [8, 10, 0, 0],
       legend: { show: false },
       cursor: { y: false, sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { time: axis.isTime, range: (_, least, greatest) => (least === greatest ? [least - 1, greatest + 1] : [least, greatest]) } },
+      scales: { x: { time: axis.isTime, distr: this.data.isLogX ? 3 : 1, range: (_, least, greatest) => this.#rangeOf(least, greatest) }, y: { distr: this.isLog ? 3 : 1 } },
       axes: [
-        { ...look, size: 24, gap: 4, ...(axis.steps ? { incrs: axis.steps } : {}), values: axis.isTime ? undefined : (_, splits) => splits.map((split) => axis.tick(split)) },
-        { ...look, size: 54, gap: 6, values: (_, splits, __, ___, step) => splits.map((split) => tickOf(split, step, this.format)) },
+        { ...look, size: 24, gap: 4, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: axis.isTime ? undefined : (_, splits) => splits.map((split) => (split === null ? "" : axis.tick(split))) },
+        { ...look, size: 54, gap: 6, values: (_, splits, __, ___, step) => splits.map((split) => (split === null ? "" : this.isLog && this.format === number ? number(split, 1) : tickOf(split, step, this.format))) },
       ],
       series,
       bands,
       hooks: { setSelect: [(plot) => this.#onSelect(plot)], setCursor: [(plot) => this.#onCursor(plot)], setScale: [(plot, key) => key === "x" && this.#noteRange(plot)], drawAxes: [(plot) => this.#drawMarks(plot)] },
     };
-    const plot = new window.uPlot(options, columnsOf(this.data.x, curves), this.canvas);
+    const plot = new window.uPlot(options, columnsOf(this.data.x, curves, this.isLog), this.canvas);
     if (this.onPick) plot.over.addEventListener("click", () => Number.isInteger(plot.cursor.idx) && this.onPick(this.data.x[plot.cursor.idx]));
     return plot;
+  }
+
+  /** The range of x: all that the charts of the group have, so that they lie below each other, if this one's points are in it. */
+  #rangeOf(least, greatest) {
+    const [first, last] = this.group.extent ?? [least, greatest];
+    if (this.group.range === null && first < last && first <= least && last >= greatest) return [this.data.isLogX ? Math.max(first, Math.min(1, least)) : first, last];
+    return least === greatest ? [this.data.isLogX ? least / 2 : least - 1, greatest + 1] : [least, greatest];
   }
 
   /** Says on the element which part of x is shown. */
@@ -188,6 +206,22 @@ class Chart {
   #toggleCurve(key) {
     if (!this.hidden.delete(key)) this.hidden.add(key);
     this.#draw();
+  }
+
+  #toggleLog() {
+    this.isLog = !this.isLog;
+    setAttribute(this.logButton, "aria-pressed", String(this.isLog));
+    this.onLog();
+    this.#draw();
+  }
+
+  #toggleLarge() {
+    const isLarge = this.element.classList.toggle("large");
+    setAttribute(this.largeButton, "aria-pressed", String(isLarge));
+    this.height = isLarge ? Math.max(LARGE, this.normal) : this.normal;
+    this.canvas.style.height = `${this.height}px`;
+    this.#draw();
+    if (isLarge) this.element.scrollIntoView({ block: "nearest" });
   }
 
   #toggleTable() {

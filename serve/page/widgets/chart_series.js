@@ -25,15 +25,15 @@ function elapsedTick(x) {
   return x < 172800 ? `${number(x / 3600, 3)} h` : `${number(x / 86400, 3)} d`;
 }
 
-/** The columns for `uPlot.setData`, in the order of `seriesOf`. */
-export function columnsOf(x, curves) {
-  const columns = [x];
+/** The columns for `uPlot.setData`, in the order of `seriesOf`; for a logarithmic axis with a gap for what has no logarithm. */
+export function columnsOf(x, curves, isLog = false) {
+  const columns = [];
   for (const curve of curves) {
     if (curve.minimum) columns.push(curve.maximum, curve.minimum);
     if (curve.raw) columns.push(curve.raw);
     columns.push(curve.mean);
   }
-  return columns;
+  return [x, ...(isLog ? columns.map((values) => values.map((value) => (value > 0 || value === undefined ? value : null))) : columns)];
 }
 
 /** The series and bands for uPlot's options. */

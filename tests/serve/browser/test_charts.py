@@ -132,6 +132,62 @@ async def test_a_chart_is_also_a_table(reader: Open, tmp_path: Path) -> None:
         await expect(rows.nth(1)).to_contain_text("40")
 
 
+async def test_a_chart_is_enlarged_drawn_over_the_logarithm_and_saved(reader: Open, tmp_path: Path) -> None:
+    small_job(tmp_path / "other", runs=1, steps=30)
+    compared = f"{RUN}?with=other~run-0000"
+    async with reader(small_job(tmp_path / "job"), tmp_path / "other", path=compared) as page:
+        chart = page.page.get_by_role("figure", name="Mismatch KL")
+        await chart.get_by_role("button", name="Draw Mismatch KL over the logarithm").click()
+        await chart.get_by_role("button", name="Enlarge Mismatch KL").click()
+        box = await chart.bounding_box()
+        assert box is not None
+        assert box["height"] > 420
+        await page.page.get_by_role("button", name="log", exact=True).click()
+        await wait_for_range(page, "least === 1 && greatest === 40")
+        assert "log=Mismatch" in page.page.url
+        assert "logx=1" in page.page.url
+        await page.page.reload()
+        button = chart.get_by_role("button", name="Draw Mismatch KL over the logarithm")
+        await expect(button).to_have_attribute("aria-pressed", "true")
+        async with page.page.expect_download() as saved:
+            await chart.get_by_role("button", name="Save Mismatch KL as CSV").click()
+        lines = (await (await saved.value).path()).read_text().splitlines()
+        assert lines[0] == '"step","run-0000","other/run-0000"'
+        assert [line.split(",")[0] for line in lines[1:]] == [str(step) for step in range(1, 41)]
+        assert lines[40].endswith(","), "the other run has no such step"
+        async with page.page.expect_download() as saved:
+            await chart.get_by_role("button", name="Save Mismatch KL as a picture").click()
+        download = await saved.value
+        assert download.suggested_filename == "Mismatch_KL.png"
+        assert (await download.path()).read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_logarithmic_axis_leaves_out_what_has_no_logarithm(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job")) as page:
+        columns = await page.page.evaluate(
+            "import('./widgets/chart_series.js').then(({ columnsOf }) =>"
+            " columnsOf([1, 2, 3, 4], [{ mean: [1, 0, -1, null], minimum: [0, 1, 1, 1], maximum: [1, 1, 1, 1] }], true))"
+        )
+        assert columns == [[1, 2, 3, 4], [1, 1, 1, 1], [None, 1, 1, 1], [1, None, None, None]]
+        drawn = await page.page.evaluate(
+            "import('./views/curves.js').then(({ chartData }) => {"
+            " const curves = { get: () => ({ x: [0, 1, 2], mean: [7, 8, 9], low: [7, 8, 9], high: [7, 8, 9], exact: true }) };"
+            " const options = { axis: 'step', smoothing: 0, began: new Map(), isLogX: true };"
+            " const runs = [{ job: 'j', run: 'r', label: 'r' }];"
+            " const data = chartData({ metrics: [{ name: 'm', label: 'm' }] }, runs, curves, options);"
+            " return [data.x, data.curves[0].mean]; })"
+        )
+        assert drawn == [[1, 2], [8, 9]]
+
+
+async def test_beside_other_runs_a_colour_is_a_run(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=f"{RUN}?with=job~run-0001") as page:
+        swatches = page.page.get_by_role("figure", name="Staleness").locator(".swatch")
+        await expect(swatches).to_have_count(4)
+        looks = await swatches.evaluate_all("all => all.map(({ dataset }) => [dataset.series, dataset.dash])")
+        assert looks == [["1", "0"], ["1", "2"], ["2", "0"], ["2", "2"]]
+
+
 async def test_sections_open_and_the_filter_finds_metrics(reader: Open, tmp_path: Path) -> None:
     async with reader(small_job(tmp_path / "job"), path=RUN) as page:
         await page.page.get_by_role("button", name="Phases").click()

@@ -15,6 +15,7 @@ from counterpoint.transport.files.atomic import write_atomically
 from tests.serve.api_client import ADMIN, READ
 from tests.serve.browser.jobs import append_steps, hostile_job, small_job
 from tests.serve.browser.reader import Reader
+from tests.support.jobs import write_lines
 from tests.support.synthetic_jobs import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -35,6 +36,29 @@ async def test_the_overview_shows_each_run_and_leads_to_it(reader: Open, tmp_pat
         await row.get_by_role("link").click()
         await expect(page.page.get_by_role("heading", level=1)).to_have_text("run-0001")
         await expect(page.page.get_by_role("navigation", name="Where you are")).to_contain_text("job")
+
+
+async def test_runs_of_several_jobs_are_one_table_that_sorts(reader: Open, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    for name, reward in (("a", 0.25), ("b", 0.75), ("c", 0.5)):
+        run = small_job(outputs / name, runs=1, steps=3) / "run_run-0000"
+        metrics = {"pass@1": {"value": reward, "low": 0, "high": 1}}
+        write_lines(run / "evaluations.jsonl", [{"evaluation": "held", "step": 3, "time": 1.0, "metrics": metrics}])
+    async with reader(outputs, width=1265) as page:
+        rows = page.page.get_by_role("region", name="All runs").locator("tbody tr")
+        await expect(rows).to_have_count(3)
+        await page.page.get_by_role("button", name="Eval.").click()
+        assert [text.split()[0] for text in await rows.all_inner_texts()] == ["b", "c", "a"]
+        assert await page.page.evaluate(
+            "[...document.querySelectorAll('.table-scroll')].every((box) => box.scrollWidth <= box.clientWidth)"
+        )
+        await page.page.get_by_label("Filter runs").fill("C/run")
+        await expect(rows).to_have_count(1)
+        await page.page.get_by_label("Filter runs").fill("")
+        await page.page.get_by_role("button", name="Job by job").click()
+        await expect(page.page.get_by_role("region", name="Runs of b")).to_be_visible()
+        await expect(rows).to_have_count(0)
+        assert "by=job" in page.page.url
 
 
 async def test_a_bad_token_fails_visibly_and_a_good_one_opens(reader: Open, tmp_path: Path) -> None:
