@@ -142,8 +142,15 @@ def find_step(job: Path, run_id: str, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
+UNSTEPPED = 0
+"""In place of a step: what was dropped, and no step has recorded yet."""
+
+
 def records_file(job: Path, run_id: str, step: int) -> Path:
-    """Returns the path of a step's records."""
+    """Returns the path of a step's records, or of `UNSTEPPED`."""
+    if step == UNSTEPPED:
+        paths = [job / f"run_{run_id}" / name for name in (EXAMPLES_FILE, DROPPED_FILE)]
+        return next((path for path in paths if path.exists()), paths[-1])
     return job / f"run_{run_id}" / "rollouts" / f"step_{step}" / "rollouts.jsonl"
 
 
@@ -180,9 +187,8 @@ def dropped_records(job: Path, run_id: str) -> list[RolloutRecord]:
 
     Raises `UserError` for a damaged file.
     """
-    run_dir = job / f"run_{run_id}"
-    file = next((path for name in (EXAMPLES_FILE, DROPPED_FILE) if (path := run_dir / name).exists()), None)
-    return [] if file is None else list(_records_in(file))
+    file = records_file(job, run_id, UNSTEPPED)
+    return list(_records_in(file)) if file.exists() else []
 
 
 def _records_in(path: Path) -> Iterator[RolloutRecord]:

@@ -11,7 +11,7 @@ from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
 from counterpoint.serve.readers.rollouts.line_index import Outcome
 from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter
-from counterpoint.serve.readers.rollouts.step_indexes import Progress, StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.step_indexes import Progress, StepIndexes, listed_steps, moment
 from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
@@ -134,7 +134,7 @@ def job_of(jobs: Jobs, given: RunParameters) -> Job:
 def line_of(jobs: Jobs, given: OneRollout) -> tuple[Placed, bytes]:
     """Returns a rollout's row and line. Raises `NotFound`."""
     job = job_of(jobs, given)
-    if given.step in recorded_steps(job.directory, given.run):
+    if given.step in listed_steps(job.directory, given.run):
         with jobs.reading(job, StepIndexes) as indexes:
             found = indexes.line(given.run, given.step, given.number, moment(INDEX_SECONDS))
         if found is not None:

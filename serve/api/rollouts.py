@@ -25,7 +25,7 @@ from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import record_in
 from counterpoint.serve.readers.rollouts.selection import Sort
-from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, listed_steps, moment
 from counterpoint.serve.readers.rollouts.view import Parts, Text, parts_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
@@ -91,7 +91,7 @@ class RolloutList(Config):
 def list_rollouts(jobs: Jobs, given: ListParameters) -> RolloutList:
     """Answers the list."""
     job = job_of(jobs, given)
-    steps = recorded_steps(job.directory, given.run)
+    steps = listed_steps(job.directory, given.run)
     shown = _span(steps, given.step, given.span)
     with jobs.reading(job, StepIndexes) as indexes:
         progress = indexes.index(given.run, shown, moment(INDEX_SECONDS))

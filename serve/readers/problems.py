@@ -235,7 +235,7 @@ def _no_difference(run: RunFacts, job: Path) -> Iterator[Problem]:
 def _discarded(run: RunFacts, now: float) -> Iterator[Problem]:
     report = run.history.discarded
     if report.get("notable") and run.history.no_difference is None:
-        advice = "see the failed and filtered groups; make the task solvable, or change the filters"
+        advice = "see one of them: step 0 of the run's rollouts; make the task solvable, or change the filters"
         yield Problem(Kind.NOTHING_SHIPS, "warning", in_words(report), advice, report.get("time"), run.run_id)
 
 

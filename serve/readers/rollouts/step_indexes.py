@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.job.inspection.rollout_records import RolloutRecord, records_file
+from counterpoint.job.inspection.rollout_records import UNSTEPPED, RolloutRecord, records_file
 from counterpoint.serve.readers.rollouts.line_index import (
     Row,
     StepIndex,
@@ -68,8 +68,9 @@ class StepIndexes:
                 self._forget(key, len(self._indexes.get(key, ())))
                 indexed += 1
                 continue
-            found = self._indexes.get(key) or StepIndex(records_file(self._directory, run, step))
-            before = len(found) if key in self._indexes else 0
+            known, path = self._indexes.get(key), records_file(self._directory, run, step)
+            found = known if known is not None and known.path == path else StepIndex(path)
+            before = len(known) if known is not None else 0
             try:
                 if (not found.is_complete or _has_changed(found)) and (time.monotonic() < until or not has_read):
                     self._advance(found, until)
@@ -160,6 +161,12 @@ def recorded_steps(directory: Path, run: str) -> list[int]:
     """Returns the steps of a job's run whose rollouts are kept, ascending; none where a link leads away."""
     rollouts = directory / f"run_{run}" / "rollouts"
     return published_steps(rollouts) if _is_directory(rollouts) else []
+
+
+def listed_steps(directory: Path, run: str) -> list[int]:
+    """Returns the same, with step 0 before them where there is something that was dropped and no step has recorded yet."""
+    is_dropped = _is_directory(directory / f"run_{run}") and records_file(directory, run, UNSTEPPED).is_file()
+    return [UNSTEPPED] * is_dropped + recorded_steps(directory, run)
 
 
 def _has_changed(index: StepIndex) -> bool:

@@ -58,6 +58,19 @@ async def test_what_was_not_trained_since_its_group_was_dropped_says_so(job: Pat
         assert answer["parts"]["dropped"] == "stale"
 
 
+async def test_what_was_dropped_and_no_step_has_recorded_yet_is_step_0(job: Path) -> None:
+    record = {"rollout_id": "9-1", "environment": "toy", "error": "KeyError: 'x'", "answer": "4", "turns": []}
+    async with api(job) as client:
+        for name in ("discarded.jsonl", "no_difference.jsonl"):
+            (job / "run_one" / name).write_bytes(orjson.dumps(record | {"answer": name}) + b"\n")
+            _, answer = await client.get(f"{RUN}/rollouts", step=0)
+            assert (answer["steps"], answer["shown"], answer["total"]) == ([0, 1, 2, 3], [0], 1)
+            _, answer = await client.get(f"{RUN}/steps/0/rollouts/0")
+            assert answer["parts"]["error"]["text"] == "KeyError: 'x'"
+            assert answer["parts"]["answer"]["text"] == name
+        assert (await listed(client))[0][0] == 3, "the newest is a step's"
+
+
 async def test_one_rollout_is_shown_turn_by_turn_and_as_text(job: Path) -> None:
     async with api(job) as client:
         _, answer = await client.get(f"{RUN}/steps/3/rollouts/1")
