@@ -1,20 +1,23 @@
 """The web application: who may enter, the routes of every endpoint and of the page, and how answers look.
 
-`serve/endpoint.py` says what an endpoint is; `ENDPOINTS` here lists them all. `serve/main.py` runs the application.
+`serve/endpoint.py` says what an endpoint is; `ENDPOINTS` here lists them all. The page's files are a fixed list (`Statics`), so that no
+request can name another file. `serve/main.py` runs the application.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from counterpoint.serve.access import Tokens
+from counterpoint.serve.access import RateLimit, Tokens
 from counterpoint.serve.answers import Answer, Answers
 from counterpoint.serve.api import (
     cluster,
@@ -49,12 +52,10 @@ from counterpoint.serve.errors import (
     WrongType,
 )
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.limits import RateLimit
 from counterpoint.serve.listening import PROVEN, Proven
 from counterpoint.serve.openapi import document_of
 from counterpoint.serve.origin import check_origin
 from counterpoint.serve.parameters import from_body, from_query, lists_of
-from counterpoint.serve.statics import Statics
 from counterpoint.transport.http_requests import refused_coding
 from counterpoint.transport.printable import printable
 from counterpoint.transport.rate_limited_log import RateLimitedLog
@@ -287,3 +288,52 @@ def _of_http(error: web.HTTPException, request: web.Request) -> ApiError:
             f"{request.method} is not possible here", where="method", expected=error.headers.get("Allow", "")
         )
     return ApiError(error.reason or "this is no valid request")
+
+
+PAGE = Path(__file__).parent / "page"
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+}
+"""What is served. Other files, such as licences, are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """A file of the page."""
+
+    content: bytes
+    type: str
+    tag: str
+
+
+class Statics:
+    """The files by their path in the URL, listed once, read again when they change."""
+
+    def __init__(self, directory: Path = PAGE) -> None:
+        """`directory` holds `index.html`, which stands for `/`, too."""
+        self._files = {
+            path.relative_to(directory).as_posix(): path
+            for path in directory.rglob("*")
+            if path.suffix in _TYPES and path.is_file()
+        }
+        self._read: dict[str, tuple[int, Static]] = {}
+
+    def get(self, path: str) -> Static | None:
+        """Returns the file at `path`, below `/`; None if there is none."""
+        name = path or "index.html"
+        file = self._files.get(name)
+        if file is None:
+            return None
+        changed = file.stat().st_mtime_ns
+        if name not in self._read or self._read[name][0] != changed:
+            content = file.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            self._read[name] = changed, Static(content, _TYPES[file.suffix], tag)
+        return self._read[name][1]

@@ -9,9 +9,11 @@ import asyncio
 import logging
 import os
 import shlex
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -22,11 +24,11 @@ from counterpoint.job.serving.config import ServeConfig, url_of
 from counterpoint.serve.access import load_tokens
 from counterpoint.serve.app import Access, build_app
 from counterpoint.serve.audit import AuditLog
-from counterpoint.serve.certificate import Certificate
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.listening import listening
 from counterpoint.serve.origin import own_names
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.watched import Watched
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,56 @@ def serve(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(app, config, (admin_file, read_file), say, ready))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A certificate and its key, with a context that has both."""
+
+    content: tuple[bytes, ...]
+    context: ssl.SSLContext = field(compare=False)
+
+
+class Certificate:
+    """A certificate and its key, PEM files, and the context that new connections take.
+
+    A context that is in use is never changed: files that are replaced while they are read would leave it with a certificate and
+    no key. Each connection is given the newest one instead.
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        """Raises `ValueError`, naming both files, unless they are a certificate and its key."""
+        self._files = certificate, key
+        self._watched = Watched(f"the certificate in {certificate.absolute()}", self._read)
+        self.context = self._watched.value.context
+        self.context.sni_callback = self._give
+
+    def refresh(self) -> None:
+        """Reads the files again. Blocks on the disk; what does not fit together is logged and changes nothing."""
+        self._watched.refresh()
+
+    def _give(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        del name, context
+        connection.context = self._watched.value.context
+
+    def _read(self) -> _Pair:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            content = self._content()
+            context.load_cert_chain(*self._files)
+            if self._content() != content:
+                raise OSError("they were replaced while they were read")
+        except OSError as error:  # of a file or of its content
+            certificate, key = self._files
+            raise ValueError(
+                f"tls_certificate = {str(certificate)!r}, tls_key = {str(key)!r}: {error}; expected PEM files of a "
+                "certificate and of its key"
+            ) from None
+        return _Pair(content, context)
+
+    def _content(self) -> tuple[bytes, ...]:
+        return tuple(file.read_bytes() for file in self._files if file is not None)
 
 
 async def _run(

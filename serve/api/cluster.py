@@ -10,8 +10,15 @@ from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.cluster import Change, ClusterReader, ClusterState, cluster_directory, workers_of
-from counterpoint.serve.readers.processes import Said, said_by_workers
+from counterpoint.serve.readers.cluster import (
+    Change,
+    ClusterReader,
+    ClusterState,
+    Said,
+    cluster_directory,
+    said_by_workers,
+    workers_of,
+)
 from counterpoint.serve.readers.rollouts.step_indexes import moment
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from counterpoint.serve.access import MOST_CLIENTS, RateLimit
 from counterpoint.serve.endpoint import ROOT, NotFound
 from counterpoint.serve.errors import Forbidden
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.limits import MOST_CLIENTS, RateLimit
 from counterpoint.serve.listening import listening
 from counterpoint.serve.origin import check_origin, own_names
 from tests.serve.api_client import ADMIN, READ, api, app_of

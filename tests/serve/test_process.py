@@ -24,8 +24,7 @@ from counterpoint.job.directory import read_json
 from counterpoint.job.processes_file import read_workers
 from counterpoint.job.serving.config import ServeConfig
 from counterpoint.models import write_tokenizer
-from counterpoint.serve.certificate import Certificate
-from counterpoint.serve.main import serve
+from counterpoint.serve.main import Certificate, serve
 from counterpoint.transport.errors import UserError
 from tests.support.jobs import JOB
 from tests.support.polling import DEADLINE_SECONDS, wait_until
