@@ -1,7 +1,7 @@
 """The web application: who may enter, the routes of every endpoint and of the page, and how answers look.
 
-`serve/endpoint.py` says what an endpoint is; `ENDPOINTS` here lists them all. The page's files are a fixed list (`Statics`), so that no
-request can name another file. `serve/main.py` runs the application.
+`serve/endpoint.py` says what an endpoint is; `ENDPOINTS` here lists them all. The page's files are a fixed list (`Statics`), so
+that no request can name another file. `serve/main.py` runs the application.
 """
 
 from __future__ import annotations

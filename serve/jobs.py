@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
-from counterpoint.job.directory import JOB_FILE, run_ids_in
+from counterpoint.job.directory import JOB_FILE, control_directory, run_ids_in
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.readers.population import is_experiment
 from counterpoint.serve.readers.sweep import is_sweep
@@ -155,7 +155,7 @@ class Jobs:
 def _jobs_in(directory: Path) -> list[Path]:
     """Returns the jobs in a directory that is none itself, by name."""
     try:
-        if kind_of(directory) != "other":
+        if kind_of(directory) != "other" or kind_of(control_directory(directory)) == "cluster":
             return []
         found = (Path(each.path) for each in os.scandir(directory) if each.is_dir(follow_symlinks=False))
         return sorted(path for path in found if kind_of(path) in ("job", "cluster", "experiment"))[:MOST_JOBS]
