@@ -18,6 +18,7 @@ from counterpoint.cluster.attended.left_running import has_agents
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
+from counterpoint.job.fine_tuning import check_resumed
 from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.checkpoint import CheckpointError, check_resumable
@@ -53,6 +54,7 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
     if fresh and not has_agents(control_directory(directory)):  # else `claim_directory` ends what a killed command left
         _check_no_run_lives(directory)
     if config.resume:
+        check_resumed(config, any(map(committed_steps, config.every_run)))
         _check_same_job(config)
         _check_not_evicted(config)
         _check_steps(config)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from pydantic import ValidationError
+
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig
 from counterpoint.job.placement import check_placement, servers_file, servers_move
 from counterpoint.job.sections import JobSections, ServersConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.loopback import host_in_url
 
 IDENTITY_FILE = "servers.key"
@@ -53,6 +56,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
             "which take those that follow it, up to 65535"
         )
     _check_gpus(job)
+    _check_sft(job)
     _check_server_of_the_page(job)
     check_placement(job)
 
@@ -209,6 +213,44 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
             "stay = true without a run of the job's own: runs that join train an adapter each; write "
             "[orchestrator.training.lora] with the largest rank there will be"
         )
+
+
+_OF_ROLLOUTS = {"output_dir", "seed", "resume", "transport", "prometheus_host", "prometheus_port", "max_runs", "stay"}
+"""Keys of a job's trainer that its fine-tuning has otherwise."""
+
+
+def sft_of(job: JobSections) -> SftConfig:
+    """Returns the configuration of a job's fine-tuning: its model, trainer and adapter, and what `[sft]` says."""
+    assert job.sft is not None
+    section, lora = job.sft.model_dump(exclude_unset=True), job.orchestrator.training.lora
+    training = ({} if lora is None else {"lora": lora.model_dump(exclude_unset=True)}) | section.pop("training", {})
+    shared = {"model": job.trainer.model, "seed": job.seed, "resume": True, "training": training}
+    trainer = job.trainer.model_dump(exclude_unset=True, exclude=_OF_ROLLOUTS)
+    return SftConfig.model_validate(
+        section | shared | {"output_dir": job.output_dir.absolute() / "sft", "run_id": "sft", "trainer": trainer}
+    )
+
+
+def _check_sft(job: JobSections) -> None:
+    if job.sft is None:
+        return
+    if job.backend != "local":
+        raise ValueError(
+            f"sft: it trains on this machine, and not with backend = {job.backend!r}; run `counterpoint sft` first, and begin "
+            "with its result (docs/sft.md)"
+        )
+    for run in job.runs:
+        if run.training.lora != job.orchestrator.training.lora:
+            raise ValueError(
+                f"sft: it trains what [orchestrator.training] says, an adapter or all weights, and run {run.run_id!r} has "
+                "another lora; all runs begin with the same weights"
+            )
+    try:
+        sft_of(job)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("sft", *first["loc"])))
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _check_gpus(job: JobSections) -> None:

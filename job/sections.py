@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference.config import InferenceConfig
@@ -17,6 +17,7 @@ from counterpoint.job.tracking.alerts import AlertsConfig
 from counterpoint.job.tracking.config import TracingConfig, TrackingConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.config import Config, Seed, TransportConfig
 
 
@@ -43,6 +44,23 @@ class SharedRunConfig(RunConfig):
 
     environments: list[EnvironmentConfig] = []
     """The mix of tasks. A run with environments of its own does not use these."""
+
+
+if TYPE_CHECKING:
+    SftSection = SftConfig
+else:
+    _OWN: dict[str, Any] = {
+        name: (field.rebuild_annotation(), field)
+        for name, field in SftConfig.model_fields.items()
+        if name not in ("output_dir", "model", "run_id", "seed", "resume", "trainer")  # which are the job's
+    }
+    SftSection = create_model(
+        "SftSection",
+        __base__=Config,
+        __doc__="Supervised fine-tuning before the first rollout: the keys of a file of `counterpoint sft` (docs/sft.md).",
+        __module__=__name__,
+        **_OWN,
+    )
 
 
 class JobSections(Config):
@@ -81,6 +99,9 @@ class JobSections(Config):
     prometheus_host: str = "127.0.0.1"
     """Address at which the metrics of supervisor, trainer and runs are served. `0.0.0.0` in a container, whose loopback
     Prometheus does not reach: whoever reaches the ports can read them."""
+
+    sft: SftSection | None = None
+    """Train on conversations first, with the job's model, trainer and adapter; the runs begin with the result."""
 
     inference: ServersConfig
     """The section of the vLLM servers."""

@@ -50,6 +50,7 @@ def _only_job() -> Path:
     for path in sorted(each for pattern in ("*/", "*/*/") for each in here.glob(pattern)):
         if _holds_job(path):
             by_place.setdefault(path.resolve(), path)
+    by_place = {place: path for place, path in by_place.items() if place.parent not in by_place}  # a job's own sft/
     found = [*by_place.values()]
     if len(found) > 1:
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""

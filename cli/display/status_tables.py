@@ -36,6 +36,8 @@ PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
 def status_parts(status: JobStatus) -> list[RenderableType]:
     """Returns the parts to print, from top to bottom."""
     parts: list[RenderableType] = [_runs(status)]
+    if status.fine_tuning is not None:
+        parts.append(_text(str(status.fine_tuning), "dim"))
     examples = FailureExamples(status.directory)
     for run_id in status.histories:
         parts += _remarks(status, run_id, examples)

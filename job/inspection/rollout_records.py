@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from counterpoint.job.directory import run_ids_in
+from counterpoint.job.inspection.fine_tuning import fine_tuning_of
 from counterpoint.orchestrator.step.differences import EXAMPLES, EXAMPLES_FILE
 from counterpoint.orchestrator.step.discarded import DROPPED_FILE
 from counterpoint.transport.errors import UserError
@@ -119,6 +120,8 @@ def finite_number(value: object) -> float | None:
 def find_run(job: Path, run_id: str | None) -> str:
     """Returns `run_id`, or the id of the job's only run. Raises `UserError` if there is no such run, or no single one."""
     known = run_ids_in(job)
+    if not known and (first := fine_tuning_of(job)) is not None:
+        raise UserError(f"{job} has no rollouts yet: {first}")
     if not known:
         raise UserError(f"{job} holds no run; expected a job's output directory")
     if run_id is None and len(known) > 1:

@@ -11,6 +11,7 @@ from typing import Any
 from counterpoint.cluster.agent.remains import start_of
 from counterpoint.cluster.worker_view import ENDED
 from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
+from counterpoint.job.inspection.fine_tuning import FineTuning, fine_tuning_of
 from counterpoint.job.inspection.fleet import View, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
@@ -50,8 +51,13 @@ class JobStatus:
     views: dict[str, View] = field(default_factory=dict)
     """What each run that lives sees of servers and trainer, by run id."""
 
+    fine_tuning: FineTuning | None = None
+    """The supervised fine-tuning with which the job begins, if it does."""
+
     def state_of(self, run_id: str) -> str:
         """Returns the run's state in a word or two."""
+        if self.fine_tuning is not None and self.fine_tuning.weights is None and self.running:
+            return "fine-tuning"
         is_guest = run_id in self.guests
         to_start = self.running and not is_guest and is_to_start(run_id, self.workers)
         obstacle = self.views[run_id].obstacle if run_id in self.views else ""
@@ -109,6 +115,7 @@ class JobStatus:
             "directory": str(self.directory),
             "running": self.running,
             "supervisor_gone": self.supervisor_gone,
+            "fine_tuning": self.fine_tuning and self.fine_tuning.as_json(),
             "runs": [self._run_as_json(run_id) for run_id in self.histories],
             "processes": [{**worker, "alive": self.is_alive(worker)} for worker in self.workers],
             "last_errors": self.last_errors() if self.workers else {},
@@ -159,7 +166,8 @@ class StatusReader:
         now = time.time()
         views = {view.run: view for view in read_views(directory) if view.is_current(now)}
         workers = read_workers(directory)
-        return JobStatus(directory, own, self._histories, workers, is_running(directory), is_local, views)
+        first = fine_tuning_of(directory)
+        return JobStatus(directory, own, self._histories, workers, is_running(directory), is_local, views, first)
 
 
 def read_status(directory: Path) -> JobStatus:

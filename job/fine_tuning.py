@@ -1,0 +1,171 @@
+"""The first phase of a job with `[sft]`: supervised fine-tuning, whose weights all of its runs begin with.
+
+It is `counterpoint sft` in the directory `sft/` of the job's, as a process of its own before any role starts. It resumes by
+itself, exactly, and `done.json` is written once it is done: it is never trained again, nor with other settings.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.layers import without_configuration
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.job.derive import sft_of
+from counterpoint.job.directory import steps_of
+from counterpoint.job.inspection.fine_tuning import DIRECTORY, DONE, MOST_BYTES, RUN_ID, fine_tuning_of
+from counterpoint.job.inspection.metrics_lines import Follower, Line
+from counterpoint.job.placement import devices
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import published_steps, write_atomically
+from counterpoint.transport.files.untrusted import read_json
+from counterpoint.transport.process.child import own_environment
+from counterpoint.transport.process.launch import guarded
+
+LOG = "sft.log"
+
+LOOK_SECONDS = 0.25
+SAY_SECONDS = 10.0
+"""Pause between two lines of progress."""
+
+
+def check_resumed(job: JobConfig, has_steps: bool) -> None:
+    """Raises `UserError` for a resume whose weights would not be those that the job began with. `has_steps`: of a run."""
+    known = fine_tuning_of(job.output_dir)
+    done = known is not None and known.weights is not None
+    if job.sft is None and done:
+        raise UserError(
+            "--resume: the job began with supervised fine-tuning: put [sft] back, or start anew with --fresh"
+        )
+    if job.sft is not None and has_steps and not done:
+        raise UserError(
+            "--resume: [sft] comes before the first step, and the job has steps already: remove it, or start anew with --fresh"
+        )
+    if job.sft is not None and done:
+        before = read_json(job.output_dir / DIRECTORY / DONE, MOST_BYTES)["settings"]
+        now = _settings(job)
+        if changed := [f"sft.{key}" for key in sorted({*before, *now}) if before.get(key, ...) != now.get(key, ...)]:
+            raise UserError(
+                f"--resume: supervised fine-tuning is done, with another {', '.join(changed)}: put it back, or start anew with "
+                "--fresh"
+            )
+
+
+def begun_with(job: JobConfig, weights: Path) -> JobConfig:
+    """Returns the job whose runs begin with `weights`: a model, or an adapter over the job's."""
+    lora = job.orchestrator.training.lora
+    if lora is None:
+        return job.with_model(weights)
+
+    def of(run: Any) -> Any:
+        begun = run.training.lora.model_copy(update={"start_from": weights})
+        same = run.training.start_from is not None  # of another run, which begins with them
+        training = run.training if same else run.training.model_copy(update={"lora": begun})
+        return run.model_copy(update={"training": training})
+
+    return job.model_copy(update={"orchestrator": of(job.orchestrator), "runs": [of(run) for run in job.runs]})
+
+
+def fine_tune(job: JobConfig, say: Callable[[str], None]) -> Path | int:
+    """Trains until the end, unless that was reached before; returns the weights, or the exit code of a job that goes no further.
+
+    Call it from the main thread. SIGTERM and SIGINT end it in order, with a checkpoint.
+    """
+    found = fine_tuning_of(job.output_dir)
+    if found is not None and found.weights is not None:
+        return found.weights
+    config = sft_of(job)
+    config.output_dir.mkdir(exist_ok=True)
+    file, log = config.output_dir / "sft.toml", config.output_dir / LOG
+    write_atomically(file, to_toml(config).encode())
+    say(f"supervised fine-tuning first; its log is {log}")
+    notify_ready()
+    for attempt in range(job.max_restarts + 1):
+        code = _train(job, file, log, say)
+        if code in (0, UserError.code) or code > 128:
+            break
+        say(f"supervised fine-tuning ended with exit code {code}; start {attempt + 2} of {job.max_restarts + 1}")
+    if code:
+        if code <= 128:
+            say(f"supervised fine-tuning ended with exit code {code}: {last_lines(log, 1)[-1]}; its log is {log}")
+        return code
+    broadcast = Path(f"run_{RUN_ID}") / "broadcast"
+    step = published_steps(config.output_dir / broadcast)[-1]
+    weights = broadcast / f"step_{step}"
+    done = {"weights": str(weights), "steps": step, "settings": _settings(job)}
+    write_atomically(config.output_dir / DONE, orjson.dumps(done))
+    say(
+        f"supervised fine-tuning is done after {step} steps; rollouts begin with its weights, {config.output_dir / weights}"
+    )
+    return config.output_dir / weights
+
+
+def _settings(job: JobConfig) -> dict[str, Any]:
+    """Returns what decides about the weights, for JSON."""
+    others = {"output_dir", "model", "run_id", "resume", "trainer"}
+    settings = sft_of(job).model_dump(mode="json", exclude_unset=True, exclude=others)
+    settings["training"].pop("checkpoint_interval", None)
+    return settings
+
+
+def _train(job: JobConfig, file: Path, log: Path, say: Callable[[str], None]) -> int:
+    """Runs the command once, and says how far it is; returns its exit code."""
+    visible = devices(job)["trainer"] if job.gpus.trainer is not None else []
+    placed = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, visible))} if visible else {}
+    follower, total = Follower(file.parent / "trainer" / "metrics.jsonl"), None
+    follower.new_lines(lambda: None)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "sft", str(file)]),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**without_configuration(own_environment()), **SAFE_PATH, **placed},
+            process_group=0,  # Ctrl-C is ours to pass on
+        )
+    said, newest = time.monotonic(), dict[str, Any]()
+    with _passed_on(process) as received:
+        while (code := process.poll()) is None:
+            time.sleep(LOOK_SECONDS)
+            newest = [newest, *follower.new_lines(lambda: None)][-1]
+            if newest and time.monotonic() - said > SAY_SECONDS:
+                total = total or steps_of(file.parent, RUN_ID)
+                say(f"sft step {newest['step']}/{total or '?'}{_loss(newest)}")
+                said, newest = time.monotonic(), {}
+    return 128 + received[0] if received else 128 - code if code < 0 else code
+
+
+def _loss(line: Line) -> str:
+    loss = line.get("loss")
+    return f"  loss {loss:.4g}" if isinstance(loss, float) else ""
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """During the block SIGTERM and SIGINT end the process in order. Yields those that came."""
+    received: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        received.append(number)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
