@@ -17,36 +17,7 @@ import re
 import signal
 
 from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
-from counterpoint.cluster.manager.events import (
-    LONGEST_REASON,
-    AllocationFailed,
-    CreateFailed,
-    ExtensionRequested,
-    GuestsChanged,
-    Instruction,
-    ManagerStage,
-    NodeLost,
-    Outcome,
-    ReplaceRequested,
-    ScaleRequested,
-    StopRequested,
-    Tick,
-    WorkerExited,
-    WorkerHeard,
-    WorkerSilent,
-    WorkerSuspected,
-)
-from counterpoint.cluster.manager.starting import (
-    advance,
-    allocate,
-    create_if_possible,
-    lose_node,
-    no_place,
-    release,
-    release_held,
-    retry_later,
-    use_all_nodes,
-)
+from counterpoint.cluster.manager import events, starting
 from counterpoint.cluster.manager.state import (
     ALIVE,
     DEAD,
@@ -81,13 +52,13 @@ _NUMBERS = re.compile(r"[0-9][0-9.]*")
 STOPPED_EARLY = 128 + signal.SIGTERM
 """Exit code of a job whose tasks were stopped one by one before their work was complete."""
 
-DONE = Outcome(0, "done")
+DONE = events.Outcome(0, "done")
 
 
 # --- the end of a process ---
 
 
-def exited(ledger: Ledger, worker: WorkerRecord, event: WorkerExited) -> list[Instruction]:
+def exited(ledger: Ledger, worker: WorkerRecord, event: events.WorkerExited) -> list[events.Instruction]:
     """Decides what the end of a process means."""
     code, at, command = event.code, event.at, ledger.spec_of(worker).command is not None
     in_order = code == 0 or code in ASKED_TO_END or event.lost
@@ -121,14 +92,14 @@ def _ended_alike(ledger: Ledger, worker: WorkerRecord, words: str) -> bool:
     return same and role.command is not None and role.essential and not worker.was_ready
 
 
-def words_of(event: WorkerExited) -> str:
+def words_of(event: events.WorkerExited) -> str:
     """Describes the end of a process, for a person."""
     if event.lost:
         return f"was lost: {event.reason}"
     return describe_exit(event.code) + (f": {event.reason}" if event.reason else "")
 
 
-def create_failed(ledger: Ledger, worker: WorkerRecord, event: CreateFailed) -> list[Instruction]:
+def create_failed(ledger: Ledger, worker: WorkerRecord, event: events.CreateFailed) -> list[events.Instruction]:
     """Handles it as a death, since the cause (a full disk, no memory) may be gone at the next attempt."""
     if worker.phase is Phase.STOPPING:
         return ended(ledger, worker, Phase.STOPPED, event.at)
@@ -136,13 +107,13 @@ def create_failed(ledger: Ledger, worker: WorkerRecord, event: CreateFailed) -> 
     return died(ledger, worker, 1, f"could not be started: {event.reason}", event.at)
 
 
-def node_lost(ledger: Ledger, event: NodeLost) -> list[Instruction]:
+def node_lost(ledger: Ledger, event: events.NodeLost) -> list[events.Instruction]:
     """Places all that was on the node elsewhere."""
-    bundles = lose_node(ledger, event.node, event.at)
-    instructions: list[Instruction] = []
+    bundles = starting.lose_node(ledger, event.node, event.at)
+    instructions: list[events.Instruction] = []
     for bundle in bundles:
         if ledger.left_in_bundle[bundle.name] and not ledger.stops:
-            instructions += allocate(ledger, bundle)
+            instructions += starting.allocate(ledger, bundle)
     for bundle in bundles:
         for name in bundle.workers:
             worker = ledger.state.workers.get(name)
@@ -151,7 +122,7 @@ def node_lost(ledger: Ledger, event: NodeLost) -> list[Instruction]:
     return instructions
 
 
-def _lost(ledger: Ledger, worker: WorkerRecord, event: NodeLost) -> list[Instruction]:
+def _lost(ledger: Ledger, worker: WorkerRecord, event: events.NodeLost) -> list[events.Instruction]:
     if worker.settled or worker.phase is Phase.STOPPING or ledger.stops:
         return ended(ledger, worker, Phase.FAILED if worker.killed else Phase.STOPPED, event.at)
     words = f"was lost with node {event.node}: {event.reason}"
@@ -167,7 +138,7 @@ def died(
     *,
     with_node: bool = False,
     hopeless: bool = False,
-) -> list[Instruction]:
+) -> list[events.Instruction]:
     """Creates a worker that is still needed again, by its role's scope, or gives it up, as one that is `hopeless`.
 
     One that was recycled has not failed.
@@ -178,9 +149,9 @@ def died(
         if surplus:
             return remove(ledger, worker, at)
         ledger.set_phase(worker, Phase.HELD)
-        release_held(ledger, worker.role, at)
+        starting.release_held(ledger, worker.role, at)
         return []
-    worker.last_death = words[:LONGEST_REASON]
+    worker.last_death = words[: events.LONGEST_REASON]
     if worker.ready_since is not None and at - worker.ready_since >= HEALTHY_SECONDS:
         worker.deaths = 0
     counts = not with_node and code != DISK_FULL
@@ -202,10 +173,10 @@ def died(
     ledger.set_phase(worker, Phase.HELD)
     if scope is RestartScope.JOB:
         ledger.state.restarting_all = True
-        ledger.set_stage(ManagerStage.INIT)
+        ledger.set_stage(events.ManagerStage.INIT)
     roles = ledger.roles if scope is RestartScope.JOB else [worker.role]
     instructions = [request for role in roles for request in _recycle_role(ledger, role, at, at + pause)]
-    release_held(ledger, worker.role, at)
+    starting.release_held(ledger, worker.role, at)
     return instructions
 
 
@@ -218,11 +189,11 @@ def _forget_process(worker: WorkerRecord) -> None:
     worker.to_notice.clear()
 
 
-def _recycle_role(ledger: Ledger, role: str, at: float, not_before: float) -> list[Instruction]:
+def _recycle_role(ledger: Ledger, role: str, at: float, not_before: float) -> list[events.Instruction]:
     """Asks all of a role to end and be created again; of the whole job, the SubMasters as well."""
     record = ledger.state.roles[role]
     record.not_before = max(record.not_before, not_before)
-    instructions: list[Instruction] = []
+    instructions: list[events.Instruction] = []
     for worker in ledger.at(role):
         if worker.rank < 0 and not ledger.state.restarting_all:
             continue
@@ -240,26 +211,26 @@ def _recycle_role(ledger: Ledger, role: str, at: float, not_before: float) -> li
     return instructions
 
 
-def ended(ledger: Ledger, worker: WorkerRecord, phase: Phase, at: float) -> list[Instruction]:
+def ended(ledger: Ledger, worker: WorkerRecord, phase: Phase, at: float) -> list[events.Instruction]:
     """Notes that a worker has ended for good, and does what follows."""
     instructions = _end(ledger, worker, phase)
     if ledger.stops:
         return instructions + _stop_next(ledger, at)
-    instructions += advance(ledger, worker.role, at)
+    instructions += starting.advance(ledger, worker.role, at)
     return instructions + (_stop_when_idle(ledger, at) if worker.task else [])
 
 
-def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[Instruction]:
+def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[events.Instruction]:
     """Its bundle's place is given back with the last worker in it."""
     worker.address = worker.server_key = ""
     worker.noticed.clear()
     worker.to_notice.clear()
     ledger.set_phase(worker, phase)
     left = ledger.left_in_bundle[worker.bundle]
-    return [] if left else release(ledger, ledger.state.bundles[worker.bundle])
+    return [] if left else starting.release(ledger, ledger.state.bundles[worker.bundle])
 
 
-def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) -> list[Instruction]:
+def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) -> list[events.Instruction]:
     """A worker that has died will not be created again: the job fails.
 
     After a task that is created again alone the other tasks go on, since they do not need it, unless a channel links them: its
@@ -278,11 +249,11 @@ def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) 
     return _end(ledger, worker, Phase.FAILED) + stop(ledger, outcome, at)
 
 
-def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> Outcome:
+def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> events.Outcome:
     """Returns the outcome of a job that fails since this worker did; 1 for a death by signal or an unexpected 0."""
     log = ledger.spec_of(worker).log_of(worker.name) or f"logs/{worker.name}.log"
-    reason = f"{worker.name} {worker.last_death}"[: LONGEST_REASON - 500]
-    return Outcome(code if 0 < code < 126 else 1, f"{reason} (log: {log})", worker.name)
+    reason = f"{worker.name} {worker.last_death}"[: events.LONGEST_REASON - 500]
+    return events.Outcome(code if 0 < code < 126 else 1, f"{reason} (log: {log})", worker.name)
 
 
 def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:
@@ -291,13 +262,15 @@ def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:
     if decided is not None and decided.failed_worker is None and ledger.spec_of(worker).essential:
         outcome = failure(ledger, worker, code)
         kept = decided.code if _is_failure(decided) else outcome.code
-        ledger.state.decided = Outcome(kept, outcome.reason, worker.name)
+        ledger.state.decided = events.Outcome(kept, outcome.reason, worker.name)
 
 
 # --- what a living worker asked for, or failed to do ---
 
 
-def extension_requested(ledger: Ledger, worker: WorkerRecord, event: ExtensionRequested) -> list[Instruction]:
+def extension_requested(
+    ledger: Ledger, worker: WorkerRecord, event: events.ExtensionRequested
+) -> list[events.Instruction]:
     """Gives a worker that ends, or is not ready yet, and is not killed, more time."""
     starts = worker.phase is Phase.INITIALIZING and worker.deadline is not None
     is_due = starts or worker.ending or worker.phase in (Phase.STOPPING, Phase.RECYCLING)
@@ -306,19 +279,21 @@ def extension_requested(ledger: Ledger, worker: WorkerRecord, event: ExtensionRe
     return []
 
 
-def suspect(ledger: Ledger, worker: WorkerRecord, event: WorkerSuspected | WorkerHeard) -> list[Instruction]:
+def suspect(
+    ledger: Ledger, worker: WorkerRecord, event: events.WorkerSuspected | events.WorkerHeard
+) -> list[events.Instruction]:
     """Notes whether heartbeats of a worker are missing, for people; it is killed only once it is silent."""
-    worker.suspected = isinstance(event, WorkerSuspected)
+    worker.suspected = isinstance(event, events.WorkerSuspected)
     ledger.changes[worker.name] = None
     return []
 
 
-def silent(ledger: Ledger, worker: WorkerRecord, event: WorkerSilent) -> list[Instruction]:
+def silent(ledger: Ledger, worker: WorkerRecord, event: events.WorkerSilent) -> list[events.Instruction]:
     """Kills a worker that is not heard of."""
     return [] if worker.ending else kill_stuck(ledger, worker, f"was silent for {event.seconds:g} s", event.at)
 
 
-def replace_requested(ledger: Ledger, worker: WorkerRecord, event: ReplaceRequested) -> list[Instruction]:
+def replace_requested(ledger: Ledger, worker: WorkerRecord, event: events.ReplaceRequested) -> list[events.Instruction]:
     """Kills a worker that its SubMaster, and nobody else, wants to be created again."""
     by = ledger.current(event.by, event.by_incarnation)
     if by is None or by.rank >= 0 or worker.rank < 0 or worker.role != by.role or worker.settled or ledger.stops:
@@ -326,18 +301,18 @@ def replace_requested(ledger: Ledger, worker: WorkerRecord, event: ReplaceReques
     return kill_stuck(ledger, worker, f"was found unfit by {by.name} ({event.reason})", event.at)
 
 
-def kill_stuck(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> list[Instruction]:
+def kill_stuck(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> list[events.Instruction]:
     """Kills a worker; its death is then handled like any other."""
-    worker.stuck = words[:LONGEST_REASON]
+    worker.stuck = words[: events.LONGEST_REASON]
     return ledger.move(worker, Phase.STUCK, at)
 
 
-def due(ledger: Ledger, event: Tick) -> list[Instruction]:
+def due(ledger: Ledger, event: events.Tick) -> list[events.Instruction]:
     """Decides about all whose deadlines have passed."""
-    instructions: list[Instruction] = []
+    instructions: list[events.Instruction] = []
     while (record := ledger.take_due(event.at)) is not None:
         if isinstance(record, BundleRecord):
-            instructions += allocate(ledger, record)
+            instructions += starting.allocate(ledger, record)
         elif isinstance(record, RoleRecord):
             sub_master = ledger.sub_master(record.name)
             assert sub_master is not None
@@ -348,14 +323,14 @@ def due(ledger: Ledger, event: Tick) -> list[Instruction]:
     return instructions
 
 
-def _overdue(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+def _overdue(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     if worker.ending:
         seconds = ledger.spec_of(worker).stop_timeout_seconds
         return kill_stuck(ledger, worker, f"did not end within {seconds:g} s of announcing its end", at)
     match worker.phase:
         case Phase.RESTARTING:
             ledger.set_phase(worker, Phase.WAITING)
-            return create_if_possible(ledger, worker, at)
+            return starting.create_if_possible(ledger, worker, at)
         case Phase.CREATING:
             return kill_stuck(ledger, worker, "was not created in time", at)
         case Phase.INITIALIZING:
@@ -373,7 +348,7 @@ def _overdue(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instructio
     return ledger.move(worker, worker.phase, at)
 
 
-def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """A command that is not ready in its time would not be the next time; a worker of a class is created again."""
     role = ledger.spec_of(worker)
     worker.last_death = f"was not ready within {role.ready_timeout_seconds:g} s"
@@ -387,7 +362,7 @@ def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruct
     return ledger.move(worker, Phase.STOPPING, at)
 
 
-def _unkillable(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> list[Instruction]:
+def _unkillable(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> list[events.Instruction]:
     """A process that cannot be killed is stuck in the kernel: the job goes on without it, or fails."""
     worker.last_death = words
     if worker.phase is not Phase.STOPPING:
@@ -399,7 +374,7 @@ def _unkillable(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> 
 # --- more workers, or fewer: somebody asks for it, or there is no place for all of them ---
 
 
-def scale(ledger: Ledger, event: ScaleRequested) -> list[Instruction]:
+def scale(ledger: Ledger, event: events.ScaleRequested) -> list[events.Instruction]:
     """Brings a role to so many workers. A count beyond the role's limits changes nothing."""
     role = ledger.state.roles.get(event.role)
     if role is None or ledger.stops or not ledger.state.begun:
@@ -408,7 +383,7 @@ def scale(ledger: Ledger, event: ScaleRequested) -> list[Instruction]:
     if not spec.fewest <= event.count <= spec.most:
         return []
     role.wanted = event.count
-    instructions: list[Instruction] = []
+    instructions: list[events.Instruction] = []
     for rank in range(before, event.count):
         instructions += _add(ledger, event.role, rank, event.at)
     for rank in reversed(range(event.count, before)):
@@ -416,7 +391,7 @@ def scale(ledger: Ledger, event: ScaleRequested) -> list[Instruction]:
     return instructions
 
 
-def _add(ledger: Ledger, role: str, rank: int, at: float) -> list[Instruction]:
+def _add(ledger: Ledger, role: str, rank: int, at: float) -> list[events.Instruction]:
     """Creates a worker of a new rank, or of one that had been taken out; one that is still ending will be created again."""
     worker = ledger.state.workers.get(worker_name(role, rank))
     if worker is None:
@@ -426,15 +401,15 @@ def _add(ledger: Ledger, role: str, rank: int, at: float) -> list[Instruction]:
         ledger.set_phase(worker, Phase.WAITING)
     else:
         return []
-    worker.unblocked = ledger.state.stage is not ManagerStage.INIT
+    worker.unblocked = ledger.state.stage is not events.ManagerStage.INIT
     ledger.state.roles[role].changed.append(worker.name)
     bundle = ledger.state.bundles[worker.bundle]
     if bundle.place in (Place.NONE, Place.RELEASED):
-        return allocate(ledger, bundle)
-    return create_if_possible(ledger, worker, at)
+        return starting.allocate(ledger, bundle)
+    return starting.create_if_possible(ledger, worker, at)
 
 
-def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[Instruction]:
+def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[events.Instruction]:
     worker = ledger.state.workers[worker_name(role, rank)]
     if worker.phase in DEAD:
         return remove(ledger, worker, at)
@@ -443,7 +418,7 @@ def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[Instructi
     return ledger.move(worker, Phase.RECYCLING, at)
 
 
-def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """Takes a worker without a process out of its role, and has the SubMaster check those that are left."""
     role = ledger.state.roles[worker.role]
     role.changed.append(worker.name)
@@ -451,7 +426,7 @@ def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]
     return ended(ledger, worker, Phase.REMOVED, at)
 
 
-def allocation_failed(ledger: Ledger, event: AllocationFailed) -> list[Instruction]:
+def allocation_failed(ledger: Ledger, event: events.AllocationFailed) -> list[events.Instruction]:
     """Tries again after a pause; without a place for good, goes on with one worker fewer, or stops the job.
 
     The highest rank leaves, whoever has no place, and so may leave its own place to it.
@@ -459,24 +434,24 @@ def allocation_failed(ledger: Ledger, event: AllocationFailed) -> list[Instructi
     bundle = ledger.state.bundles.get(event.bundle)
     if bundle is None or bundle.attempt != event.attempt or bundle.place is not Place.ALLOCATING:
         return []
-    if not event.final or use_all_nodes(ledger):
-        retry_later(ledger, bundle, event.at)
+    if not event.final or starting.use_all_nodes(ledger):
+        starting.retry_later(ledger, bundle, event.at)
         return []
     worker = ledger.state.workers.get(bundle.workers[0])
     if worker is None or worker.rank < 0 or len(bundle.workers) > 1:
-        return stop(ledger, no_place(bundle, event.reason), event.at)
+        return stop(ledger, starting.no_place(bundle, event.reason), event.at)
     wanted, leaving = ledger.state.roles[worker.role].wanted, ledger.number([Phase.RECYCLING], worker.role) > 0
     if not leaving and wanted <= ledger.spec_of(worker).fewest:
-        return stop(ledger, no_place(bundle, event.reason), event.at)
+        return stop(ledger, starting.no_place(bundle, event.reason), event.at)
     if leaving or worker.rank < wanted - 1:
-        retry_later(ledger, bundle, event.at)
-    return [] if leaving else scale(ledger, ScaleRequested(worker.role, wanted - 1, event.at))
+        starting.retry_later(ledger, bundle, event.at)
+    return [] if leaving else scale(ledger, events.ScaleRequested(worker.role, wanted - 1, event.at))
 
 
 # --- the end of the job ---
 
 
-def stop_requested(ledger: Ledger, event: StopRequested) -> list[Instruction]:
+def stop_requested(ledger: Ledger, event: events.StopRequested) -> list[events.Instruction]:
     """Stops the job at the first request, and kills it at a second one that is no repetition.
 
     A worker's never kills, and changes nothing while the job stops: the worker sees others end, as they were asked to.
@@ -490,38 +465,38 @@ def stop_requested(ledger: Ledger, event: StopRequested) -> list[Instruction]:
         state.stop_requested_at = event.at
         state.stop_requests += 1
         if state.stop_requests > 1:
-            state.decided = Outcome(event.code or 1, f"{event.reason}, twice: everything was killed")
+            state.decided = events.Outcome(event.code or 1, f"{event.reason}, twice: everything was killed")
             return _kill_all(ledger, event.at)
     failed = state.failed_task
     if failed is None:
-        return stop(ledger, Outcome(event.code, event.reason), event.at)
-    reason = f"{event.reason[: LONGEST_REASON // 2]}, after {failed.reason}"[:LONGEST_REASON]
-    return stop(ledger, Outcome(event.code, reason, failed.failed_worker), event.at)
+        return stop(ledger, events.Outcome(event.code, event.reason), event.at)
+    reason = f"{event.reason[: events.LONGEST_REASON // 2]}, after {failed.reason}"[: events.LONGEST_REASON]
+    return stop(ledger, events.Outcome(event.code, reason, failed.failed_worker), event.at)
 
 
-def _kill_all(ledger: Ledger, at: float) -> list[Instruction]:
-    instructions: list[Instruction] = []
+def _kill_all(ledger: Ledger, at: float) -> list[events.Instruction]:
+    instructions: list[events.Instruction] = []
     for worker in [worker for role in ledger.roles for worker in ledger.at(role, ALIVE)]:
         worker.killed = True
         instructions += ledger.move(worker, Phase.STOPPING, at)
     return instructions
 
 
-def guests_changed(ledger: Ledger, event: GuestsChanged) -> list[Instruction]:
+def guests_changed(ledger: Ledger, event: events.GuestsChanged) -> list[events.Instruction]:
     """Notes the guests; without any, the services may not be needed any more."""
     ledger.state.guests = list(event.guests)
     return _stop_when_idle(ledger, event.at)
 
 
-def stop(ledger: Ledger, outcome: Outcome, at: float) -> list[Instruction]:
+def stop(ledger: Ledger, outcome: events.Outcome, at: float) -> list[events.Instruction]:
     """Begins to stop the job. The first outcome counts, unless a later one is a failure."""
     state = ledger.state
     if state.decided is None or (outcome.code != 0 and not _is_failure(state.decided)):
         state.decided = outcome
     if ledger.stops:
         return _stop_next(ledger, at)
-    ledger.set_stage(ManagerStage.STOPPING)
-    instructions: list[Instruction] = []
+    ledger.set_stage(events.ManagerStage.STOPPING)
+    instructions: list[events.Instruction] = []
     for role in state.roles.values():
         ledger.void_check(role)
         role.changed.clear()
@@ -533,16 +508,16 @@ def stop(ledger: Ledger, outcome: Outcome, at: float) -> list[Instruction]:
     return instructions + _stop_next(ledger, at)
 
 
-def _stop_next(ledger: Ledger, at: float) -> list[Instruction]:
+def _stop_next(ledger: Ledger, at: float) -> list[events.Instruction]:
     """Asks the next group to stop once all groups before it have ended."""
     state = ledger.state
-    instructions: list[Instruction] = []
+    instructions: list[events.Instruction] = []
     if state.outcome is not None:
         return instructions
     while state.stop_group < 0 or not ledger.left_in_group[state.stop_group]:
         if state.stop_group >= ledger.last_stop_group:
             state.outcome = _conclusion(ledger)
-            ledger.set_stage(ManagerStage.STOPPED)
+            ledger.set_stage(events.ManagerStage.STOPPED)
             return instructions
         state.stop_group += 1
         for worker in reversed(ledger.in_stop_group(state.stop_group)):
@@ -551,14 +526,14 @@ def _stop_next(ledger: Ledger, at: float) -> list[Instruction]:
     return instructions
 
 
-def _stop_when_idle(ledger: Ledger, at: float) -> list[Instruction]:
+def _stop_when_idle(ledger: Ledger, at: float) -> list[events.Instruction]:
     """Stops the job once all its tasks have ended, unless it has guests or stays."""
     state = ledger.state
     if ledger.left_in_group[0] or state.guests or ledger.spec.stay or ledger.stops or not state.begun:
         return []
     left = _unsettled(ledger)
     names = ", ".join(left[:10]) + (f" and {len(left) - 10} more" if len(left) > 10 else "")
-    early = Outcome(STOPPED_EARLY, f"stopped before the work of {names} was complete")
+    early = events.Outcome(STOPPED_EARLY, f"stopped before the work of {names} was complete")
     return stop(ledger, state.failed_task or (early if left else DONE), at)
 
 
@@ -569,7 +544,7 @@ def _unsettled(ledger: Ledger) -> list[str]:
     ]
 
 
-def _conclusion(ledger: Ledger) -> Outcome:
+def _conclusion(ledger: Ledger) -> events.Outcome:
     """Returns the outcome of the job.
 
     If its work was complete, a stop request does not count, except for a job that stays, which has no end of its own.
@@ -580,6 +555,6 @@ def _conclusion(ledger: Ledger) -> Outcome:
     return (ledger.state.failed_task or DONE) if over and not _is_failure(decided) else decided
 
 
-def _is_failure(outcome: Outcome) -> bool:
+def _is_failure(outcome: events.Outcome) -> bool:
     """Whether the outcome is neither success nor an end by a signal."""
     return 0 < outcome.code < 128

@@ -11,25 +11,7 @@ from __future__ import annotations
 
 import math
 
-from counterpoint.cluster.manager.events import (
-    LONGEST_REASON,
-    Allocate,
-    Allocated,
-    Begin,
-    CheckChildren,
-    ChildrenChecked,
-    Created,
-    EndAnnounced,
-    Failover,
-    FailoverDone,
-    Instruction,
-    ManagerStage,
-    Outcome,
-    Release,
-    WorkerReady,
-    WorkerStarted,
-    WorkFinished,
-)
+from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.state import (
     NOT_RUNNING,
     UNREADY,
@@ -62,26 +44,26 @@ def needs_of(spec: JobSpec, worker: str) -> Resources:
     return Resources() if worker == sub_master_name(role) else spec.role(role).resources
 
 
-def allocate(ledger: Ledger, bundle: BundleRecord) -> list[Instruction]:
+def allocate(ledger: Ledger, bundle: BundleRecord) -> list[events.Instruction]:
     """Asks for a place, once more if it had one: that is given back first."""
     again = bundle.place in (Place.ALLOCATED, Place.RELEASED)
     ledger.set_place(bundle, Place.ALLOCATING)
     bundle.attempt += 1
-    return [*([Release(bundle.name)] if again else []), request(ledger.state.set_aside, bundle)]
+    return [*([events.Release(bundle.name)] if again else []), request(ledger.state.set_aside, bundle)]
 
 
-def request(set_aside: list[str], bundle: BundleRecord) -> Allocate:
+def request(set_aside: list[str], bundle: BundleRecord) -> events.Allocate:
     """Returns the request for the bundle's place."""
-    return Allocate(bundle.name, bundle.attempt, tuple(bundle.workers), tuple(set_aside))
+    return events.Allocate(bundle.name, bundle.attempt, tuple(bundle.workers), tuple(set_aside))
 
 
-def release(ledger: Ledger, bundle: BundleRecord) -> list[Instruction]:
+def release(ledger: Ledger, bundle: BundleRecord) -> list[events.Instruction]:
     """Gives the place back, or the wish for one."""
     if bundle.place in (Place.NONE, Place.RELEASED):
         return []
     ledger.set_place(bundle, Place.RELEASED)
     bundle.failures = 0
-    return [Release(bundle.name)]
+    return [events.Release(bundle.name)]
 
 
 def use_all_nodes(ledger: Ledger) -> bool:
@@ -99,10 +81,10 @@ def retry_later(ledger: Ledger, bundle: BundleRecord, at: float) -> None:
     bundle.failures += 1
 
 
-def no_place(bundle: BundleRecord, reason: str) -> Outcome:
+def no_place(bundle: BundleRecord, reason: str) -> events.Outcome:
     """Returns the outcome of a job of which a bundle can never be placed."""
     workers = ", ".join(bundle.workers[:3]) + (", ..." if len(bundle.workers) > 3 else "")
-    return Outcome(1, f"there is no place for {workers}: {reason}"[:LONGEST_REASON])
+    return events.Outcome(1, f"there is no place for {workers}: {reason}"[: events.LONGEST_REASON])
 
 
 def lose_node(ledger: Ledger, node: str, at: float) -> list[BundleRecord]:
@@ -124,7 +106,7 @@ def lose_node(ledger: Ledger, node: str, at: float) -> list[BundleRecord]:
 # --- creation ---
 
 
-def begin(ledger: Ledger, _: Begin) -> list[Instruction]:
+def begin(ledger: Ledger, _: events.Begin) -> list[events.Instruction]:
     """Asks for every bundle's place at once, so that a job that does not fit is known before anything runs; once."""
     if ledger.state.begun:
         return []
@@ -132,20 +114,20 @@ def begin(ledger: Ledger, _: Begin) -> list[Instruction]:
     return [instruction for bundle in ledger.state.bundles.values() for instruction in allocate(ledger, bundle)]
 
 
-def allocated(ledger: Ledger, event: Allocated) -> list[Instruction]:
+def allocated(ledger: Ledger, event: events.Allocated) -> list[events.Instruction]:
     """Creates the workers that waited for the place."""
     bundle = ledger.state.bundles.get(event.bundle)
     if bundle is None or bundle.attempt != event.attempt or bundle.place is Place.ALLOCATED:
         return []
     if bundle.place is Place.RELEASED:  # it is not needed any more, and was given back too early to be given back
-        return [Release(bundle.name)]
+        return [events.Release(bundle.name)]
     ledger.set_place(bundle, Place.ALLOCATED, node=event.node)
     bundle.failures = 0
     workers = [ledger.state.workers[name] for name in bundle.workers if name in ledger.state.workers]
     return [create for worker in workers for create in create_if_possible(ledger, worker, event.at)]
 
 
-def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """Creates a waiting worker if its bundle has a place, and it need not wait for other roles."""
     if worker.phase is not Phase.WAITING or ledger.state.bundles[worker.bundle].place is not Place.ALLOCATED:
         return []
@@ -157,7 +139,7 @@ def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[
     return ledger.move(worker, Phase.CREATING, at)
 
 
-def created(ledger: Ledger, worker: WorkerRecord, event: Created) -> list[Instruction]:
+def created(ledger: Ledger, worker: WorkerRecord, event: events.Created) -> list[events.Instruction]:
     """Notes where the process is; a command that does not notify is ready."""
     if worker.pid:
         return []
@@ -171,7 +153,7 @@ def created(ledger: Ledger, worker: WorkerRecord, event: Created) -> list[Instru
     return ledger.move(worker, Phase.INITIALIZING, event.at)
 
 
-def became_ready(ledger: Ledger, worker: WorkerRecord, event: WorkerReady) -> list[Instruction]:
+def became_ready(ledger: Ledger, worker: WorkerRecord, event: events.WorkerReady) -> list[events.Instruction]:
     """Notes a worker's address, and what follows from its being ready."""
     if worker.ending or ledger.stops:
         return []  # too late
@@ -179,7 +161,7 @@ def became_ready(ledger: Ledger, worker: WorkerRecord, event: WorkerReady) -> li
     return _ready(ledger, worker, event.at)
 
 
-def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     worker.ready_since = at
     worker.was_ready = True
     worker.launched = ledger.spec_of(worker).command is not None
@@ -190,12 +172,12 @@ def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]
 # --- a role that is ready ---
 
 
-def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
+def advance(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
     """Does what may follow from a worker of the role having become ready, or having ended."""
     if ledger.stops:
         return []
     release_held(ledger, role, at)
-    instructions: list[Instruction] = []
+    instructions: list[events.Instruction] = []
     instructions += _create_dependents(ledger, role, at)
     if not ledger.number(UNREADY, role):
         instructions += _tell_of_changes(ledger, ledger.state.roles[role])
@@ -203,7 +185,7 @@ def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
     return instructions + start_ready(ledger, role, at)
 
 
-def _create_dependents(ledger: Ledger, role: str, at: float) -> list[Instruction]:
+def _create_dependents(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
     """Creates the workers that waited for the role."""
     if ledger.is_awaited(role):
         return []
@@ -225,10 +207,10 @@ def release_held(ledger: Ledger, role: str, at: float) -> None:
             ledger.set_phase(worker, Phase.RESTARTING, due)
 
 
-def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[Instruction]:
+def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[events.Instruction]:
     """Tells the SubMaster of those that were created again or left; after a role's restart, those that start after it, too."""
     changed, role.changed = role.changed, []
-    if not changed or ledger.state.stage is ManagerStage.INIT:
+    if not changed or ledger.state.stage is events.ManagerStage.INIT:
         return []
     sub_master = ledger.sub_master(role.name)
     concerned = [] if sub_master is None else [sub_master]
@@ -239,7 +221,7 @@ def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[Instruction]:
     return [notice for worker in concerned for notice in _notify(worker, changed)]
 
 
-def _notify(worker: WorkerRecord, failed: list[str]) -> list[Instruction]:
+def _notify(worker: WorkerRecord, failed: list[str]) -> list[events.Instruction]:
     """One notice at a time: what happens before it is answered is told with the next one."""
     if worker.phase not in WELL or worker.phase is Phase.INITIALIZING or worker.ending:
         return []
@@ -247,7 +229,7 @@ def _notify(worker: WorkerRecord, failed: list[str]) -> list[Instruction]:
     return [] if worker.noticed else _next_notice(worker)
 
 
-def _next_notice(worker: WorkerRecord) -> list[Instruction]:
+def _next_notice(worker: WorkerRecord) -> list[events.Instruction]:
     worker.noticed, worker.to_notice = list(dict.fromkeys(worker.to_notice)), []
     if not worker.noticed:
         return []
@@ -255,27 +237,27 @@ def _next_notice(worker: WorkerRecord) -> list[Instruction]:
     return [notice(worker)]
 
 
-def notice(worker: WorkerRecord) -> Failover:
+def notice(worker: WorkerRecord) -> events.Failover:
     """Returns the notice that the worker has not answered."""
-    return Failover(worker.name, worker.incarnation, worker.notice, tuple(worker.noticed))
+    return events.Failover(worker.name, worker.incarnation, worker.notice, tuple(worker.noticed))
 
 
-def failover_done(ledger: Ledger, worker: WorkerRecord, event: FailoverDone) -> list[Instruction]:
+def failover_done(ledger: Ledger, worker: WorkerRecord, event: events.FailoverDone) -> list[events.Instruction]:
     """Sends the next notice, if there is one."""
     return _next_notice(worker) if worker.noticed and event.notice == worker.notice else []
 
 
-def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[Instruction]:
+def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[events.Instruction]:
     sub_master = ledger.sub_master(role.name)
     if sub_master is None or role.checked or role.checking or sub_master.phase not in WELL or sub_master.ending:
         return []
     role.check += 1
     role.checking = True
     ledger.set_deadline(role, at + (ledger.roles[role.name].ready_timeout_seconds or math.inf))
-    return [CheckChildren(sub_master.name, sub_master.incarnation, role.check)]
+    return [events.CheckChildren(sub_master.name, sub_master.incarnation, role.check)]
 
 
-def children_checked(ledger: Ledger, worker: WorkerRecord, event: ChildrenChecked) -> list[Instruction]:
+def children_checked(ledger: Ledger, worker: WorkerRecord, event: events.ChildrenChecked) -> list[events.Instruction]:
     """Starts the workers that waited for the check; void if one of them has died meanwhile."""
     role = ledger.state.roles[worker.role]
     if worker.rank >= 0 or not role.checking or event.check != role.check:
@@ -290,41 +272,41 @@ def children_checked(ledger: Ledger, worker: WorkerRecord, event: ChildrenChecke
 # --- starting ---
 
 
-def start_ready(ledger: Ledger, role: str, at: float) -> list[Instruction]:
+def start_ready(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
     """Starts the whole job once it is ready; later, and in a role that does not wait for the job, those that may start."""
     state = ledger.state
     if ledger.stops:
         return []
-    instructions: list[Instruction] = []
-    if state.stage is not ManagerStage.INIT or ledger.roles[role].start is StartGate.WORKER:
+    instructions: list[events.Instruction] = []
+    if state.stage is not events.ManagerStage.INIT or ledger.roles[role].start is StartGate.WORKER:
         instructions += _start_role(ledger, role, at)
-    if state.stage is ManagerStage.INIT and all(ledger.is_passed(name) for name in ledger.roles):
-        ledger.set_stage(ManagerStage.READY)
+    if state.stage is events.ManagerStage.INIT and all(ledger.is_passed(name) for name in ledger.roles):
+        ledger.set_stage(events.ManagerStage.READY)
         instructions += [start for name in ledger.roles for start in _start_role(ledger, name, at)]
     _note_running(ledger)
     return instructions
 
 
-def _start_role(ledger: Ledger, name: str, at: float) -> list[Instruction]:
+def _start_role(ledger: Ledger, name: str, at: float) -> list[events.Instruction]:
     role = ledger.roles[name]
     alone = role.start is StartGate.WORKER or (role.restart is RestartScope.WORKER and role.sub_master is None)
     if not alone and not ledger.is_passed(name):
         return []
-    instructions: list[Instruction] = []
+    instructions: list[events.Instruction] = []
     for worker in ledger.at(name, [Phase.READY]):
         worker.launched = True
         instructions += ledger.move(worker, Phase.STARTING, at)
     return instructions
 
 
-def started(ledger: Ledger, worker: WorkerRecord, event: WorkerStarted) -> list[Instruction]:
+def started(ledger: Ledger, worker: WorkerRecord, event: events.WorkerStarted) -> list[events.Instruction]:
     """Notes that a worker works."""
     ledger.move(worker, Phase.RUNNING, event.at)
     _note_running(ledger)
     return []
 
 
-def finished(ledger: Ledger, worker: WorkerRecord, event: WorkFinished) -> list[Instruction]:
+def finished(ledger: Ledger, worker: WorkerRecord, event: events.WorkFinished) -> list[events.Instruction]:
     """Notes that a worker's `start` returned by itself. A task's process ends next: it has as long as after a request."""
     if worker.task:
         worker.settled = True
@@ -334,7 +316,9 @@ def finished(ledger: Ledger, worker: WorkerRecord, event: WorkFinished) -> list[
     return []
 
 
-def end_announced(ledger: Ledger, worker: WorkerRecord, event: EndAnnounced | WorkFinished) -> list[Instruction]:
+def end_announced(
+    ledger: Ledger, worker: WorkerRecord, event: events.EndAnnounced | events.WorkFinished
+) -> list[events.Instruction]:
     """Gives a worker that is about to end as long as after a request."""
     if not worker.ending:
         worker.ending = True
@@ -343,5 +327,5 @@ def end_announced(ledger: Ledger, worker: WorkerRecord, event: EndAnnounced | Wo
 
 
 def _note_running(ledger: Ledger) -> None:
-    if ledger.state.stage is ManagerStage.READY and not ledger.number(NOT_RUNNING):
-        ledger.set_stage(ManagerStage.RUNNING)
+    if ledger.state.stage is events.ManagerStage.READY and not ledger.number(NOT_RUNNING):
+        ledger.set_stage(events.ManagerStage.RUNNING)
