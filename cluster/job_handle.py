@@ -17,21 +17,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from counterpoint.cluster import job_files
 from counterpoint.cluster.builder import require_json
 from counterpoint.cluster.errors import ClusterError, JobExists, JobFailed
-from counterpoint.cluster.job_files import (
-    JOB_FILE,
-    MASTER_FILE,
-    MASTER_LOG,
-    OUTCOME_FILE,
-    JobFile,
-    OutcomeFile,
-    control_path,
-    read_job,
-    read_master,
-    read_outcome,
-    write_privately,
-)
 from counterpoint.cluster.manager.ending import STOPPED_EARLY
 from counterpoint.cluster.manager.events import ManagerStage, Outcome
 from counterpoint.cluster.manager.state import first_state
@@ -151,8 +139,8 @@ class JobHandle:
     def __init__(self, directory: str | Path) -> None:
         """Raises `ClusterError` if the directory has no job."""
         self.directory = Path(directory).resolve()
-        self._job = read_job(self.directory)
-        self._control = control_path(self.directory)
+        self._job = job_files.read_job(self.directory)
+        self._control = job_files.control_path(self.directory)
         self._children: list[int] = []
         """Masters that this process started and did not reap."""
 
@@ -197,7 +185,9 @@ class JobHandle:
             answer = self._ask_unless_ended({"ask": "status"})
         except NotStarted as error:
             return JobStatus(self.spec.name, str(ManagerStage.INIT), 0, str(error), self._before_the_start())
-        return self._last_status(answer) if isinstance(answer, OutcomeFile) else _STATUS.validate_python(answer)
+        return (
+            self._last_status(answer) if isinstance(answer, job_files.OutcomeFile) else _STATUS.validate_python(answer)
+        )
 
     def get_nodes_by_role(self, role: str) -> tuple[WorkerStatus, ...]:
         """Returns the workers of a role, its SubMaster included. Raises as `status`, `ControlError` for an unknown role."""
@@ -207,13 +197,13 @@ class JobHandle:
             if role not in (names := [one.name for one in self.spec.roles]):
                 raise unknown_role(role, names) from None
             return tuple(one for one in self._before_the_start() if one.role == role)
-        if isinstance(answer, OutcomeFile):
+        if isinstance(answer, job_files.OutcomeFile):
             return tuple(one for one in self._last_status(answer).workers if one.role == role)
         return tuple(WorkerStatus(**one) for one in answer["workers"])
 
     def outcome(self) -> Outcome | None:
         """Returns how the job ended; None while it has not."""
-        ended = read_outcome(self.directory)
+        ended = job_files.read_outcome(self.directory)
         return None if ended is None else _outcome(ended)
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> Outcome:
@@ -293,7 +283,7 @@ class JobHandle:
     def log_path(self, worker: str) -> Path:
         """Returns the path of a worker's output. Raises `UserError` as `logs`."""
         if worker == MASTER:
-            return self.directory / MASTER_LOG
+            return self.directory / job_files.MASTER_LOG
         try:
             return log_file(self.spec, self.directory, worker)
         except KeyError:
@@ -302,26 +292,26 @@ class JobHandle:
                 f"{worker!r} is no worker of {self.spec.name!r}; names are ROLE-RANK, its roles are {roles}"
             ) from None
 
-    def _last_status(self, file: OutcomeFile) -> JobStatus:
+    def _last_status(self, file: job_files.OutcomeFile) -> JobStatus:
         """The status with which the job ended. Raises `ClusterError` if it is damaged."""
         try:
             return replace(_STATUS.validate_python(file.status), outcome=_outcome(file))
         except ValidationError as error:
             raise ClusterError(
-                f"status in {self.directory / OUTCOME_FILE} is damaged: {first_wrong(error)}; "
+                f"status in {self.directory / job_files.OUTCOME_FILE} is damaged: {first_wrong(error)}; "
                 f"`counterpoint wait {self.directory}` still says how the job ended"
             ) from None
 
     # --- the master ---
 
-    def _ask_unless_ended(self, request: dict[str, Any]) -> dict[str, Any] | OutcomeFile:
+    def _ask_unless_ended(self, request: dict[str, Any]) -> dict[str, Any] | job_files.OutcomeFile:
         """Returns the master's answer, or how the job has ended, perhaps just now. Raises as `ask`."""
-        if (ended := read_outcome(self.directory)) is not None:
+        if (ended := job_files.read_outcome(self.directory)) is not None:
             return ended
         try:
             return self._ask(request)
         except NoMaster:
-            if (ended := read_outcome(self.directory)) is None:
+            if (ended := job_files.read_outcome(self.directory)) is None:
                 raise
             return ended
 
@@ -340,7 +330,7 @@ class JobHandle:
     @property
     def _was_begun(self) -> bool:
         """Whether the job ever had a master."""
-        return (self.directory / MASTER_FILE).exists()
+        return (self.directory / job_files.MASTER_FILE).exists()
 
     def _before_the_start(self) -> tuple[WorkerStatus, ...]:
         """The workers of a job that no master has begun."""
@@ -363,7 +353,7 @@ class JobHandle:
         """Whether the process that was the master last lives, or cannot be seen from here."""
         for pid in list(self._children):
             self._reap(pid)
-        known = read_master(self.directory)
+        known = job_files.read_master(self.directory)
         return known is not None and not Identity(known.machine, known.pid, known.started).is_dead()
 
     def _reap(self, pid: int) -> bool:
@@ -394,14 +384,14 @@ class PrimeMaster(JobHandle):
         path = search_path()
         require_classes(config, path)
         backend_class(backend)
-        job = JobFile(
+        job = job_files.JobFile(
             spec=config, backend=backend, options=dict(options or {}), journal=journal, standby=standby, path=path
         )
         for place in [Path(directory)] if directory is not None else _free_directories(config.name):
             place = place.resolve()
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
-                write_privately(place / JOB_FILE, job, new=True)
+                job_files.write_privately(place / job_files.JOB_FILE, job, new=True)
             except FileExistsError:
                 continue
             return cls(place)
@@ -434,5 +424,5 @@ def _free_directories(name: str) -> Iterator[Path]:
             yield place
 
 
-def _outcome(file: OutcomeFile) -> Outcome:
+def _outcome(file: job_files.OutcomeFile) -> Outcome:
     return Outcome(file.code, file.reason, file.failed_worker)

@@ -16,20 +16,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from counterpoint.sweep import lease
 from counterpoint.sweep.identity import Identity
-from counterpoint.sweep.lease import (
-    Done,
-    Held,
-    RecordAges,
-    StaysFailed,
-    Take,
-    Terms,
-    assess,
-    claimed,
-    interrupted,
-    marked_failed,
-    with_heartbeat,
-)
 from counterpoint.sweep.record import Record, RecordError, State
 from counterpoint.sweep.store import Conflict, Store, Stored, StoreError
 
@@ -181,7 +169,7 @@ class OwnedLease:
     version: str
     confirmed_at: float
     """The time when the first request of the last confirmed write was begun, by the monotonic clock."""
-    terms: Terms
+    terms: lease.Terms
     clocks: Clocks
 
     @property
@@ -195,7 +183,7 @@ class OwnedLease:
         Raises `LeaseLost`, `StoreError`.
         """
         give_up = min(self.deadline, self.clocks.monotonic() + self.terms.heartbeat)
-        yield from self._write(lambda record: with_heartbeat(record, self.clocks.wall()), give_up)
+        yield from self._write(lambda record: lease.with_heartbeat(record, self.clocks.wall()), give_up)
 
     def end(self, transition: Callable[[Record, float], Record], patience: float) -> Exchange[None]:
         """Makes the last write.
@@ -236,17 +224,17 @@ class OwnedLease:
 class Observer:
     """One worker's view of a root: its terms, its clocks, and for how long each record is unchanged."""
 
-    terms: Terms
+    terms: lease.Terms
     clocks: Clocks
     place: str = ""
     """The root, for messages."""
-    record_ages: RecordAges = field(default_factory=RecordAges)
+    record_ages: lease.RecordAges = field(default_factory=lease.RecordAges)
     owners: set[str] = field(default_factory=set)
     """The owners in whose names it has tried to claim."""
 
     def acquire(
-        self, target_id: str, terms: Terms | None = None, identity: Identity | None = None
-    ) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
+        self, target_id: str, terms: lease.Terms | None = None, identity: Identity | None = None
+    ) -> Exchange[OwnedLease | lease.Held | lease.Done | lease.StaysFailed]:
         """Claims a target if that is allowed (`lease.assess`), as a new owner each time.
 
         `terms` replace the observer's own. Raises `StoreError` when it cannot be known whether the target is claimed (it
@@ -267,39 +255,39 @@ class Observer:
                 f"{self.place}: {target_id} is SUCCESS with another configuration than it has now; give the target another id, "
                 "or move its record away to run it afresh"
             )
-        assessment = assess(record, unchanged, self.clocks.wall(), terms)
+        assessment = lease.assess(record, unchanged, self.clocks.wall(), terms)
         owner, started = uuid.uuid4().hex, self.clocks.monotonic()
         version = stored and stored.version
         give_up = started + min(CLAIM_SECONDS, terms.safe_seconds)
         try:
-            if isinstance(assessment, Take):
+            if isinstance(assessment, lease.Take):
                 self.owners.add(owner)
-                new = claimed(
+                new = lease.claimed(
                     record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall(), identity
                 )
                 version = yield from write_until_known(
                     Write(target_id, new.to_bytes(), version), self.clocks.monotonic, give_up
                 )
                 return (yield from self._in_time(OwnedLease(new, version, started, terms, self.clocks)))
-            if isinstance(assessment, Held | Done | StaysFailed):
+            if isinstance(assessment, lease.Held | lease.Done | lease.StaysFailed):
                 return assessment
             assert record is not None
-            new = marked_failed(record, owner, self.clocks.wall())
+            new = lease.marked_failed(record, owner, self.clocks.wall())
             yield from write_until_known(Write(target_id, new.to_bytes(), version), self.clocks.monotonic, give_up)
-            return StaysFailed(new)
+            return lease.StaysFailed(new)
         except Superseded as superseded:
             winner = self._record(target_id, superseded.stored)
-            return Held(0.0, winner or new)
+            return lease.Held(0.0, winner or new)
 
-    def _in_time(self, owned: OwnedLease) -> Exchange[OwnedLease | Held]:
+    def _in_time(self, owned: OwnedLease) -> Exchange[OwnedLease | lease.Held]:
         """Gives a claim back that was confirmed so late that its owner would have to stop at once."""
         if self.clocks.monotonic() < owned.deadline:
             return owned
         try:
-            yield from owned.end(interrupted, min(CLAIM_SECONDS, owned.terms.safe_seconds))
+            yield from owned.end(lease.interrupted, min(CLAIM_SECONDS, owned.terms.safe_seconds))
         except LeaseLost:
-            return Held(0.0, owned.record)
-        return Held(owned.terms.heartbeat, owned.record)
+            return lease.Held(0.0, owned.record)
+        return lease.Held(owned.terms.heartbeat, owned.record)
 
     def _record(self, target_id: str, stored: Stored | None) -> Record | None:
         if stored is None:

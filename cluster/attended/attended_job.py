@@ -12,19 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from counterpoint.cluster import job_files
 from counterpoint.cluster.attended.left_running import has_agents, left_running
 from counterpoint.cluster.attended.views import Views, shown_outcome
 from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.errors import ClusterError
-from counterpoint.cluster.job_files import (
-    JOB_FILE,
-    JOURNAL,
-    JobFile,
-    holds_job,
-    read_job,
-    read_outcome,
-    write_privately,
-)
 from counterpoint.cluster.manager.events import Outcome, StopRequested, WorkerExited
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.master.main import MasterProcess
@@ -76,7 +68,7 @@ class AttendedJob(Observer):
         `options` as of `JobFile`.
         """
         self.spec = spec
-        self._job = JobFile(spec=spec, backend=backend, options=dict(options or {}))
+        self._job = job_files.JobFile(spec=spec, backend=backend, options=dict(options or {}))
         self._directory = directory.absolute()
         self._on_change = on_change
         self._on_reload = on_reload
@@ -160,7 +152,7 @@ class AttendedJob(Observer):
     def _is_same(self) -> bool:
         """Whether what an earlier process left is this job, and it has not ended."""
         try:
-            return read_outcome(self._directory) is None and read_job(self._directory) == self._job
+            return job_files.read_outcome(self._directory) is None and job_files.read_job(self._directory) == self._job
         except ClusterError as error:
             logger.warning("what an earlier command left is not adopted: %s", error)
             return False
@@ -171,7 +163,7 @@ class AttendedJob(Observer):
         if stopped is None:
             await asyncio.to_thread(remove_directory, self._directory)
             self._directory.mkdir(parents=True, mode=0o700)
-            write_privately(self._directory / JOB_FILE, self._job)
+            job_files.write_privately(self._directory / job_files.JOB_FILE, self._job)
         return stopped
 
 
@@ -185,10 +177,10 @@ async def end_earlier(directory: Path) -> Outcome | None:
         return None
     logger.warning("what an earlier command left running is stopped first")
     lease, signalled = JobSpec.model_fields["lease_seconds"].default, None
-    if holds_job(directory):
-        earlier = read_job(directory)
+    if job_files.holds_job(directory):
+        earlier = job_files.read_job(directory)
         lease = earlier.spec.lease_seconds
-        if read_outcome(directory) is None:
+        if job_files.read_outcome(directory) is None:
             try:
                 _, signalled = await _run_master(directory, earlier, None, REPLACED)
             except ClusterError as error:
@@ -204,13 +196,13 @@ async def end_earlier(directory: Path) -> Outcome | None:
 
 async def _run_master(
     directory: Path,
-    job: JobFile,
+    job: job_files.JobFile,
     observer: Observer | None,
     stop_first: StopRequested | None = None,
     on_reload: Callable[[], object] | None = None,
 ) -> tuple[Outcome, StopRequested | None]:
     """Runs a job to its end; returns its outcome, and what a signal asked for."""
-    store = await asyncio.to_thread(open_proven, str(directory / JOURNAL))
+    store = await asyncio.to_thread(open_proven, str(directory / job_files.JOURNAL))
     process = MasterProcess(
         directory, job, store, observer=observer, stop_first=stop_first, alone=True, on_reload=on_reload
     )

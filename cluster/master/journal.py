@@ -21,19 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from counterpoint.cluster.errors import StaleMasterError
-from counterpoint.cluster.master.journal_format import (
-    ENTRY,
-    SNAPSHOT,
-    Entry,
-    JournalError,
-    Snapshot,
-    entry_key,
-    entry_of_bytes,
-    number_of,
-    snapshot_key,
-    snapshot_of_bytes,
-    to_bytes,
-)
+from counterpoint.cluster.master import journal_format as layout
+from counterpoint.cluster.master.journal_format import JournalError
 from counterpoint.sweep.lease import monotonic
 from counterpoint.sweep.protocol import Discard, Exchange, ListKeys, Read, Superseded, Write, pauses, write_until_known
 from counterpoint.sweep.store import Conflict, Stored, StoreError
@@ -46,8 +35,8 @@ ENTRIES_BEFORE_SNAPSHOT = 128
 class History:
     """A journal as read: the newest snapshot, if any, and every entry after it."""
 
-    snapshot: Snapshot | None = None
-    entries: list[Entry] = field(default_factory=list)
+    snapshot: layout.Snapshot | None = None
+    entries: list[layout.Entry] = field(default_factory=list)
 
     @property
     def last(self) -> int:
@@ -95,7 +84,7 @@ class Journal:
         self.openings: list[int] = []
         self._place = place
         self._now = now
-        self._pending: Entry | None = None
+        self._pending: layout.Entry | None = None
         self._since_snapshot = 0
         self._bytes_since = 0
         self._snapshot_bytes = 0
@@ -125,7 +114,7 @@ class Journal:
     ) -> Exchange[History]:
         """Does as `open` without appending the opening entry: the journal stays that of the last master."""
         history = yield from self._read(give_up)
-        history.entries.append(Entry(history.last + 1, self.epoch, True, events(history)))
+        history.entries.append(layout.Entry(history.last + 1, self.epoch, True, events(history)))
         self.last, self.handles, self.openings = history.last, history.handles, history.openings
         return history
 
@@ -134,46 +123,48 @@ class Journal:
     ) -> Exchange[bool]:
         """Appends the opening; returns False if others have appended and discarded so much that reading must begin anew."""
         while True:
-            opening = Entry(history.last + 1, self.epoch, True, events(history))
-            other = yield from self._create(entry_key(opening.number), to_bytes(opening), give_up)
+            opening = layout.Entry(history.last + 1, self.epoch, True, events(history))
+            other = yield from self._create(layout.entry_key(opening.number), layout.to_bytes(opening), give_up)
             history.entries.append(opening if other is None else self._entry(other, opening.number))
             if other is None:
                 break
         keys: list[str] = yield from self._patiently(ListKeys(), give_up)
-        newer = [n for key in keys if (n := number_of(key, SNAPSHOT)) is not None and n >= opening.number]
+        newer = [n for key in keys if (n := layout.number_of(key, layout.SNAPSHOT)) is not None and n >= opening.number]
         return not newer
 
     def _read(self, give_up: float) -> Exchange[History]:
         while True:
             keys: list[str] = yield from self._patiently(ListKeys(), give_up)
-            snapshots = sorted(n for key in keys if (n := number_of(key, SNAPSHOT)) is not None)
+            snapshots = sorted(n for key in keys if (n := layout.number_of(key, layout.SNAPSHOT)) is not None)
             history = History()
             if snapshots:
-                stored: Stored | None = yield from self._patiently(Read(snapshot_key(snapshots[-1])), give_up)
+                stored: Stored | None = yield from self._patiently(Read(layout.snapshot_key(snapshots[-1])), give_up)
                 if stored is None:
                     continue  # A later snapshot has replaced it since.
-                history.snapshot = snapshot_of_bytes(stored.data, snapshots[-1], self._place)
+                history.snapshot = layout.snapshot_of_bytes(stored.data, snapshots[-1], self._place)
                 self._check_epoch(history.snapshot.epoch, snapshots[-1])
-            while (stored := (yield from self._patiently(Read(entry_key(history.last + 1)), give_up))) is not None:
+            while (
+                stored := (yield from self._patiently(Read(layout.entry_key(history.last + 1)), give_up))
+            ) is not None:
                 history.entries.append(self._entry(stored, history.last + 1))
             keys = yield from self._patiently(ListKeys(), give_up)
-            if any((number_of(key, SNAPSHOT) or 0) > history.last for key in keys):
+            if any((layout.number_of(key, layout.SNAPSHOT) or 0) > history.last for key in keys):
                 continue  # Another master has appended and discarded meanwhile.
             self._check_no_gap(history, keys)
             return history
 
     def _check_no_gap(self, history: History, keys: Sequence[str]) -> None:
-        later = [n for key in keys if (n := number_of(key, ENTRY)) is not None and n > history.last + 1]
-        if later and entry_key(history.last + 1) not in keys:
+        later = [n for key in keys if (n := layout.number_of(key, layout.ENTRY)) is not None and n > history.last + 1]
+        if later and layout.entry_key(history.last + 1) not in keys:
             raise JournalError(
-                f"{self._place}: {entry_key(history.last + 1)} of the journal is missing, and {entry_key(min(later))} exists. "
-                "The state of the job cannot be told from here on: restore the object from a copy, or start the job in "
-                "another directory"
+                f"{self._place}: {layout.entry_key(history.last + 1)} of the journal is missing, and "
+                f"{layout.entry_key(min(later))} exists. The state of the job cannot be told from here on: restore the object "
+                "from a copy, or start the job in another directory"
             )
 
-    def _entry(self, stored: Stored, number: int) -> Entry:
+    def _entry(self, stored: Stored, number: int) -> layout.Entry:
         """Reads an entry. Raises `StaleMasterError` for one of a later master."""
-        entry = entry_of_bytes(stored.data, number, self._place)
+        entry = layout.entry_of_bytes(stored.data, number, self._place)
         if not (entry.opening and entry.epoch == self.epoch):
             self._check_epoch(entry.epoch, number)
         return entry
@@ -189,16 +180,16 @@ class Journal:
 
     def append(
         self, events: Sequence[Mapping[str, Any]], handles: Mapping[str, Any] | None = None, give_up: float = math.inf
-    ) -> Exchange[Entry]:
+    ) -> Exchange[layout.Entry]:
         """Makes events durable, and the backend's changed handles; returns their entry.
 
         Raises `EntryTooLarge` before anything is written; `StaleMasterError` if a later master has opened the journal;
         `StoreError` once `give_up` has passed: whether it is written is then not known, and `retry` must follow.
         """
         assert self._pending is None, "an entry is not known to be written; retry it first"
-        self._pending = Entry(self.last + 1, self.epoch, False, events, handles or {})
+        self._pending = layout.Entry(self.last + 1, self.epoch, False, events, handles or {})
         try:
-            to_bytes(self._pending)
+            layout.to_bytes(self._pending)
         except BaseException:
             self._pending = None
             raise
@@ -209,17 +200,17 @@ class Journal:
         """Whether it is not known that the last entry is written."""
         return self._pending is not None
 
-    def retry(self, give_up: float = math.inf) -> Exchange[Entry]:
+    def retry(self, give_up: float = math.inf) -> Exchange[layout.Entry]:
         """Goes on with the append that `StoreError` ended. Raises as `append` does."""
         entry = self._pending
         assert entry is not None, "there is nothing to be written"
-        data = to_bytes(entry)
-        other = yield from self._create(entry_key(entry.number), data, give_up)
+        data = layout.to_bytes(entry)
+        other = yield from self._create(layout.entry_key(entry.number), data, give_up)
         if other is not None:
             self._entry(other, entry.number)
             raise JournalError(
-                f"{self._place}: {entry_key(entry.number)} was written by an earlier master than that of epoch {self.epoch}, "
-                "after the latter had opened the journal: the storage does not keep its conditions"
+                f"{self._place}: {layout.entry_key(entry.number)} was written by an earlier master than that of epoch "
+                f"{self.epoch}, after the latter had opened the journal: the storage does not keep its conditions"
             )
         self._pending = None
         self.last = entry.number
@@ -252,27 +243,27 @@ class Journal:
         """Whether so much was appended since the last snapshot that another is worth its bytes."""
         return self._since_snapshot >= ENTRIES_BEFORE_SNAPSHOT and self._bytes_since >= self._snapshot_bytes
 
-    def take_snapshot(self, state: Mapping[str, Any]) -> Snapshot:
+    def take_snapshot(self, state: Mapping[str, Any]) -> layout.Snapshot:
         """Returns the snapshot at the last entry, whose fold is `state`; `write_snapshot` makes it durable."""
         self._since_snapshot = self._bytes_since = 0
-        return Snapshot(self.last, self.epoch, state, dict(self.handles), tuple(self.openings))
+        return layout.Snapshot(self.last, self.epoch, state, dict(self.handles), tuple(self.openings))
 
-    def write_snapshot(self, snapshot: Snapshot) -> Exchange[None]:
+    def write_snapshot(self, snapshot: layout.Snapshot) -> Exchange[None]:
         """Makes a snapshot durable, and then discards what came before it, except the openings.
 
         May run beside an append. Raises `StoreError`, after which nothing is missing, and `EntryTooLarge`.
         """
-        data = to_bytes(snapshot)
+        data = layout.to_bytes(snapshot)
         self._snapshot_bytes = len(data)
         try:
-            yield Write(snapshot_key(snapshot.number), data, None)
+            yield Write(layout.snapshot_key(snapshot.number), data, None)
         except Conflict:  # The answer of an earlier try was lost: what is there is the fold of the same entries.
-            stored: Stored | None = yield Read(snapshot_key(snapshot.number))
+            stored: Stored | None = yield Read(layout.snapshot_key(snapshot.number))
             if stored is not None:
-                snapshot_of_bytes(stored.data, snapshot.number, self._place)
+                layout.snapshot_of_bytes(stored.data, snapshot.number, self._place)
         kept = set(snapshot.openings)
         for key in (yield ListKeys()):
-            entry, earlier = number_of(key, ENTRY), number_of(key, SNAPSHOT)
+            entry, earlier = layout.number_of(key, layout.ENTRY), layout.number_of(key, layout.SNAPSHOT)
             is_old = entry is not None and entry <= snapshot.number and entry not in kept
             if is_old or (earlier is not None and earlier < snapshot.number):
                 yield Discard(key)

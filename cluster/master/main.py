@@ -20,22 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from counterpoint.cluster import job_files
 from counterpoint.cluster.backends.base import Backend
 from counterpoint.cluster.errors import CapacityError, ClusterError
-from counterpoint.cluster.job_files import (
-    JOURNAL,
-    MASTER_FILE,
-    MASTER_LOG,
-    OUTCOME_FILE,
-    JobFile,
-    MasterFile,
-    OutcomeFile,
-    control_path,
-    read_job,
-    read_master,
-    read_outcome,
-    write_privately,
-)
 from counterpoint.cluster.manager.events import LONGEST_REASON, Outcome, StopRequested
 from counterpoint.cluster.master import queries
 from counterpoint.cluster.master.backend_choice import open_backend
@@ -82,7 +69,7 @@ class MasterProcess:
     def __init__(
         self,
         directory: Path,
-        job: JobFile,
+        job: job_files.JobFile,
         store: Store,
         *,
         is_standby: bool = False,
@@ -109,7 +96,7 @@ class MasterProcess:
         self._alone = alone
         self._on_reload = on_reload
         self._failures = 0
-        self.outcome: OutcomeFile | None = None
+        self.outcome: job_files.OutcomeFile | None = None
         """How the job ended, if this process knows it."""
         self.signalled: StopRequested | None = None
         """What the first signal asked for."""
@@ -151,7 +138,7 @@ class MasterProcess:
                     result = await self._term(mastership)
                 finally:
                     await asyncio.to_thread(mastership.give_back)
-                if isinstance(result, OutcomeFile):
+                if isinstance(result, job_files.OutcomeFile):
                     return result.code
                 former = result
         except MasterHeld as error:
@@ -175,7 +162,7 @@ class MasterProcess:
         """Takes the mastership. Blocks. Raises `MasterHeld`, `StoreError`."""
 
         def predecessor() -> tuple[int, Identity] | None:
-            known = read_master(self._directory)
+            known = job_files.read_master(self._directory)
             if known is None:
                 return None
             return known.epoch, Identity(known.machine, known.pid, known.started)
@@ -209,20 +196,20 @@ class MasterProcess:
         if master.durable.trouble:
             master.lose(master.durable.trouble)
 
-    def _read_outcome(self) -> OutcomeFile | None:
-        self.outcome = read_outcome(self._directory)
+    def _read_outcome(self) -> job_files.OutcomeFile | None:
+        self.outcome = job_files.read_outcome(self._directory)
         return self.outcome
 
     # --- one term ---
 
-    async def _term(self, mastership: Mastership) -> OutcomeFile | Backend | None:
+    async def _term(self, mastership: Mastership) -> job_files.OutcomeFile | Backend | None:
         """Runs one term. Returns the job's outcome, or the backend that goes on to inform the agents, or None."""
         me = Identity.of_this_process()
         epoch = mastership.epoch
         logger.info("master of %s with epoch %d, process %d", self._job.spec.name, epoch, me.pid)
         with contextlib.suppress(OSError):  # a full disk; it only makes a takeover quicker
-            file = MasterFile(epoch=epoch, machine=me.machine, pid=me.pid, started=me.started)
-            write_privately(self._directory / MASTER_FILE, file)
+            file = job_files.MasterFile(epoch=epoch, machine=me.machine, pid=me.pid, started=me.started)
+            job_files.write_privately(self._directory / job_files.MASTER_FILE, file)
         backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
         master = MasterTerm(
             Orders(self._job.spec, self._directory, self._job.path),
@@ -253,7 +240,7 @@ class MasterProcess:
         except Exception as error:
             logger.exception("the master failed")
             self._failures += 1
-            log = "the output of this command" if self._alone else f"{self._directory}/{MASTER_LOG}"
+            log = "the output of this command" if self._alone else f"{self._directory}/{job_files.MASTER_LOG}"
             reason = f"the master failed: {error!r}"[: LONGEST_REASON - 200] + f"; see {log}"
             if self._failures < 2 and not isinstance(error, ClusterError):
                 self._stop_first = StopRequested(reason, 1, "", 0.0)
@@ -292,26 +279,28 @@ class MasterProcess:
 
     async def _listen(self) -> None:
         if self._control is None:
-            self._control = ControlServer(control_path(self._directory), self._answer)
+            self._control = ControlServer(job_files.control_path(self._directory), self._answer)
             await self._control.start()
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._master is not None
         return await queries.answer(self._master, self._directory, request)
 
-    async def _end(self, backend: Backend, master: MasterTerm, outcome: Outcome) -> OutcomeFile:
+    async def _end(self, backend: Backend, master: MasterTerm, outcome: Outcome) -> job_files.OutcomeFile:
         """Ends what is left of the job, and writes how it ended: whoever is not alone needs to know."""
         await _closed(backend, end=True)
         if self._standby is not None:
             await self._standby.end()
         status = queries.status(master, self._directory)
         status["stage"] = "STOPPED"
-        file = OutcomeFile(code=outcome.code, reason=outcome.reason, failed_worker=outcome.failed_worker, status=status)
+        file = job_files.OutcomeFile(
+            code=outcome.code, reason=outcome.reason, failed_worker=outcome.failed_worker, status=status
+        )
         self.outcome = file
         self._faults.reach("before_outcome")
         while True:
             try:
-                await asyncio.to_thread(write_privately, self._directory / OUTCOME_FILE, file)
+                await asyncio.to_thread(job_files.write_privately, self._directory / job_files.OUTCOME_FILE, file)
                 break
             except OSError as error:
                 logger.error("the outcome cannot be written: %s", error)
@@ -346,8 +335,8 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
     directory = given.directory.resolve()
     try:
-        job = read_job(directory)
-        store = open_proven(job.journal or str(directory / JOURNAL))
+        job = job_files.read_job(directory)
+        store = open_proven(job.journal or str(directory / job_files.JOURNAL))
         standby = Standby(directory) if given.keep_standby else None
         process = MasterProcess(directory, job, store, is_standby=given.standby, standby=standby)
         return asyncio.run(process.run())

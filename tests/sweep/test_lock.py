@@ -292,7 +292,7 @@ def test_a_heartbeat_that_breaks_is_told_and_logged(
     def broken(record: Record, wall_time: float) -> Record:
         raise MemoryError("injected")
 
-    monkeypatch.setattr("counterpoint.sweep.protocol.with_heartbeat", broken)
+    monkeypatch.setattr("counterpoint.sweep.lease.with_heartbeat", broken)
     with (
         pytest.raises(LeaseLost, match=r"the heartbeat failed: MemoryError"),
         holding(claim(TroubledStore(), PATIENT), Interruptions()) as held,

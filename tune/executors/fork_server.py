@@ -32,14 +32,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from counterpoint.transport.process.launch import (
-    become_subreaper,
-    die_with_parent,
-    kill_all,
-    kill_descendants,
-    orphans,
-    reap,
-)
+from counterpoint.transport.process import launch
 from counterpoint.tune.executors.trial_process import run_trial
 from counterpoint.tune.registry import load_module
 
@@ -61,7 +54,7 @@ class ForkServer:
 
     def run(self) -> None:
         """Serves until the executor is gone."""
-        become_subreaper()
+        launch.become_subreaper()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         self._say(kind="ready")
@@ -98,12 +91,12 @@ class ForkServer:
         return True
 
     def _tell_of_ends(self) -> None:
-        for pid, code in reap():
+        for pid, code in launch.reap():
             slot = self._minders.pop(pid, None)
             if slot is None:
                 continue
             if code > 128:  # the minder itself was killed, or has killed its trial: what it left is here
-                kill_all(orphans([*self._minders]))
+                launch.kill_all(launch.orphans([*self._minders]))
             self._say(kind="exited", slot=slot, code=code)
 
     def _fork(self, slot: int, connection: int, crash: int) -> None:
@@ -129,7 +122,7 @@ class ForkServer:
             code = mind(trial, (connection, crash), os.getppid())
         except BaseException as error:  # noqa: BLE001 - a fork never returns to its server's code
             os.write(2, f"the minder of a trial failed: {error!r}\n".encode())
-            kill_descendants()
+            launch.kill_descendants()
         finally:
             os._exit(code)
 
@@ -147,8 +140,8 @@ def mind(run: Callable[[int], NoReturn], descriptors: Sequence[int], parent: int
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    become_subreaper()
-    die_with_parent(signal.SIGHUP, parent)
+    launch.become_subreaper()
+    launch.die_with_parent(signal.SIGHUP, parent)
     os.setpgid(0, 0)
     minder = os.getpid()
     child = os.fork()
@@ -159,12 +152,12 @@ def mind(run: Callable[[int], NoReturn], descriptors: Sequence[int], parent: int
     while True:
         number = signal.sigwait(_WATCHED)
         if number != signal.SIGCHLD:
-            kill_descendants()
+            launch.kill_descendants()
             return 128 + signal.SIGKILL
-        codes = dict(reap())
+        codes = dict(launch.reap())
         if child in codes:
             if _has_children():
-                kill_descendants()
+                launch.kill_descendants()
             return codes[child]
 
 
@@ -179,7 +172,7 @@ def _has_children() -> bool:
 def _become_trial(connection: int, crash: int, minder: int) -> NoReturn:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        die_with_parent(signal.SIGKILL, minder)
+        launch.die_with_parent(signal.SIGKILL, minder)
         _seed_anew()
         run_trial(connection, crash)
     finally:

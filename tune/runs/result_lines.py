@@ -8,15 +8,8 @@ from pathlib import Path
 
 from counterpoint.job.inspection.metrics_lines import Follower, Line
 from counterpoint.transport.files.untrusted import UntrustedFileError
-from counterpoint.tune.result import (
-    DONE,
-    EPISODES_THIS_ITER,
-    TIME_THIS_ITER_S,
-    TIME_TOTAL_S,
-    TIMESTEPS_THIS_ITER,
-    TRAINING_ITERATION,
-    Result,
-)
+from counterpoint.tune import result as keys
+from counterpoint.tune.result import Result
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +25,9 @@ class ResultLines:
         self._follower = Follower(metrics_file)
         self.newest = int(last.get("step", 0))
         """The newest step that was read."""
-        self._offset = int(last.get(TRAINING_ITERATION, 0)) - self.newest
+        self._offset = int(last.get(keys.TRAINING_ITERATION, 0)) - self.newest
         """A result's `training_iteration` minus its step: not 0 in a run that has copied another."""
-        self._total = float(last.get(TIME_TOTAL_S, 0.0))
+        self._total = float(last.get(keys.TIME_TOTAL_S, 0.0))
         self._previous = float(last.get("time", 0.0))
         self._waiting: deque[Line] = deque()
         self.started_at = 0.0
@@ -60,12 +53,12 @@ class ResultLines:
         line = self._waiting.popleft()
         seconds = self._advance(line)
         return line | {
-            TRAINING_ITERATION: self.iteration_of(line["step"]),
-            TIME_THIS_ITER_S: seconds,
-            TIME_TOTAL_S: self._total,
-            TIMESTEPS_THIS_ITER: int(line.get("tokens/completion", 0)),
-            EPISODES_THIS_ITER: int(line.get("rollouts/completed", 0)),
-            DONE: False,  # the end is an event of its own: the last step must be durable first
+            keys.TRAINING_ITERATION: self.iteration_of(line["step"]),
+            keys.TIME_THIS_ITER_S: seconds,
+            keys.TIME_TOTAL_S: self._total,
+            keys.TIMESTEPS_THIS_ITER: int(line.get("tokens/completion", 0)),
+            keys.EPISODES_THIS_ITER: int(line.get("rollouts/completed", 0)),
+            keys.DONE: False,  # the end is an event of its own: the last step must be durable first
         }
 
     def skip_to(self, step: int) -> None:

@@ -17,19 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from counterpoint.tune import result as keys
 from counterpoint.tune.json_values import as_json
-from counterpoint.tune.result import (
-    DONE,
-    EPISODES_THIS_ITER,
-    EPISODES_TOTAL,
-    TIME_THIS_ITER_S,
-    TIME_TOTAL_S,
-    TIMESTEPS_THIS_ITER,
-    TIMESTEPS_TOTAL,
-    TRAINING_ITERATION,
-    TRIAL_ID,
-    Result,
-)
+from counterpoint.tune.result import Result
 from counterpoint.tune.trainable import saved_state
 from counterpoint.tune.trainable.saved_state import Progress
 
@@ -112,25 +102,25 @@ class Trainable:
     def _complete(self, metrics: Result, seconds: float) -> Result:
         result: Result = as_json(metrics, "the result", finite=False)
         self._saved = None
-        seconds = result.setdefault(TIME_THIS_ITER_S, seconds)
+        seconds = result.setdefault(keys.TIME_THIS_ITER_S, seconds)
         for counted in (self._progress, self._since_restore):
             counted.iteration += 1
             counted.time_total += seconds
-            if result.get(TIMESTEPS_THIS_ITER) is not None:
-                counted.timesteps_total = (counted.timesteps_total or 0) + result[TIMESTEPS_THIS_ITER]
-            if result.get(EPISODES_THIS_ITER) is not None:
-                counted.episodes_total = (counted.episodes_total or 0) + result[EPISODES_THIS_ITER]
-        result.setdefault(DONE, False)
+            if result.get(keys.TIMESTEPS_THIS_ITER) is not None:
+                counted.timesteps_total = (counted.timesteps_total or 0) + result[keys.TIMESTEPS_THIS_ITER]
+            if result.get(keys.EPISODES_THIS_ITER) is not None:
+                counted.episodes_total = (counted.episodes_total or 0) + result[keys.EPISODES_THIS_ITER]
+        result.setdefault(keys.DONE, False)
         if self._progress.timesteps_total is not None:
-            result.setdefault(TIMESTEPS_TOTAL, self._progress.timesteps_total)
+            result.setdefault(keys.TIMESTEPS_TOTAL, self._progress.timesteps_total)
         if self._progress.episodes_total is not None:
-            result.setdefault(EPISODES_TOTAL, self._progress.episodes_total)
+            result.setdefault(keys.EPISODES_TOTAL, self._progress.episodes_total)
         now = datetime.now()
         result.setdefault("timestamp", int(now.timestamp()))
         return result | {
-            TRAINING_ITERATION: self._progress.iteration,
-            TIME_TOTAL_S: self._progress.time_total,
-            TRIAL_ID: self.trial_id,
+            keys.TRAINING_ITERATION: self._progress.iteration,
+            keys.TIME_TOTAL_S: self._progress.time_total,
+            keys.TRIAL_ID: self.trial_id,
             "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
             "pid": os.getpid(),
             "hostname": socket.gethostname(),

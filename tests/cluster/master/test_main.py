@@ -180,7 +180,7 @@ async def test_a_full_disk_does_not_keep_one_that_is_alone_from_ending_in_order(
     run = asyncio.create_task(master.run())
     await until(lambda: "start task-0 1" in world.commands)
     monkeypatch.setattr(LocalStore, "_write_partial", full)
-    monkeypatch.setattr(main_module, "write_privately", full)
+    monkeypatch.setattr("counterpoint.cluster.job_files.write_privately", full)
     if asked != "at once":
         await until(lambda: "lease lost" in caplog.text)
     os.kill(os.getpid(), signal.SIGTERM)
