@@ -41,7 +41,7 @@ def rollout_table(where: str, records: Sequence[RolloutRecord]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for record in sorted(records, key=lambda record: (record.reward is None, -(record.reward or 0.0))):
-        table.add_row(*(Text(_one_line(cell[:LONGEST_CELL])) for cell in _cells(record)))
+        table.add_row(*(Text(_one_line(clipped(cell, LONGEST_CELL))) for cell in _cells(record)))
     return table
 
 

@@ -16,7 +16,7 @@ from counterpoint.job.inspection.redaction import redact_line
 from counterpoint.job.number_format import duration
 from counterpoint.serve.readers.job_facts import JobFacts
 from counterpoint.serve.readers.problems import Problem
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import clipped
 
 GONE_SECONDS = 30.0
 """A problem has ended once it was not seen for so long: one that comes and goes is one."""
@@ -88,7 +88,7 @@ class Ledger:
                 self._told[key] = {
                     "severity": problem.severity,
                     "since": problem.since,
-                    "reason": shortened(problem.reason, LONGEST_MESSAGE),
+                    "reason": clipped(problem.reason, LONGEST_MESSAGE),
                     "gone": None,
                 }
             else:
@@ -146,7 +146,7 @@ def body_of(notice: Notice, job_id: str, page: str, now: float) -> dict[str, Any
 
     The message may have text of a run's own: what looks like a secret is hidden, and it is cut at `LONGEST_MESSAGE` characters.
     """
-    message = shortened(redact_line(" ".join(notice.message.split())), LONGEST_MESSAGE)
+    message = clipped(redact_line(" ".join(notice.message.split())), LONGEST_MESSAGE)
     run = notice.runs[0] if len(notice.runs) == 1 else ""
     link = f"{page.rstrip('/')}/#/jobs/{quote(job_id, safe='')}" + (f"/runs/{quote(run, safe='')}" if run else "")
     names = ", ".join(notice.runs[:SHOWN_RUNS]) + (" and more" if len(notice.runs) > SHOWN_RUNS else "")

@@ -11,7 +11,7 @@ from counterpoint.serve.jobs import Kind as JobKind
 from counterpoint.serve.readers.job_facts import JobFacts, JobReader, RunFacts
 from counterpoint.serve.readers.problems import Kind, Problem, problems_of
 from counterpoint.transport.config import Config, Identifier
-from counterpoint.transport.printable import printable
+from counterpoint.transport.printable import clipped, printable
 
 LONGEST_TEXT = 2_000
 """Characters of a reason, or of another text that a guest may have written."""
@@ -260,7 +260,7 @@ def _worker_entry(worker: dict[str, Any]) -> WorkerEntry:
 
 
 def _text(text: str) -> str:
-    return printable(text[:LONGEST_TEXT])
+    return printable(clipped(text, LONGEST_TEXT))
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (

@@ -14,7 +14,7 @@ from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter
 from counterpoint.serve.readers.rollouts.step_indexes import Progress, StepIndexes, listed_steps, moment
 from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
-from counterpoint.transport.printable import printable
+from counterpoint.transport.printable import clipped, printable
 
 RUN = "/jobs/{job}/runs/{run}"
 ROLLOUT = RUN + "/steps/{step}/rollouts/{number}"
@@ -164,7 +164,9 @@ def entry_of(placed: Placed, record: RolloutRecord | None) -> RolloutEntry:
         reward=row.reward,
         advantage=row.advantage,
         outcome=row.outcome,
-        reason="" if record is None else name_of(record.error or record.filtered_by or record.dropped),
+        reason=""
+        if record is None
+        else name_of(clipped(record.error or record.filtered_by or record.dropped or "", 200)),
         turns=row.turns,
         completion_tokens=row.completion_tokens,
         players=list(row.players),

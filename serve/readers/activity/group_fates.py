@@ -20,6 +20,7 @@ from counterpoint.serve.readers.activity.span_files import NEWEST_BYTES
 from counterpoint.transport.files.json_lines import object_in
 from counterpoint.transport.files.rotated_lines import RotatedReader
 from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.printable import clipped
 
 MAX_STEPS = 2_000
 """The newest, that are kept."""
@@ -172,4 +173,4 @@ def _time(line: Mapping[str, Any]) -> float | None:
 
 
 def _text(value: object) -> str:
-    return value[:MAX_TEXT] if isinstance(value, str) else ""
+    return clipped(value, MAX_TEXT) if isinstance(value, str) else ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from counterpoint.environments.chat import Chat
-from counterpoint.environments.gateway.agent import AgentEnvironment
+from counterpoint.environments.gateway.agent import AgentEnvironment, AgentRefused
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.transport.records import Rollout
 from tests.support.polling import until
@@ -153,8 +153,9 @@ async def scored(example: Any, rollout: Rollout) -> float:
     ],
 )
 async def test_an_agent_that_fails_costs_its_rollout(chat: Chat, code: str, error: str) -> None:
-    with pytest.raises((RuntimeError, ValueError), match=error):
+    with pytest.raises((RuntimeError, ValueError), match=error) as caught:
         await played(agent(code), chat, "x")
+    assert isinstance(caught.value, AgentRefused) == ("refused request: 400" in error), "no repetition would help"
 
 
 async def test_only_named_variables_are_passed_on(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
