@@ -134,7 +134,7 @@ class Components:
         newest_step = checkpoint.step if checkpoint is not None else 0
         try:
             self._telemetry = resources.enter_context(RunTelemetry(config, health.lag))
-            link = open_link(config.transport, config.output_dir, config.run_id, reports.outages)
+            link = open_link(config.transport, config.output_dir, reports.outages)
             self._servers = InferencePool(
                 config.inference, operator_file=config.output_dir / OPERATOR_FILE, outages=reports.outages
             )

@@ -1,9 +1,9 @@
 """Batches and messages as frames, and as one file of the same frames.
 
-A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`, with its session after the kind when it is sent. A
-batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
-Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length cannot make
-the receiver allocate. `docs/contracts.md` has the tables.
+A message is `[kind, run's id, header]`, a batch `[b"BATCH", header, sidecar...]`, with its run's id and its session after the
+kind when it is sent. A batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then
+one a sidecar. Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length
+cannot make the receiver allocate. `docs/contracts.md` has the tables.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from counterpoint.transport.arrays import CodecError, pack_arrays, specification, unpack_arrays, view_array
+from counterpoint.transport.arrays import CodecError, specification, view_array
+from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.direct import write_new_file
 from counterpoint.transport.messages import (
@@ -41,33 +43,6 @@ from counterpoint.transport.records import COLUMNS, OPTIONAL_COLUMNS, REQUIRED_C
 from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown, unpacked
 from counterpoint.transport.validation import MAX_NAME_LENGTH, validate
-
-__all__ = [
-    "BATCH",
-    "FILE_ALIGNMENT",
-    "INDEXED_MAGIC",
-    "MAX_FRAMES",
-    "Buffer",
-    "CodecError",
-    "Message",
-    "Place",
-    "decode",
-    "decode_message",
-    "digest_of",
-    "encode",
-    "encode_message",
-    "encode_offer",
-    "file_buffers",
-    "frames_size",
-    "index_of",
-    "pack_arrays",
-    "read_file",
-    "read_frames",
-    "split_offer",
-    "unpack_arrays",
-    "validate",
-    "write_file",
-]
 
 Message = Hello | Ready | Waiting | Acknowledged | Published | Rejected | Commit | Evicted | Bye
 
@@ -93,6 +68,10 @@ _KINDS: dict[bytes, type[Message]] = {
     b"BYE": Bye,
 }
 _NAMES = {message: kind for kind, message in _KINDS.items()}
+_FIELDS = {message: [field.name for field in dataclasses.fields(message)] for message in _NAMES}
+_FRAMES = {b"HELLO": (2,), b"REJECTED": (2, 3)}
+"""How many frames a message has, where it is not three."""
+_RUN_ID = re.compile(IDENTIFIER_PATTERN.encode())
 _PREAMBLE = 5
 """Values of a header's first list before the names of the optional columns."""
 _ARRAYS_AT_ONCE = 256
@@ -258,12 +237,12 @@ def frames_size(frames: Sequence[Buffer]) -> int:
 
 
 def encode_offer(offer: Offer) -> list[Buffer]:
-    """Returns the frames of a batch that is sent: kind, session, then those of `encode` after the kind.
+    """Returns the frames of a batch that is sent: kind, run's id, session, then those of `encode` after the kind.
 
     Raises as `encode` does.
     """
     kind, *rest = encode(offer.batch)
-    return [kind, _SESSION.pack(offer.session), *rest]
+    return [kind, offer.batch.run_id.encode(), _SESSION.pack(offer.session), *rest]
 
 
 def split_offer(frames: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
@@ -271,39 +250,50 @@ def split_offer(frames: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
 
     Raises `CodecError` when there is no session.
     """
-    if len(frames) < 2 or as_bytes_view(frames[1]).nbytes != _SESSION.size:
-        raise CodecError(f"a batch of {len(frames)} frames whose second is no session of {_SESSION.size} bytes")
-    (session,) = _SESSION.unpack(as_bytes_view(frames[1]))
-    return session, [frames[0], *frames[2:]]
+    if len(frames) < 3 or as_bytes_view(frames[2]).nbytes != _SESSION.size:
+        raise CodecError(f"a batch of {len(frames)} frames whose third is no session of {_SESSION.size} bytes")
+    (session,) = _SESSION.unpack(as_bytes_view(frames[2]))
+    return session, [frames[0], *frames[3:]]
 
 
 # --- messages ---
 
 
-def encode_message(message: Message) -> list[Buffer]:
-    """Returns the two frames of a message. Long reasons are cut."""
-    fields = dataclasses.asdict(message)
-    fields = {name: value[:MAX_REASON_LENGTH] if isinstance(value, str) else value for name, value in fields.items()}
-    return [_NAMES[type(message)], msgpack.packb(fields)]
+def run_of(frames: Sequence[Buffer]) -> str:
+    """Returns the id of the run that a message or a batch that was sent names; empty if it names none, as a `Hello`."""
+    named = bytes(as_bytes_view(frames[1])[:128]) if len(frames) > 2 else b""
+    return named.decode() if _RUN_ID.fullmatch(named) else ""
+
+
+def encode_message(message: Message, run_id: str = "") -> list[Buffer]:
+    """Returns the frames of a message: kind, its run's id, header. Long reasons are cut.
+
+    A `Hello` has no frame for the id, nor has the `Rejected` that answers it: other versions read these two.
+    """
+    kind = type(message)
+    values = ((name, getattr(message, name)) for name in _FIELDS[kind])
+    fields = {name: value[:MAX_REASON_LENGTH] if isinstance(value, str) else value for name, value in values}
+    return [_NAMES[kind], *([run_id.encode()] if run_id else []), msgpack.packb(fields)]
 
 
 def decode_message(frames: Sequence[Buffer]) -> Message:
-    """Returns the message of `frames`. Raises `CodecError` for anything else.
+    """Returns the message of `frames`; `run_of` says whose it is. Raises `CodecError` for anything else.
 
     The protocol of a `Hello` is compared before its fields, since those of another version may be others.
     """
     kind = bytes(as_bytes_view(frames[0])[:16]) if frames else b""
-    if kind not in _KINDS or len(frames) != 2 or as_bytes_view(frames[1]).nbytes > MAX_MESSAGE_BYTES:
+    expected_frames = _FRAMES.get(kind, (3,))
+    if kind not in _KINDS or len(frames) not in expected_frames or as_bytes_view(frames[-1]).nbytes > MAX_MESSAGE_BYTES:
         raise CodecError(
             f"{len(frames)} frames of {frames_size(frames)} bytes and kind {kind!r} are no message we know"
         )
-    fields = unpacked(frames[1], f"{kind.decode()}: its header", CodecError)
+    fields = unpacked(frames[-1], f"{kind.decode()}: its header", CodecError)
     if kind == b"HELLO" and isinstance(fields, dict) and fields.get("protocol") != PROTOCOL_VERSION:
         raise CodecError(
             f"run {shown(fields.get('run_id'))} has protocol {shown(fields.get('protocol'))}, and this trainer has "
             f"{PROTOCOL_VERSION}; install one version at both ends"
         )
-    expected = [field.name for field in dataclasses.fields(_KINDS[kind])]
+    expected = _FIELDS[_KINDS[kind]]
     if not isinstance(fields, dict) or set(fields) != set(expected):
         raise CodecError(f"{kind.decode()}: {shown(fields)}; expected {', '.join(expected)}")
     return typed(fields, _KINDS[kind], kind.decode(), CodecError)

@@ -9,10 +9,11 @@ from msgspec import Meta
 
 from counterpoint.transport.records import Batch
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained.
 3: a HELLO says what cannot be sent again, and which process of the run it is; a READY names the newest batch.
-4: a PUBLISHED says which weights are there."""
+4: a PUBLISHED says which weights are there.
+5: every message names its run, so that one connection serves many."""
 
 NO_LIMIT = 2**62
 MAX_REASON_LENGTH = 2**10

@@ -169,7 +169,7 @@ async def rig(
     async with AsyncExitStack() as resources:
         resources.enter_context(consumer(transport, output_dir, header.step))
         merge_chunk = await resources.enter_async_context(MergeProcess()) if process_pool else None
-        link = open_link(transport, output_dir, header.run_id)
+        link = open_link(transport, output_dir)
         sender = Sender(link, run_dir, header.run_id, header.step - 1, transport.largest_batch)
         resources.push_async_callback(sender.close)
         tasks = await resources.enter_async_context(asyncio.TaskGroup())

@@ -36,6 +36,7 @@ from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.json_lines import append_line
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import Batch, Rollout, Sample
+from counterpoint.transport.validation import validate
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 """Merges rollouts outside the loop's thread."""
@@ -97,7 +98,7 @@ class StepBoundary:
     def _assemble(self, step: int, samples: Sequence[Sample]) -> tuple[Batch, int]:
         batch = assemble_batch(self.run_id, step, samples)
         # Every resume would send again a committed batch that the trainer refuses.
-        codec.validate(batch)
+        validate(batch)
         return batch, batch.nbytes
 
     def record(

@@ -27,6 +27,7 @@ from counterpoint.orchestrator.step.delivery import (
     SendCommit,
 )
 from counterpoint.transport import codec
+from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import (
     NO_LIMIT,
@@ -43,7 +44,7 @@ from counterpoint.transport.messages import (
 from counterpoint.transport.outages import Outage
 from counterpoint.transport.records import Batch
 from counterpoint.transport.telemetry.spans import SpanLog, now
-from counterpoint.transport.wires.base import TrainerLink
+from counterpoint.transport.wires.link import TrainerLink
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +246,7 @@ class Sender:
                 batch = await in_thread(codec.read_file, self._batch_file(step), self._largest_batch)
         except FileNotFoundError:
             return
-        except codec.CodecError as error:
+        except CodecError as error:
             logger.warning("the trainer's batch of step %d cannot be compared: %s", step, error)
             return
         self._digests[step] = await in_thread(codec.digest_of, batch)
@@ -316,7 +317,7 @@ class Sender:
                 f"the trainer asks for step {due.step} again, but {path} is gone: it was deleted once the trainer had "
                 f"reported the step durable (up to {self.durable_step}). Resume the trainer from its newest checkpoint"
             ) from None
-        except codec.CodecError as error:
+        except CodecError as error:
             raise MissingBatchError(
                 f"the trainer asks for step {due.step} again, but its record is unusable: {error}"
             ) from error

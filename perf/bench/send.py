@@ -57,7 +57,7 @@ async def _send(directory: Path, batch: Batch, rounds: int) -> tuple[LagTrace, l
     bare = []
     address = f"ipc://{directory}/bare.sock"
     with consumer(transport, directory), bare_consumer(address):
-        sender = Sender(open_link(transport, directory, RUN_ID), directory, RUN_ID, 0, transport.largest_batch)
+        sender = Sender(open_link(transport, directory), directory, RUN_ID, 0, transport.largest_batch)
         serving = asyncio.create_task(sender.run())
         await sender.wait_ready(60.0)
         async with LagTrace() as trace:

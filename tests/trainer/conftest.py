@@ -138,12 +138,14 @@ def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: A
 
 
 def occupy_slot(registry: RunRegistry, config: RunConfig, step: int = 0) -> Run:
-    """Admits a run to slot 0 of a registry that has no other, with a directory and after `step`."""
+    """Admits a run to a slot of a registry, with a directory and after `step`."""
     config.run_dir.mkdir(exist_ok=True)
     found = RunDirectory(config.run_id, config.run_dir.stat().st_ino, config=(0, 0, 0), evicted=False)
-    registry.take_scan({config.run_id: found}, {})
+    others = {record.run_id: record.found for record in registry if record.found is not None}
+    registry.take_scan({**others, config.run_id: found}, {})
     registry.accept(found, config)
-    assert registry.plan().admitted == {0: config.run_id}
-    run = registry.occupy(0, config.run_id)
+    ((slot, run_id),) = registry.plan().admitted.items()
+    assert run_id == config.run_id
+    run = registry.occupy(slot, run_id)
     run.progress.step = run.durable_step = step
     return run

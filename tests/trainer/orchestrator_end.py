@@ -26,7 +26,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
 from counterpoint.transport.records import Batch
-from counterpoint.transport.wires.base import TrainerLink
+from counterpoint.transport.wires.link import TrainerLink
 from counterpoint.transport.wires.open import open_link
 from tests.support.polling import DEADLINE_SECONDS
 
@@ -131,10 +131,12 @@ class Feeder:
 
 
 @asynccontextmanager
-async def feeder(config: TrainerConfig, run_id: str = "default") -> AsyncIterator[Feeder]:
-    """A connected feeder; leaves with `BYE`."""
-    link = open_link(config.transport, config.output_dir, run_id)
-    await link.start(Hello(run_id, 0))
+async def feeder(
+    config: TrainerConfig, run_id: str = "default", link: TrainerLink | None = None, epoch: int = 0
+) -> AsyncIterator[Feeder]:
+    """A connected feeder; leaves with `BYE`. `link` is of a connection that it shares."""
+    link = link or open_link(config.transport, config.output_dir)
+    await link.start(Hello(run_id, 0, epoch, f"holder of epoch {epoch}" if epoch else ""))
     try:
         yield Feeder(link)
     finally:

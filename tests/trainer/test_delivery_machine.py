@@ -1,15 +1,16 @@
-"""Each committed batch is trained once and no other is, whatever is lost, late or killed between orchestrator and trainer.
+"""Each committed batch is trained once and no other is, whatever is lost, late or killed between orchestrators and trainer.
 
-A random walk over both ends' own logic: `orchestrator.step.delivery` at one, `transport.wires.receiver` and
-`trainer.runs.sessions` at the other. The machine plays what lies between: the link's queue, connections that break and still
-deliver what was on its way, acknowledgements that are lost, the disk of either side, and the ends of both processes.
+A random walk over both ends' own logic: `orchestrator.step.delivery` and `transport.wires.conversations` at one,
+`transport.wires.receiver` and `trainer.runs.sessions` at the other. The machine plays what lies between: the link's queue,
+connections that break and still deliver what was on its way, acknowledgements that are lost, the disk of either side, and the
+ends of both processes. Of several runs by one connection, what befalls one of them is nothing to the others.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from counterpoint.orchestrator.step.delivery import Delivery, SendBatch
+from counterpoint.orchestrator.step.delivery import Delivery, EvictedError, SendBatch
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.early_steps import EarlySteps
 from counterpoint.trainer.fair_share import FairShare
@@ -30,20 +31,23 @@ from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.runs.sessions import Sessions
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import Buffer
-from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator
+from counterpoint.transport.messages import Acknowledged, Commit, Hello, Offer, ToOrchestrator
+from counterpoint.transport.outages import Outages
 from counterpoint.transport.records import Batch, SampleInfo
-from counterpoint.transport.wires.receiver import Arrival, Receiver
+from counterpoint.transport.wires.conversations import Conversation, Conversations
+from counterpoint.transport.wires.receiver import Receiver
+from counterpoint.transport.wires.zmq_wire import Arrival, ZmqListener
 from tests.trainer.conftest import make_run_config, occupy_slot
 
 STEPS = 9
 CREDIT = 3
 
 
-def make_batch(step: int, life: int) -> Batch:
+def make_batch(run_id: str, step: int, life: int) -> Batch:
     """One of the batches that a step may have: what is generated again is generated anew."""
     tokens = 1 + (step * life) % 5
     return Batch(
-        run_id="default",
+        run_id=run_id,
         step=step,
         samples=(SampleInfo(f"life-{life}", "toy", 0, 1.0, 1.0),),
         columns={
@@ -70,8 +74,8 @@ class Wire:
     to_orchestrator: deque[list[Buffer]] = field(default_factory=deque)
 
 
-class Socket:
-    """`receiver.Listener` over the wires."""
+class Socket(ZmqListener):
+    """The trainer's, over the wires."""
 
     def __init__(self, wires: list[Wire]) -> None:
         self.wires = wires
@@ -109,67 +113,48 @@ class Computing:
         """There is none."""
 
 
-class DeliveryMachine(RuleBasedStateMachine):
-    """Random work and random harm."""
+class Orchestrated:
+    """A run at its orchestrator's end: the disk, and what the process has in memory. Unlike the link's, the queue is its own."""
 
-    directory: Path
-    """The job's, in which nothing is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wires: list[Wire] = []
-        self.lives = 0
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
         self.committed: dict[int, Batch] = {}
         """All that ever were."""
         self.records: dict[int, Batch] = {}
-        """Those on the orchestrator's disk, until they are durable."""
+        """Those on the disk, until they are durable."""
         self.checkpoint = 0
         """The trainer's newest on its disk, whether it has noticed by now or not."""
         self.writing: int | None = None
         """The step of the one that its thread writes."""
-        self.start_orchestrator()
-        self.start_trainer()
+        self.trained: dict[int, str] = {}
+        self.evicted = False
+        self.has_sent_nonsense = False
+        self.has_ended = False
+        """Whether it has heard of its eviction."""
+        self.lives = 0
+        self.start()
 
-    # --- the orchestrator: sender and link ---
-
-    def start_orchestrator(self) -> None:
+    def start(self) -> None:
         self.lives += 1
-        self.delivery = Delivery("default", max(self.committed, default=0))
+        self.delivery = Delivery(self.run_id, max(self.committed, default=0))
         self.delivery.sizes |= {step: batch.nbytes for step, batch in self.records.items()}
         self.held: dict[int, Batch] = {}
         self.offered: Batch | None = None
         self.outbox: deque[Offer | Commit] = deque()
-        self.connect()
-
-    def connect(self) -> None:
-        for wire in self.wires:
-            wire.alive = False
-            wire.to_orchestrator.clear()
-        self.lost_a_word = False
-        self.link_session: int | None = None
         self.inbox: deque[ToOrchestrator] = deque()
-        self.wire = Wire(f"wire-{len(self.wires)}".encode())
-        self.wires.append(self.wire)
-        self.wire.to_trainer.append(codec.encode_message(Hello("default", 0)))
+        self.conversation = Conversation(Hello(self.run_id, 0), self.inbox.append)
 
-    @precondition(lambda self: self.offered is None and self.delivery.newest_step < STEPS)
-    @rule()
     def offer(self) -> None:
-        self.offered = make_batch(self.delivery.newest_step + 1, self.lives)
-        self.held[self.offered.step] = self.offered
-        self.delivery.offer(self.offered.step, self.offered.nbytes)
+        if can_offer(self):
+            self.offered = make_batch(self.run_id, self.delivery.newest_step + 1, self.lives)
+            self.held[self.offered.step] = self.offered
+            self.delivery.offer(self.offered.step, self.offered.nbytes)
 
-    @precondition(lambda self: self.offered is not None)
-    @rule()
     def commit(self) -> None:
-        assert self.offered is not None
-        self.committed[self.offered.step] = self.records[self.offered.step] = self.offered
-        self.delivery.commit(self.offered.step)
-        self.offered = None
-
-    @rule()
-    def sender_goes_on(self) -> None:
-        self.hand_over()
+        if self.offered is not None:
+            self.committed[self.offered.step] = self.records[self.offered.step] = self.offered
+            self.delivery.commit(self.offered.step)
+            self.offered = None
 
     def hand_over(self) -> bool:
         due = self.delivery.next()
@@ -185,69 +170,207 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.outbox.append(Commit(due.step, due.session))
         return True
 
-    @precondition(lambda self: self.outbox)
-    @rule()
-    def write(self) -> None:
-        message = self.outbox.popleft()
-        if message.session == self.link_session:
-            frames = codec.encode_offer(message) if isinstance(message, Offer) else codec.encode_message(message)
-            self.wire.to_trainer.append(frames)
-
-    @precondition(lambda self: self.wire.to_orchestrator)
-    @rule()
-    def read(self) -> None:
-        message = codec.decode_message(self.wire.to_orchestrator.popleft())
-        assert not isinstance(message, Hello | Commit)
-        if isinstance(message, Ready):
-            self.link_session = message.session
-        elif isinstance(message, Rejected) and message.session is None and self.link_session is not None:
-            self.connect()  # a greeting of an old connection was read after ours
-            return
-        self.inbox.append(message)
-
-    @precondition(lambda self: self.inbox)
-    @rule()
     def hear(self) -> None:
         message = self.inbox.popleft()
-        self.delivery.receive(message)  # raises at the first REJECTED that concerns us
+        try:
+            self.delivery.receive(message)  # raises at the first REJECTED that concerns us
+        except EvictedError:
+            assert self.evicted
+            self.has_ended = True
         if isinstance(message, Acknowledged):
             self.records = {step: batch for step, batch in self.records.items() if step > message.durable}
         self.held = {step: batch for step, batch in self.held.items() if step > self.delivery.acknowledged}
+
+
+which = st.integers(0, 2)
+"""Of the runs that a rule may be about."""
+
+
+def can_offer(each: Orchestrated) -> bool:
+    return each.offered is None and each.delivery.newest_step < STEPS
+
+
+def can_commit(each: Orchestrated) -> bool:
+    return each.offered is not None
+
+
+def can_write(each: Orchestrated) -> bool:
+    return bool(each.outbox)
+
+
+def can_hear(each: Orchestrated) -> bool:
+    return bool(each.inbox) and not each.has_ended
+
+
+def is_writing(each: Orchestrated) -> bool:
+    return each.writing is not None
+
+
+def any_of(can: Callable[[Orchestrated], bool]) -> Any:
+    """There is such a run."""
+    return precondition(lambda self: any(map(can, self.all)))
+
+
+class DeliveryMachine(RuleBasedStateMachine):
+    """Random work and random harm."""
+
+    directory: Path
+    """The job's, in which nothing is written."""
+    count = 1
+    """How many runs share the connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wires: list[Wire] = []
+        self.all = [Orchestrated(run_id) for run_id in ("one", "two", "three")[: self.count]]
+        self.begin()
+        self.start_trainer()
+
+    @property
+    def going(self) -> list[Orchestrated]:
+        """Those that are not evicted: the first one is there for ever."""
+        return [each for each in self.all if not each.evicted]
+
+    def one(self, which: int, can: Callable[[Orchestrated], bool] | None = None) -> Orchestrated:
+        found = list(filter(can, self.all)) if can is not None else self.going
+        return found[which % len(found)]
+
+    # --- the orchestrators: senders and link ---
+
+    def start_orchestrators(self) -> None:
+        for each in self.all:
+            if not each.has_ended:
+                each.start()
+        self.begin()
+
+    def begin(self) -> None:
+        """Opens the connection of a process."""
+        self.conversations: Conversations | None = None
+        self.connect()
+
+    def connect(self) -> None:
+        for wire in self.wires:
+            wire.alive = False
+            wire.to_orchestrator.clear()
+        self.lost_a_word = False
+        self.wire = Wire(f"wire-{len(self.wires)}".encode())
+        self.wires.append(self.wire)
+        if self.conversations is None:
+            stands_in: Any = self
+            self.conversations = Conversations(stands_in, Outages())
+            for each in self.all:
+                if not each.has_ended:
+                    self.conversations.join(each.conversation)
+        else:
+            self.conversations.lose("it broke", 0.0)
+        self.conversations.begin()
+
+    peer = "the trainer"
+
+    def write(self, frames: Sequence[Buffer]) -> None:
+        """As the connection of the link."""
+        self.wire.to_trainer.append(list(frames))
+
+    @any_of(can_offer)
+    @rule(which=which)
+    def offer(self, which: int) -> None:
+        self.one(which, can_offer).offer()
+
+    @any_of(can_commit)
+    @rule(which=which)
+    def commit(self, which: int) -> None:
+        self.one(which, can_commit).commit()
+
+    @rule(which=which)
+    def sender_goes_on(self, which: int) -> None:
+        self.one(which).hand_over()
+
+    @any_of(can_write)
+    @rule(which=which)
+    def link_writes(self, which: int) -> None:
+        self.say(self.one(which, can_write))
+
+    def say(self, each: Orchestrated) -> bool:
+        if not each.outbox:
+            return False
+        assert self.conversations is not None
+        self.conversations.say(each.conversation, each.outbox.popleft())
+        return True
+
+    @precondition(lambda self: self.wire.to_orchestrator)
+    @rule()
+    def link_reads(self) -> None:
+        self.read()
+
+    def read(self) -> bool:
+        if not self.wire.to_orchestrator:
+            return False
+        assert self.conversations is not None
+        for each in self.all:
+            each.conversation.displaced = 0  # nobody gives up here
+        self.conversations.hear(self.wire.to_orchestrator.popleft())
+        return True
+
+    @any_of(can_hear)
+    @rule(which=which)
+    def sender_hears(self, which: int) -> None:
+        self.hear(self.one(which, can_hear))
+
+    def hear(self, each: Orchestrated) -> bool:
+        if not can_hear(each):
+            return False
+        each.hear()
+        if each.has_ended:
+            assert self.conversations is not None
+            self.conversations.leave(each.conversation)
+        return True
 
     # --- the trainer ---
 
     def start_trainer(self) -> None:
         self.socket = Socket(self.wires)
         config = TrainerConfig.model_validate(
-            {"output_dir": self.directory, "model": "/model", "max_waiting_bytes": 120, "transport": {"credit": CREDIT}}
+            {
+                "output_dir": self.directory,
+                "model": "/model",
+                "max_runs": self.count,
+                "max_waiting_bytes": 120 * self.count,
+                "transport": {"credit": CREDIT},
+            }
         )
-        manager = MultiRunManager(self.directory, 1)
+        manager = MultiRunManager(self.directory, self.count)
         self.registry = manager.registry
         self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager)
         self.computing = Computing()
         stands_in: Any = self.computing
         self.early = EarlySteps(stands_in, stands_in, FairShare(64, 1))
-        self.admit()
+        for each in self.going:
+            self.admit(each)
 
-    def admit(self) -> None:
-        self.run = occupy_slot(
-            self.registry, make_run_config(self.directory, self.directory, steps=100), self.checkpoint
-        )
-        self.trained = {step: name_of(batch) for step, batch in self.committed.items() if step <= self.checkpoint}
-        self.sessions.admit(self.run)
+    def admit(self, each: Orchestrated) -> None:
+        config = make_run_config(self.directory, self.directory, steps=100).model_copy(update={"run_id": each.run_id})
+        run = occupy_slot(self.registry, config, each.checkpoint)
+        each.trained = {step: name_of(batch) for step, batch in each.committed.items() if step <= each.checkpoint}
+        self.sessions.admit(run)
+
+    def run_of(self, each: Orchestrated) -> Run:
+        run = self.registry.taking(each.run_id)
+        assert run is not None
+        return run
 
     @rule(which=st.integers(0, 9))
     def trainer_receives(self, which: int) -> None:
         self.receive(which)
 
-    @rule()
-    def trainer_begins_before_the_commit(self) -> None:
-        if not self.sessions.has_next(self.run):
-            self.early.begin(self.run)
+    @rule(which=which)
+    def trainer_begins_before_the_commit(self, which: int) -> None:
+        run = self.run_of(self.one(which))
+        if not self.sessions.has_next(run):
+            self.early.begin(run)
 
-    @rule()
-    def trainer_trains(self) -> None:
-        self.train()
+    @rule(which=which)
+    def trainer_trains(self, which: int) -> None:
+        self.train(self.one(which))
 
     def receive(self, which: int) -> bool:
         talking = [wire for wire in self.wires if wire.to_trainer]
@@ -255,51 +378,74 @@ class DeliveryMachine(RuleBasedStateMachine):
             return False
         wire = talking[which % len(talking)]
         self.socket.arrived.append(Arrival(wire.name, "here", wire.to_trainer.popleft()))
-        assert list(self.sessions.receive(0.0)) == [], "the run is evicted"
+        for run, _ in self.sessions.receive(0.0):
+            (each,) = (each for each in self.all if each.run_id == run.run_id)
+            assert each.has_sent_nonsense, "the run is evicted"
+            self.evict(each)
+        for each in self.all:
+            if each.evicted and self.sessions.has_news:
+                self.sessions.send_away(each.run_id, "it was evicted")
+        self.sessions.has_news = False
         return True
 
-    def train(self) -> bool:
-        batch = self.sessions.next_batch(self.run)
+    def evict(self, each: Orchestrated) -> None:
+        run, each.evicted, reason = self.run_of(each), True, "it sends nonsense"
+        self.early.drop(run.slot)
+        self.registry.refuse(each.run_id, reason)
+        self.registry.vacate(run.slot)
+        self.sessions.send_away(each.run_id, reason)
+
+    def train(self, each: Orchestrated) -> bool:
+        run = self.run_of(each)
+        batch = self.sessions.next_batch(run)
         if batch is None:
             return False
-        assert batch.step == self.run.progress.step + 1
-        assert batch.step in self.committed, "trained before it was committed"
-        assert name_of(batch) == name_of(self.committed[batch.step]), "trained what was never committed"
-        if self.early.takes(self.run, batch):
-            begun = self.computing.open.pop(self.run.slot)
+        assert batch.run_id == each.run_id
+        assert batch.step == run.progress.step + 1
+        assert batch.step in each.committed, "trained before it was committed"
+        assert name_of(batch) == name_of(each.committed[batch.step]), "trained what was never committed"
+        if self.early.takes(run, batch):
+            begun = self.computing.open.pop(run.slot)
             assert name_of(begun) == name_of(batch), "trained what was not committed"
-        assert self.computing.open == {}
-        self.run.progress.step = batch.step
-        self.trained[batch.step] = name_of(batch)
-        self.registry.close_step(self.run.slot, 0.0)
-        self.registry.advance(self.run.slot, 0.0)
+        assert run.slot not in self.computing.open
+        run.progress.step = batch.step
+        each.trained[batch.step] = name_of(batch)
+        self.registry.close_step(run.slot, 0.0)
+        self.registry.advance(run.slot, 0.0)
         return True
 
-    @precondition(lambda self: self.writing is None and self.checkpoint == self.run.durable_step)
-    @rule()
-    def begin_a_checkpoint(self) -> None:
-        self.writing = self.run.progress.step
+    @rule(which=which)
+    def begin_a_checkpoint(self, which: int) -> None:
+        each = self.one(which)
+        if each.writing is None and each.checkpoint == self.run_of(each).durable_step:
+            each.writing = self.run_of(each).progress.step
 
-    @precondition(lambda self: self.writing is not None)
-    @rule()
-    def publish_the_checkpoint(self) -> None:
-        assert self.writing is not None
-        self.checkpoint, self.writing = self.writing, None
+    @any_of(is_writing)
+    @rule(which=which)
+    def publish_the_checkpoint(self, which: int) -> None:
+        self.publish(self.one(which, is_writing))
 
-    @precondition(lambda self: self.checkpoint > self.run.durable_step)
-    @rule()
-    def notice_the_checkpoint(self) -> None:
-        self.run.durable_step = self.checkpoint
-        self.sessions.durable(self.run)
+    def publish(self, each: Orchestrated) -> None:
+        if each.writing is not None:
+            each.checkpoint, each.writing = each.writing, None
+
+    @rule(which=which)
+    def notice_the_checkpoint(self, which: int) -> None:
+        each = self.one(which)
+        run = self.run_of(each)
+        if each.checkpoint > run.durable_step:
+            run.durable_step = each.checkpoint
+            self.sessions.durable(run)
 
     @rule(moves=st.integers(1, 25), trained=st.booleans())
     def all_goes_well(self, moves: int, trained: bool) -> None:
         """For a while, with or without the trainer's own work."""
         for _ in range(moves):
-            if self.offered is not None:
-                self.commit()
-            elif self.delivery.newest_step < STEPS:
-                self.offer()
+            for each in self.going:
+                if each.offered is not None:
+                    each.commit()
+                else:
+                    each.offer()
             if not self.move(trained):
                 return
 
@@ -318,70 +464,105 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.wire.to_orchestrator.popleft()
             self.lost_a_word = True
 
+    @precondition(lambda self: len(self.going) > 1)
     @rule()
-    def kill_the_orchestrator(self) -> None:
-        self.start_orchestrator()
+    def send_nonsense(self) -> None:
+        """The last run does, and is evicted if it is heard; the others go on."""
+        each = self.going[-1]
+        if each.conversation.session is not None:
+            each.has_sent_nonsense = True
+            offer = Offer(make_batch(each.run_id, 1, 1), each.conversation.session)
+            self.write([*codec.encode_offer(offer)[:-1], b"nonsense"])
 
     @rule()
-    def drain_the_orchestrator(self) -> None:
-        while self.outbox:
-            self.write()
-        self.wire.to_trainer.append(codec.encode_message(Bye()))
-        self.start_orchestrator()
+    def kill_the_orchestrators(self) -> None:
+        self.start_orchestrators()
+
+    @rule()
+    def drain_the_orchestrators(self) -> None:
+        assert self.conversations is not None
+        for each in self.all:
+            while self.say(each):
+                pass
+            if not each.has_ended:
+                self.conversations.leave(each.conversation)
+        self.start_orchestrators()
+
+    @rule(which=which)
+    def restart_one_run(self, which: int) -> None:
+        """Its link is closed, and another by the same connection begins where it ended."""
+        assert self.conversations is not None
+        each = self.one(which)
+        self.conversations.leave(each.conversation)
+        each.start()
+        self.conversations.join(each.conversation)
 
     @rule()
     def kill_the_trainer(self) -> None:
         for wire in self.wires:
             wire.to_trainer.clear()
-        self.writing = None  # what is half written is nothing
+        for each in self.all:
+            each.writing = None  # what is half written is nothing
         self.connect()
         self.start_trainer()
 
-    @rule()
-    def lose_the_slot_and_get_it_back(self) -> None:
+    @rule(which=which)
+    def lose_the_slot_and_get_it_back(self, which: int) -> None:
         """As when the run's configuration has changed: a new READY on the old connection. What is being written is waited for."""
-        if self.writing is not None:
-            self.publish_the_checkpoint()
-        self.early.drop(self.run.slot)
-        self.registry.vacate(self.run.slot)
-        self.admit()
+        each = self.one(which)
+        self.publish(each)
+        slot = self.run_of(each).slot
+        self.early.drop(slot)
+        self.registry.vacate(slot)
+        self.admit(each)
 
     # --- what must hold ---
 
     @invariant()
     def no_more_is_held_than_there_is_credit_for(self) -> None:
-        assert len(self.run.waiting) <= CREDIT
+        assert all(len(run.waiting) <= CREDIT for run in self.registry.at())
 
     @invariant()
     def what_a_kill_would_make_the_trainer_ask_for_is_on_disk(self) -> None:
-        assert set(range(self.checkpoint + 1, max(self.committed, default=0) + 1)) <= self.records.keys()
+        for each in self.going:
+            assert set(range(each.checkpoint + 1, max(each.committed, default=0) + 1)) <= each.records.keys()
 
     def teardown(self) -> None:
         """Left alone, they come to rest with everything trained, acknowledged and forgotten."""
+        assert self.conversations is not None
         if self.lost_a_word:
             self.connect()
-        while self.move():
-            pass
-        if self.link_session is not None and self.delivery.acknowledged < self.delivery.newest_step:
-            # A greeting of an old connection was read last, and has its place. It finds out with the next word that it says.
-            self.wire.to_trainer.append(codec.encode_message(Commit(self.delivery.newest_step, self.link_session)))
-        while self.move():
-            pass
-        assert self.trained == {step: name_of(batch) for step, batch in self.committed.items()}
-        assert self.delivery.acknowledged == self.delivery.newest_step
-        assert set(self.held) <= {self.delivery.newest_step + 1}
+        self.settle()
+        for each in self.going:
+            session = each.conversation.session
+            if session is not None and each.delivery.acknowledged < each.delivery.newest_step:
+                # A greeting of an old connection was read last, and has its place. It finds out with the next word that it says.
+                self.conversations.say(each.conversation, Commit(each.delivery.newest_step, session))
+        self.settle()
+        for each in self.going:
+            assert each.trained == {step: name_of(batch) for step, batch in each.committed.items()}
+            assert each.delivery.acknowledged == each.delivery.newest_step
+            assert set(each.held) <= {each.delivery.newest_step + 1}
+        assert all(each.has_ended for each in self.all if each.evicted)
+
+    def settle(self) -> None:
+        assert any(not self.move() for _ in range(5000)), "they never come to rest"
 
     def move(self, trained: bool = True) -> bool:
         """Does one of the things that may happen next; False when there is none."""
-        for queue, act in ((self.outbox, self.write), (self.wire.to_orchestrator, self.read), (self.inbox, self.hear)):
-            if queue:
-                act()
-                return True
-        return self.hand_over() or self.receive(-1) or (trained and self.train())
+        if any(self.say(each) for each in self.all) or self.read() or any(self.hear(each) for each in self.all):
+            return True
+        if any(each.hand_over() for each in self.going) or self.receive(-1):
+            return True
+        return trained and any(self.train(each) for each in self.going)
 
 
 @pytest.mark.slow
-def test_every_committed_batch_is_trained_once_and_no_other(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_committed_batch_is_trained_once_and_no_other(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     caplog.set_level(logging.CRITICAL)  # thousands of refusals, which are as they should be
-    DeliveryMachine.directory = tmp_path
+    monkeypatch.setattr(DeliveryMachine, "directory", tmp_path, raising=False)
+    monkeypatch.setattr(DeliveryMachine, "count", count)
     run_state_machine_as_test(DeliveryMachine, settings=settings(max_examples=200, stateful_step_count=60))

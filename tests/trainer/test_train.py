@@ -202,7 +202,7 @@ async def test_a_finished_run_waits_for_its_orchestrator_as_long_as_that_would_w
     orchestrator = make_run_config(tmp_path, dense_directory, steps=1)
     write_run(orchestrator.model_copy(update={"trainer_timeout_seconds": 1.0}))
     with trainer_process(config) as process:
-        end = open_link(config.transport, config.output_dir, "default")
+        end = open_link(config.transport, config.output_dir)
         await end.start(Hello("default", 0))
         killed = Feeder(end)
         await killed.until(Ready, next_step=1)

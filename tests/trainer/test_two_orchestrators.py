@@ -26,7 +26,8 @@ from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import Buffer, publish_directory
 from counterpoint.transport.messages import Commit, Hello, Offer, Ready
 from counterpoint.transport.records import Batch, SampleInfo
-from counterpoint.transport.wires.receiver import Arrival, Receiver
+from counterpoint.transport.wires.receiver import Receiver
+from counterpoint.transport.wires.zmq_wire import Arrival, ZmqListener
 from tests.trainer.conftest import make_run_config, occupy_slot
 
 
@@ -86,11 +87,11 @@ class Host:
             return None
         if isinstance(due, SendBatch):
             return codec.encode_offer(Offer(self.committed[due.step], due.session))
-        return codec.encode_message(Commit(due.step, due.session))
+        return codec.encode_message(Commit(due.step, due.session), "default")
 
 
 @dataclass
-class Trainer:
+class Trainer(ZmqListener):
     """Rank 0's side of the wire, and the training of a step."""
 
     directory: Path

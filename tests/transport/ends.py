@@ -18,8 +18,9 @@ from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Hello, Ready, ToOrchestrator
 from counterpoint.transport.records import Batch
-from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
+from counterpoint.transport.wires.base import BatchReceiver
 from counterpoint.transport.wires.endpoint import resolve_address
+from counterpoint.transport.wires.link import TrainerLink
 from counterpoint.transport.wires.open import open_receiver
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from counterpoint.transport import codec
-from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.arrays import CodecError, pack_arrays, unpack_arrays
 from counterpoint.transport.config import TransportConfig, machine_memory
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.messages import (
@@ -29,6 +29,7 @@ from counterpoint.transport.messages import (
     Rejected,
 )
 from counterpoint.transport.records import Batch
+from counterpoint.transport.validation import validate
 from tests.support.batches import assert_equal, batches, make_batch
 
 LIMIT = 2**30
@@ -62,7 +63,9 @@ def test_a_batch_survives_the_frames(batch: Batch) -> None:
 
 @given(MESSAGES)
 def test_a_message_survives_the_frames(message: codec.Message) -> None:
-    assert codec.decode_message(codec.encode_message(message)) == message
+    run_id = "" if isinstance(message, Hello) else "one"
+    frames = codec.encode_message(message, run_id)
+    assert (codec.decode_message(frames), codec.run_of(frames)) == (message, run_id)
 
 
 def test_arrays_are_neither_copied_out_nor_in() -> None:
@@ -108,7 +111,7 @@ def test_a_damaged_batch_raises_the_documented_error_or_is_still_valid(batch: Ba
         decoded = codec.decode(frames, LIMIT)
     except CodecError:
         return
-    codec.validate(decoded)
+    validate(decoded)
 
 
 @given(st.lists(st.binary(max_size=64), max_size=9), st.booleans())
@@ -123,13 +126,28 @@ def test_noise_raises_the_documented_error(frames: list[bytes], as_batch: bool) 
 def test_a_damaged_message_raises_the_documented_error_or_is_still_one(
     message: codec.Message, data: st.DataObject
 ) -> None:
-    kind, header = (bytes(as_bytes_view(frame)) for frame in codec.encode_message(message))
+    run_id = "" if isinstance(message, Hello) else "one"
+    *rest, header = (bytes(as_bytes_view(frame)) for frame in codec.encode_message(message, run_id))
     changed = bytearray(header)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     try:
-        codec.decode_message([kind, bytes(changed[: data.draw(st.integers(0, len(changed)))])])
+        codec.decode_message([*rest, bytes(changed[: data.draw(st.integers(0, len(changed)))])])
     except CodecError:
         return
+
+
+@pytest.mark.parametrize("named", [b"", b"a" * 300, "é".encode(), b"\xff", b"../run", b"run\n"])
+def test_what_is_no_id_names_no_run(named: bytes) -> None:
+    assert codec.run_of([b"BYE", named, b"\x80"]) == ""
+
+
+def test_only_what_other_versions_read_names_no_run() -> None:
+    """An orchestrator and a trainer of two versions tell each other so by a HELLO and a REJECTED, which stay as they are."""
+    assert [len(codec.encode_message(each)) for each in (Hello("one", 0), Rejected(None, "no"))] == [2, 2]
+    with pytest.raises(CodecError):
+        codec.decode_message(codec.encode_message(Bye()))
+    with pytest.raises(CodecError):
+        codec.decode_message(codec.encode_message(Hello("one", 0), "one"))
 
 
 def header_of(*values: object) -> bytes:
@@ -184,7 +202,7 @@ def test_nested_lengths_in_packed_arrays_cost_no_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CodecError):
-            codec.unpack_arrays(b"CPA1" + len(NESTED).to_bytes(4, "little") + NESTED)
+            unpack_arrays(b"CPA1" + len(NESTED).to_bytes(4, "little") + NESTED)
         assert tracemalloc.get_traced_memory()[1] < 2**26
     finally:
         tracemalloc.stop()
@@ -255,8 +273,8 @@ def test_packed_arrays_round_trip_aligned(
     header: dict[str, object], shapes: list[tuple[int, int, str]], garbage: bytes
 ) -> None:
     arrays = {f"a{i}": np.arange(m * n).reshape(m, n).astype(dtype) for i, (m, n, dtype) in enumerate(shapes)}
-    frame = b"".join(as_bytes_view(buffer) for buffer in codec.pack_arrays(header, arrays))
-    got_header, got = codec.unpack_arrays(frame)
+    frame = b"".join(as_bytes_view(buffer) for buffer in pack_arrays(header, arrays))
+    got_header, got = unpack_arrays(frame)
     assert got_header == header
     assert list(got) == list(arrays)
     for name, array in arrays.items():
@@ -264,14 +282,14 @@ def test_packed_arrays_round_trip_aligned(
         np.testing.assert_array_equal(got[name], array)
     for damaged in (frame[:-1], frame + garbage + b"x", garbage):
         with pytest.raises(CodecError):
-            codec.unpack_arrays(damaged)
+            unpack_arrays(damaged)
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_no_packed_arrays(noise: bytes) -> None:
     for data in (noise, b"CPA1" + noise, b"CPA1" + len(noise).to_bytes(4, "little") + noise):
         with pytest.raises(CodecError):
-            codec.unpack_arrays(data)
+            unpack_arrays(data)
 
 
 SIZES = st.sampled_from([0, 1, 2, 2**20, 2**47, 2**62, -1, True, None, 1.0])
@@ -291,7 +309,7 @@ def test_whatever_a_header_says_of_its_arrays(specifications: dict[str | bytes, 
     packed = msgpack.packb([{}, specifications])
     padded = packed + bytes(-(8 + len(packed)) % 8 + nbytes)
     try:
-        _, arrays = codec.unpack_arrays(b"CPA1" + len(packed).to_bytes(4, "little") + padded)
+        _, arrays = unpack_arrays(b"CPA1" + len(packed).to_bytes(4, "little") + padded)
     except CodecError:
         return
     assert all(isinstance(name, str) for name in arrays)
@@ -300,12 +318,12 @@ def test_whatever_a_header_says_of_its_arrays(specifications: dict[str | bytes, 
 
 def test_what_cannot_travel_is_refused_when_packed() -> None:
     with pytest.raises(ValueError, match="<f8"):
-        codec.pack_arrays({}, {"a": np.zeros(1)})
+        pack_arrays({}, {"a": np.zeros(1)})
     with pytest.raises(ValueError, match="header of"):
-        codec.pack_arrays({"a": "x" * 2**20}, {})
+        pack_arrays({"a": "x" * 2**20}, {})
 
 
 @pytest.mark.parametrize("container", [dict.fromkeys(map(str, range(4097))), list(range(4097)), tuple(range(4097))])
 def test_a_header_that_could_not_be_read_again_is_not_packed(container: object) -> None:
     with pytest.raises(ValueError, match=r"^players .*\b4097\b.*\b4096\b"):
-        codec.pack_arrays({"players": container}, {})
+        pack_arrays({"players": container}, {})

@@ -17,7 +17,7 @@ import pytest
 
 from counterpoint.transport import codec
 from counterpoint.transport.config import TransportConfig
-from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
@@ -34,8 +34,9 @@ from counterpoint.transport.messages import (
 )
 from counterpoint.transport.process.priority import NICENESS
 from counterpoint.transport.records import Batch
-from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
-from counterpoint.transport.wires.open import open_link, open_receiver
+from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.wires.link import TrainerLink
+from counterpoint.transport.wires.open import open_connection, open_link, open_receiver
 from tests.support.batches import assert_equal, make_batch, with_changes
 from tests.support.niceness import niceness_of, own_niceness
 from tests.support.polling import wait_until
@@ -78,7 +79,7 @@ def receiver(config: TransportConfig, tmp_path: Path) -> Iterator[BatchReceiver]
 
 
 async def connect(config: TransportConfig, directory: Path, run_id: str = "default") -> TrainerLink:
-    link = open_link(config, directory, run_id)
+    link = open_link(config, directory)
     await link.start(Hello(run_id, 0))
     return link
 
@@ -215,7 +216,7 @@ async def test_a_link_that_never_connects_closes(config: TransportConfig, tmp_pa
 
 
 async def test_a_link_never_started_closes(config: TransportConfig, tmp_path: Path) -> None:
-    await open_link(config, tmp_path, "default").close()
+    await open_link(config, tmp_path).close()
 
 
 async def test_closing_ends_a_pending_receive(config: TransportConfig, receiver: BatchReceiver, tmp_path: Path) -> None:
@@ -292,11 +293,89 @@ async def test_two_runs_do_not_mix(config: TransportConfig, receiver: BatchRecei
         await link.close()
 
 
-def flip(frames: list[codec.Buffer], index: int, value: bytes) -> list[codec.Buffer]:
+async def test_one_connection_serves_many_runs(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    """What one of them sends, hears and ends in is nothing to the others."""
+    shared = open_connection(config, tmp_path)
+    links = {run_id: shared.link() for run_id in ("a", "b", "c")}
+    for run_id, link in links.items():
+        await link.start(Hello(run_id, 0))
+        await handshake(link, receiver)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("link-")] == ["link-a"]
+    with pytest.raises(ValueError, match="run a"):
+        await shared.link().start(Hello("a", 0))
+    with pytest.raises(ValueError, match=r"\.\./a"):
+        await shared.link().start(Hello("../a", 0))
+    with pytest.raises(ValueError, match=r"run b .*IndexError"):
+        await links["b"].send(Offer(with_changes(make_batch("b", lengths=(5, 3)), routed_experts=((),)), SESSION))
+    await links["b"].send(Offer(with_changes(make_batch("b", 5), log_probabilities_T=NAN), SESSION))
+    await asyncio.to_thread(refuse, receiver, 1)
+    rejected = await hear(links["b"])
+    assert isinstance(rejected, Rejected)
+    assert (rejected.step, rejected.session) == (5, SESSION)
+    assert list(receiver.take_invalid_batches()) == ["b"]
+    receiver.send("b", Evicted("it sends nonsense"))
+    assert await hear(links["b"]) == Evicted("it sends nonsense")
+    await links["b"].close()
+    await asyncio.to_thread(refuse, receiver, 2)  # its BYE
+    for run_id in ("c", "a"):
+        await assert_works(links[run_id], receiver, run_id=run_id)
+    again = shared.link()
+    await again.start(Hello("b", 0))
+    await handshake(again, receiver)
+    await assert_works(again, receiver, run_id="b")
+    for link in (links["a"], links["c"], again):
+        await link.close()
+        await asyncio.to_thread(take, receiver, Bye)
+    with pytest.raises(ConnectionError):
+        await links["a"].receive()
+    link = shared.link()  # all were closed: a new connection
+    await link.start(Hello("a", 0))
+    await handshake(link, receiver)
+    await assert_works(link, receiver, run_id="a")
+    await link.close()
+
+
+async def test_a_run_of_many_that_is_replaced_comes_back_by_its_connection(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    shared = open_connection(config, tmp_path)
+    links = {run_id: shared.link() for run_id in ("a", "b")}
+    for run_id, link in links.items():
+        await link.start(Hello(run_id, 0))
+        await handshake(link, receiver)
+    other = await connect(config, tmp_path, "a")
+    await handshake(other, receiver)
+    for step in (1, 2):  # the second is refused after the new greeting, and is nothing to it
+        await links["a"].send(Offer(make_batch("a", step), SESSION))
+    await handshake(links["a"], receiver)
+    assert receiver.rejected == 2
+    await assert_works(links["b"], receiver, run_id="b")
+    await assert_works(links["a"], receiver, run_id="a")
+    for link in (other, *links.values()):
+        await link.close()
+
+
+async def test_all_runs_of_a_connection_hear_that_the_trainer_is_of_another_version(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    shared = open_connection(config, tmp_path)
+    links = [shared.link() for _ in range(3)]
+    for number, link in enumerate(links):
+        await link.start(Hello(f"run-{number}", 0))
+    await asyncio.to_thread(refuse, receiver, 3)
+    for link in links:
+        assert isinstance(await hear(link), HelloRefused)
+        await link.close()
+
+
+def flip(frames: list[Buffer], index: int, value: bytes) -> list[Buffer]:
     return [*frames[:index], value, *frames[index + 1 :]]
 
 
-def other_hello(**fields: object) -> list[codec.Buffer]:
+def other_hello(**fields: object) -> list[Buffer]:
     """A HELLO as another version may send it."""
     return [b"HELLO", msgpack.packb(fields)]
 
@@ -304,11 +383,15 @@ def other_hello(**fields: object) -> list[codec.Buffer]:
 OTHER_VERSION = f"protocol 99, and this trainer has {PROTOCOL_VERSION}; install one version at both ends"
 GOOD = codec.encode_offer(Offer(make_batch("stranger", 5), SESSION))
 NAN = np.full(8, np.nan, np.float32)
-REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
+REFUSED: dict[str, tuple[Callable[[], list[Buffer]], str, int | None]] = {
     "unknown kind": (lambda: [b"PICKLE", b"x"], "PICKLE", None),
     "one empty frame": (lambda: [b""], "no message we know", None),
     "noise": (lambda: [b"HELLO", b"\xc1" * 9], "not msgpack", None),
-    "trainer's own message": (lambda: codec.encode_message(Ready(1, 1, SESSION)), "not for the trainer", None),
+    "trainer's own message": (
+        lambda: codec.encode_message(Ready(1, 1, SESSION), "stranger"),
+        "not for the trainer",
+        None,
+    ),
     "bad run id": (lambda: hello_frames("../../etc"), "run id", None),
     "wrong protocol": (lambda: hello_frames(protocol=99), OTHER_VERSION, None),
     "protocol of fewer fields": (lambda: other_hello(run_id="one", protocol=99), OTHER_VERSION, None),
@@ -318,12 +401,23 @@ REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
         None,
     ),
     "no protocol": (lambda: other_hello(run_id="one"), f"protocol None, and this trainer has {PROTOCOL_VERSION}", None),
-    "truncated array": (lambda: flip(GOOD, 4, bytes(as_bytes_view(GOOD[4])[:-1])), "sidecar 1", 5),
+    "truncated array": (lambda: flip(GOOD, 5, bytes(as_bytes_view(GOOD[5])[:-1])), "sidecar 1", 5),
     "missing arrays": (lambda: GOOD[:-1], "arrays", 5),
-    "lying header": (lambda: flip(GOOD, 2, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
-    "another run's batch": (lambda: codec.encode_offer(Offer(make_batch("other", 5), SESSION)), "'other'", 5),
+    "lying header": (lambda: flip(GOOD, 3, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
+    "another run's batch": (
+        lambda: flip(codec.encode_offer(Offer(make_batch("other", 5), SESSION)), 1, b"stranger"),
+        "'other'",
+        5,
+    ),
+    "a batch in the name of another's run": (
+        lambda: codec.encode_offer(Offer(make_batch("default", 5), SESSION)),
+        "has not sent HELLO",
+        None,
+    ),
+    "a BYE in the name of another's run": (lambda: codec.encode_message(Bye(), "default"), "not for the trainer", None),
+    "a run that is no id": (lambda: flip(GOOD, 1, b"../stranger"), "has not sent HELLO", None),
     "NaN": (
-        lambda: codec.encode_offer(Offer(with_changes(make_batch(step=5), log_probabilities_T=NAN), SESSION)),
+        lambda: codec.encode_offer(Offer(with_changes(make_batch("stranger", 5), log_probabilities_T=NAN), SESSION)),
         "log_probabilities_T is nan",
         5,
     ),
@@ -333,7 +427,7 @@ REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
         5,
     ),
     "too many bytes": (lambda: [*GOOD, bytes(2**23), bytes(2**23)], "max_batch_bytes", None),
-    "too many frames": (lambda: [*GOOD[:3], *[b""] * (codec.MAX_FRAMES + 1)], "frames", None),
+    "too many frames": (lambda: [*GOOD[:4], *[b""] * (codec.MAX_FRAMES + 1)], "frames", None),
 }
 
 
@@ -496,6 +590,7 @@ async def test_a_killed_trainer_is_found_again(
             assert await hear(link) == Acknowledged(life, 0)
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(wait_until, _losses(caplog, life), "the loss")
+            await link.send(Commit(life, SESSION))  # the session is over: dropped
     await link.close()
 
 
@@ -503,13 +598,20 @@ async def test_a_killed_trainer_is_found_again(
 async def test_a_stopped_trainer_is_lost_and_found(
     impatient: TransportConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = await connect(impatient, tmp_path)
+    """By every run of the connection."""
+    shared = open_connection(impatient, tmp_path)
+    links = {run_id: shared.link() for run_id in ("a", "b", "c")}
+    for run_id, link in links.items():
+        await link.start(Hello(run_id, 0))
     with trainer_process(impatient, tmp_path) as process:
-        assert await hear(link) == Ready(1, 4, SESSION)
+        for link in links.values():
+            assert await hear(link) == Ready(1, 4, SESSION)
         process.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(wait_until, _losses(caplog, 1), "the loss")
         process.send_signal(signal.SIGCONT)
-        assert await hear(link) == Ready(1, 4, SESSION)
-        await link.send(Offer(make_batch(step=1), SESSION))
-        assert await hear(link) == Acknowledged(1, 0)
-        await link.close()
+        for run_id, link in links.items():
+            assert await hear(link) == Ready(1, 4, SESSION)
+            await link.send(Offer(make_batch(run_id, step=1), SESSION))
+            assert await hear(link) == Acknowledged(1, 0)
+        for link in links.values():
+            await link.close()

@@ -1,177 +1,163 @@
-"""The orchestrator's end on any wire: `TrainerLink` around a `Connection`, which implements the wire.
+"""The orchestrator's end on any wire: a `TrainerLink` for each run, around the connection that they share.
 
-All that may take time (encoding, passing thousands of frames to the wire, reconnecting) happens in one thread of the link's
-own, which alone touches the connection. The event loop only appends to a queue and writes one byte to a pipe; messages come
-back by `call_soon_threadsafe`. `docs/performance.md` gives the reasons.
+All that may take time (encoding, passing thousands of frames to the wire, reconnecting) happens in a thread of each connection,
+which alone touches it and the `Conversations`. The event loop only appends to a queue and writes one byte to a pipe; messages
+come back by `call_soon_threadsafe`. `docs/performance.md` gives the reasons.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
-from counterpoint.transport import codec
-from counterpoint.transport.files.atomic import Buffer
-from counterpoint.transport.messages import (
-    Acknowledged,
-    Bye,
-    Commit,
-    Evicted,
-    Hello,
-    HelloRefused,
-    Offer,
-    Ready,
-    Rejected,
-    ToOrchestrator,
-    Waiting,
-)
-from counterpoint.transport.outages import Kind, Outage, Outages
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.messages import Bye, Commit, Hello, Offer, ToOrchestrator
+from counterpoint.transport.outages import Outage, Outages
 from counterpoint.transport.process.priority import lower_own_priority
+from counterpoint.transport.wires.conversations import Conversation, Conversations
+from counterpoint.transport.wires.zmq_wire import LINGER_SECONDS, Arrived, Connected, Lost, ZmqConnection
 
 logger = logging.getLogger(__name__)
 
-LINGER_SECONDS = 2.0
-"""How long a closing end waits for what is queued. The rest is in the durable record, and is sent again."""
-
 _BACKOFF_SECONDS = (0.1, 5.0)
 _CHANCE = random.SystemRandom()
-"""Not the global generator, which an environment may have seeded and counts on while the link's thread runs."""
+"""Not the global generator, which an environment may have seeded and counts on while the thread runs."""
 _LONGEST_POLL_SECONDS = 60.0
-_DISPLACEMENTS = 3
-"""How often a link that was replaced connects again before another batch has come through. Its own earlier `Hello`, read late,
-may have replaced it. If another orchestrator of the run did, the link gives up after these attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The trainer's end answers; a `Hello` will reach it."""
+class TrainerLink:
+    """The end of one run, by a connection that others may share.
 
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The trainer's end is gone, or another trainer answers. Messages already written may be lost."""
-
-    reason: str
-    silent_seconds: float = 0.0
-    """How long it had not been heard of when this was noticed, as far as the wire knows."""
-
-
-Arrived = list[Buffer]
-"""The frames of one message."""
-
-
-class Connection(Protocol):
-    """A wire, as the link's thread uses it."""
-
-    peer: str
-    """The other end and its address, for people."""
-
-    def open(self) -> None:
-        """Begins to connect anew.
-
-        Messages written before are not sent, and none of an earlier connection is returned. Waits for a peer that is not
-        there yet.
-        """
-
-    def poll(self, wake: int, timeout: float) -> Sequence[Connected | Lost | Arrived]:
-        """Returns the events since the last call, in order; none between `Lost` and `open`.
-
-        Returns after `timeout` seconds, or early when descriptor `wake` becomes readable.
-        """
-
-    def write(self, frames: Sequence[Buffer]) -> None:
-        """Queues one message by reference. Never blocks on the peer."""
-
-    def close(self, linger: float) -> None:
-        """Waits at most `linger` seconds for what is queued, then frees everything."""
-
-
-class ThreadedLink:
-    """`TrainerLink` (see `transport.wires.base`) over a connection.
-
-    Sends `Hello` after every connect. Drops messages of earlier sessions, as their owner sends again what a later `Ready`
-    lacks.
+    Delivery is at least once: `orchestrator.step.sender` resends after a `Ready`, and the trainer drops what it has already.
     """
 
-    def __init__(self, connection: Connection, outages: Outages | None = None) -> None:
-        """`outages` gets the trainer's."""
-        self._connection = connection
-        self._outages = Outages() if outages is None else outages
+    def __init__(self, shared: SharedConnection) -> None:
+        """Connects once started."""
+        self._shared = shared
         self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
-        self._outbox: deque[tuple[Offer | Commit, asyncio.Future[None]]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
-        self._closing = False
-        self._connected = False
-        self._awaits_answer = False
-        """Whether nothing has come by this connection since `Hello` was sent."""
-        self._has_left = False
-        """Whether the trainer's last message was BYE, which says more about its absence than what the wire sees."""
-        self._session: int | None = None
-        self._next_step = 0
-        """The next step by the last READY."""
-        self._failures = self._displaced = 0
-        self._reopen_at: float | None = None
-
-    # --- on the event loop ---
+        self._conversation: Conversation | None = None
+        self.is_closing = False
 
     async def start(self, hello: Hello) -> None:
-        """See `TrainerLink`. Once only."""
-        assert self._loop is None
-        self._loop = asyncio.get_running_loop()
-        self._hello = hello
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        threading.Thread(target=self._run, name=f"link-{hello.run_id}", daemon=True).start()
+        """Begins to connect; `receive` returns every `Ready`: the first, and one after each reconnect. Once only.
+
+        Raises `ValueError` for what is no id, or that of another run of the connection.
+        """
+        assert self._conversation is None
+        conversation = Conversation(hello, self._hear)
+        self._shared.begin(self, conversation)
+        self._conversation = conversation
 
     def durable_up_to(self, step: int) -> None:
-        """See `TrainerLink`."""
-        self._hello = replace(self._hello, durable=max(step, self._hello.durable))
+        """Sets the step that the `Hello` of the next reconnect names as durable."""
+        assert self._conversation is not None
+        hello = self._conversation.hello
+        self._conversation.hello = replace(hello, durable=max(step, hello.durable))
 
     @property
     def outage(self) -> Outage | None:
-        """See `TrainerLink`."""
-        return self._outages.of(self._connection.peer)
+        """Why the trainer is not there for this run; None if it is."""
+        is_ready = self._conversation is not None and self._conversation.session is not None
+        return None if is_ready else self._shared.outages.of(self._shared.peer)
 
     async def send(self, message: Offer | Commit) -> None:
-        """See `TrainerLink`. Returns once the wire has the message, or it was dropped.
+        """Passes a message to the wire; returns once that has it, or it was dropped.
 
-        Raises `ValueError` for a batch that cannot travel, `ConnectionError` when the link was closed or its thread failed.
+        A batch's arrays are sent by reference and must not change until it is acknowledged. A message of another session
+        than that of the connection's newest `Ready` is dropped: its owner sends again what a later `Ready` lacks. Raises
+        `ValueError` for a batch that cannot travel, `ConnectionError` after `close` or a failure of the thread.
         """
-        assert self._loop is not None
-        if self._ended.is_set() or self._closing:
-            raise ConnectionError(f"the link to {self._connection.peer} is closed")
-        handed_over = self._loop.create_future()
-        self._outbox.append((message, handed_over))
-        self._wake()
-        await handed_over
+        assert self._conversation is not None
+        if self._ended.is_set() or self.is_closing:
+            raise ConnectionError(f"the link to {self._shared.peer} is closed")
+        await self._shared.hand_over(self._conversation, message)
 
     async def receive(self) -> ToOrchestrator:
-        """See `TrainerLink`. Raises `ConnectionError` when the link was closed or its thread failed."""
+        """Returns the next message from the trainer. Waits without limit; the caller sets the deadline.
+
+        Raises `ConnectionError` after `close` or a failure of the thread.
+        """
         message = await self._inbox.get()
         if isinstance(message, Exception):
             self._inbox.put_nowait(message)  # for every later call
-            raise ConnectionError(f"the link to {self._connection.peer} ended: {message}") from message
+            raise ConnectionError(f"the link to {self._shared.peer} ended: {message}") from message
         return message
 
     async def close(self) -> None:
-        """See `TrainerLink`."""
-        if self._loop is None or self._ended.is_set():
+        """Sends `Bye`, waits briefly for what is queued, frees everything that no other run needs. Safe to call twice."""
+        if self._conversation is None or self._ended.is_set():
             return
-        self._closing = True
-        self._wake()
+        if not self.is_closing:
+            self.is_closing = True
+            self._shared.hand_over(self._conversation, Bye())
         try:
             async with asyncio.timeout(LINGER_SECONDS + 5.0):
                 await self._ended.wait()
         except TimeoutError:
-            logger.warning("the thread of the link to %s did not end in time and is abandoned", self._connection.peer)
+            logger.warning("the thread of the link to %s did not end in time and is abandoned", self._shared.peer)
+
+    def _hear(self, message: ToOrchestrator) -> None:
+        self._shared.post(lambda: self._inbox.put_nowait(message))
+
+    def end(self, error: Exception) -> None:
+        """Is called by the connection, once this run's part of it has ended."""
+        self._ended.set()
+        self._inbox.put_nowait(error)
+
+
+class SharedConnection:
+    """A connection to the trainer, its thread, and the links of the runs that share it.
+
+    It lasts from the start of one of them until all are closed. Drops messages of earlier sessions, as their owner sends again
+    what a later `Ready` lacks.
+    """
+
+    def __init__(self, connection: ZmqConnection, outages: Outages | None = None) -> None:
+        """`outages` gets the trainer's."""
+        self._connection = connection
+        self.peer = connection.peer
+        self.outages = Outages() if outages is None else outages
+        self._links: dict[str, TrainerLink] = {}
+        """Those that are started and have not ended, by run. The event loop's, as the thread has the conversations."""
+        self._outbox: deque[tuple[Conversation, Hello | Offer | Commit | Bye, asyncio.Future[None]]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """None while no link is open."""
+
+    # --- on the event loop ---
+
+    def link(self) -> TrainerLink:
+        """Returns the link of one more run."""
+        return TrainerLink(self)
+
+    def begin(self, link: TrainerLink, conversation: Conversation) -> None:
+        """Has a run greet the trainer. Raises `ValueError` for what is no id, or that of another link."""
+        run_id = conversation.hello.run_id
+        if not re.fullmatch(IDENTIFIER_PATTERN, run_id):
+            raise ValueError(f"run id {run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
+        if run_id in self._links:
+            raise ValueError(f"run {run_id} has a link by this connection already: close that first")
+        self._links[run_id] = link
+        if self._loop is None:
+            self._open()
+        self.hand_over(conversation, conversation.hello)
+
+    def hand_over(self, conversation: Conversation, message: Hello | Offer | Commit | Bye) -> asyncio.Future[None]:
+        """Queues a message for the thread; the future is done once the wire has it, or it was dropped."""
+        assert self._loop is not None
+        handed_over = self._loop.create_future()
+        self._outbox.append((conversation, message, handed_over))
+        self._wake()
+        return handed_over
 
     def _wake(self) -> None:
         try:
@@ -179,148 +165,111 @@ class ThreadedLink:
         except BlockingIOError:
             logger.debug("the link's pipe is full, so its thread has been woken already")
 
-    def _end(self, error: Exception) -> None:
-        if self._ended.is_set():
-            return
-        self._ended.set()
+    def _open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._conversations = Conversations(self._connection, self.outages)
+        self._failures, self._reopen_at = 0, math.inf
+        self._closing, self._last = False, ""
+        threading.Thread(target=self._run, name=f"link-{next(iter(self._links))}", daemon=True).start()
+
+    def _end(self, failure: Exception | None) -> None:
+        self._loop = None
         os.close(self._wake_reader)
         os.close(self._wake_writer)
-        self._inbox.put_nowait(error)
-        while self._outbox:
-            _settle(self._outbox.popleft()[1], ConnectionError(f"the link ended: {error}"))
+        if failure is None:
+            self._end_link(self._last)
+        else:
+            for run_id in list(self._links):
+                self._end_link(run_id, failure)
+            while self._outbox:
+                _settle(self._outbox.popleft()[2], ConnectionError(f"the link ended: {failure}"))
+        if self._outbox:  # of links that were started meanwhile
+            self._open()
+            self._wake()
+
+    def _end_link(self, run_id: str, failure: Exception | None = None) -> None:
+        self._links.pop(run_id).end(failure or ConnectionError("closed by this end"))
 
     # --- in the thread ---
 
     def _run(self) -> None:
-        end: Exception = ConnectionError("closed by this end")
+        failure: Exception | None = None
         try:
             lower_own_priority()
             self._serve()
         except Exception as error:
-            logger.exception("the link to %s failed", self._connection.peer)
-            end = error
+            logger.exception("the link to %s failed", self.peer)
+            failure = error
         finally:
-            self._post(lambda: self._end(end))
+            self.post(lambda: self._end(failure))
 
     def _serve(self) -> None:
         try:
             self._connection.open()
-            self._is_out("is not connected", "it was not reached yet", level=logging.INFO)
             while not self._closing:
                 for event in self._connection.poll(self._wake_reader, self._seconds_to_wait()):
-                    if self._is_displaced(event):
-                        self._reconnect()
-                        break  # later events are of the old connection
                     self._handle(event)
-                self._reopen_if_due()
+                if time.monotonic() >= self._reopen_at:
+                    self._reopen_at = math.inf
+                    self._connection.open()
                 self._send_queued()
-            self._send_queued()
-            if self._connected:
-                self._connection.write(codec.encode_message(Bye()))
         finally:
-            self._connection.close(LINGER_SECONDS if self._connected else 0.0)
+            self._connection.close(LINGER_SECONDS if self._conversations.connected else 0.0)
 
     def _handle(self, event: Connected | Lost | Arrived) -> None:
         match event:
             case Connected():
-                self._connected, self._has_left, self._awaits_answer = True, False, True
-                self._connection.write(codec.encode_message(self._hello))
-                self._is_out("has not answered HELLO", "it is connected, and answers between two steps")
+                self._conversations.begin()
             case Lost(reason, silent_seconds):
-                self._connected, self._session = False, None
+                self._conversations.lose(reason, time.time() - silent_seconds)
                 first, longest = _BACKOFF_SECONDS
                 delay = min(longest, first * 2**self._failures) * _CHANCE.uniform(0.5, 1.0)
                 self._failures = min(self._failures + 1, 16)
                 self._reopen_at = time.monotonic() + delay
-                if not self._has_left:
-                    self._is_out("is not connected", reason, since=time.time() - silent_seconds, level=logging.WARNING)
             case _:
-                self._take(event)
-
-    def _is_displaced(self, event: Connected | Lost | Arrived) -> bool:
-        """Whether the trainer no longer accepts this connection, to which it had sent READY."""
-        if self._session is None or self._displaced == _DISPLACEMENTS or not isinstance(event, list):
-            return False
-        try:
-            message = codec.decode_message(event)
-        except codec.CodecError:
-            return False
-        return isinstance(message, Rejected) and message.session is None
-
-    def _reconnect(self) -> None:
-        self._displaced += 1
-        self._connected, self._session = False, None
-        logger.warning("%s took another connection for this run's newest; connecting anew", self._connection.peer)
-        self._connection.open()
-
-    def _take(self, frames: Arrived) -> None:
-        try:
-            message = codec.decode_message(frames)
-        except codec.CodecError as error:
-            logger.warning("dropped a message from %s: %s", self._connection.peer, error)
-            if self._awaits_answer:
-                self._is_out("is of another version, or no trainer", f"its answer to HELLO cannot be read: {error}")
-            return
-        if isinstance(message, Rejected) and self._awaits_answer:
-            message = HelloRefused(message.step, message.reason)
-        self._awaits_answer = False
-        if isinstance(message, Hello | Commit):
-            kind = type(message).__name__.upper()
-            logger.warning("dropped a %s from %s: it is no trainer", kind, self._connection.peer)
-            return
-        if isinstance(message, Ready):
-            self._session, self._next_step = message.session, message.next_step
-        elif isinstance(message, Acknowledged) and message.step >= self._next_step:
-            self._displaced = 0  # a batch of this session has come through
-        elif isinstance(message, Evicted | Bye):
-            self._session = None
-        if isinstance(message, Bye):
-            self._has_left = True
-            self._is_out("has left", message.reason or "it gave no reason", level=logging.WARNING)
-        if isinstance(message, Ready | Waiting | Evicted):
-            self._failures = 0
-            self._outages.end(self._connection.peer)
-        self._post(lambda: self._inbox.put_nowait(message))
-
-    def _is_out(self, what: str, reason: str, *, since: float | None = None, level: int | None = None) -> None:
-        self._outages.begin(Kind.TRAINER, self._connection.peer, what, reason, since=since, level=level)
-
-    def _reopen_if_due(self) -> None:
-        if self._reopen_at is not None and time.monotonic() >= self._reopen_at:
-            self._reopen_at = None
-            self._connection.open()
+                if self._conversations.hear(event):
+                    self._failures = 0
 
     def _seconds_to_wait(self) -> float:
-        return _LONGEST_POLL_SECONDS if self._reopen_at is None else max(0.0, self._reopen_at - time.monotonic())
+        return min(_LONGEST_POLL_SECONDS, max(0.0, self._reopen_at - time.monotonic()))
 
     def _send_queued(self) -> None:
         try:
             os.read(self._wake_reader, 4096)
         except BlockingIOError:
             return  # nothing was queued
-        while self._outbox:
-            message, handed_over = self._outbox.popleft()
+        while self._outbox and not self._closing:
+            conversation, message, handed_over = self._outbox.popleft()
             error: Exception | None = None
             try:
-                self._write(message)
+                self._pass_on(conversation, message)
             except ValueError as caught:
                 error = caught
-            self._post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
+            self.post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
 
-    def _write(self, message: Offer | Commit) -> None:
-        frames = codec.encode_message(message) if isinstance(message, Commit) else codec.encode_offer(message)
-        if message.session == self._session:
-            self._connection.write(frames)
-        else:
-            logger.debug("dropped a message of an earlier session with %s", self._connection.peer)
+    def _pass_on(self, conversation: Conversation, message: Hello | Offer | Commit | Bye) -> None:
+        match message:
+            case Hello():
+                self._conversations.join(conversation)
+            case Bye():
+                self._conversations.leave(conversation)
+                run_id = conversation.hello.run_id
+                if self._conversations:
+                    self.post(lambda: self._end_link(run_id))
+                else:
+                    self._closing, self._last = True, run_id
+            case _:
+                self._conversations.say(conversation, message)
 
-    def _post(self, callback: Callable[[], None]) -> None:
+    def post(self, callback: Callable[[], None]) -> None:
+        """Has the event loop call something. For the thread."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             if not self._closing:
-                logger.warning("the event loop ended before the link to %s was closed", self._connection.peer)
+                logger.warning("the event loop ended before the link to %s was closed", self.peer)
             self._closing = True
 
 

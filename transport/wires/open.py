@@ -10,23 +10,28 @@ from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.messages import Hello
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.validation import MAX_ARRAY_BYTES
-from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
+from counterpoint.transport.wires.base import BatchReceiver
 from counterpoint.transport.wires.endpoint import find_address, resolve_address, tell_address, watched_keys
-from counterpoint.transport.wires.link import ThreadedLink
+from counterpoint.transport.wires.link import SharedConnection, TrainerLink
 from counterpoint.transport.wires.listener_keys import listener_keys
 from counterpoint.transport.wires.receiver import Receiver
 from counterpoint.transport.wires.zmq_wire import ZmqConnection, ZmqListener
 
 
-def open_link(config: TransportConfig, output_dir: Path, run_id: str, outages: Outages | None = None) -> TrainerLink:
-    """Returns the orchestrator's end for the job in `output_dir`. It connects once started. `outages` gets the trainer's.
+def open_connection(config: TransportConfig, output_dir: Path, outages: Outages | None = None) -> SharedConnection:
+    """Returns a connection to the trainer of the job in `output_dir`, for the links of any number of runs.
 
-    Raises `ValueError` for a bad configuration.
+    `outages` gets the trainer's. Raises `ValueError` for a bad configuration.
     """
     address = resolve_address(config, output_dir)
     find = partial(find_address, address, output_dir)
     connection = ZmqConnection(address, watched_keys(config), config.heartbeat_seconds, find)
-    return ThreadedLink(connection, outages)
+    return SharedConnection(connection, outages)
+
+
+def open_link(config: TransportConfig, output_dir: Path, outages: Outages | None = None) -> TrainerLink:
+    """Returns the end of a run that has the connection for itself. It connects once started. Raises as `open_connection`."""
+    return open_connection(config, output_dir, outages).link()
 
 
 def open_receiver(

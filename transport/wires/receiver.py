@@ -1,9 +1,9 @@
-"""The trainer's end on any wire: `BatchReceiver` around a `Listener`, which implements the wire.
+"""The trainer's end: `BatchReceiver` around the socket that listens.
 
-It keeps which sender is which run and the session of each run, and returns only complete and valid messages of known
-senders. A message of an earlier session is dropped; any other is counted, logged with its sender, answered with `Rejected`,
-and dropped. A `Hello` that may not take the place of its run's connection is answered with `Evicted`. No message of a peer
-affects another peer.
+It keeps the sender and the session of each run, and returns only complete and valid messages that name a run of their sender,
+which may have many. A message of an earlier session is dropped; any other is counted, logged with its sender, answered with
+`Rejected`, and dropped. A `Hello` that may not take the place of its run's connection is answered with `Evicted`. No message
+affects another peer, or another run of the same one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from counterpoint.transport import codec
-from counterpoint.transport.codec import CodecError
+from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.messages import Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 from counterpoint.transport.records import Batch
-from counterpoint.transport.wires.link import LINGER_SECONDS
+from counterpoint.transport.wires.zmq_wire import LINGER_SECONDS, Arrival, ZmqListener
 
 logger = logging.getLogger(__name__)
 
@@ -30,37 +28,12 @@ _REFUSALS_A_CALL = 256
 """Refused messages that one call of `receive` reads beyond its timeout."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One message as the wire delivered it."""
-
-    sender: bytes
-    """The address for an answer; empty when none can be sent."""
-    origin: str
-    """The sender's address, for people."""
-    frames: list[Buffer] | CodecError
-    """Its frames, or why the wire could not read them."""
-
-
-class Listener(Protocol):
-    """A wire, as the receiver uses it."""
-
-    def poll(self, timeout: float) -> Arrival | None:
-        """Returns the next message, or None after at most `timeout` seconds."""
-
-    def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
-        """Queues one message; False when that sender is gone. Never blocks on it."""
-
-    def close(self, linger: float) -> None:
-        """Waits at most `linger` seconds for what is queued, then frees everything. Safe to call twice."""
-
-
 class Receiver:
     """`BatchReceiver` (see `transport.wires.base`) over a listener. For one thread."""
 
     def __init__(
         self,
-        listener: Listener,
+        listener: ZmqListener,
         max_batch_bytes: int,
         refusal: Callable[[Hello], str | None] = lambda hello: None,
     ) -> None:
@@ -68,8 +41,8 @@ class Receiver:
         self._listener = listener
         self._max_batch_bytes = max_batch_bytes
         self._refusal = refusal
-        self._runs: dict[bytes, str] = {}
         self._senders: dict[str, bytes] = {}
+        """By run, who has sent its newest `Hello`."""
         self._sessions: dict[str, int] = {}
         """The session of each run's last `Ready`; no entry where none is open."""
         self._rejected = 0
@@ -105,7 +78,7 @@ class Receiver:
     def send(self, run_id: str, message: ToOrchestrator) -> bool:
         """See `BatchReceiver`. After `Evicted` or `Bye` the run has to send `Hello` again."""
         sender = self._senders.get(run_id)
-        connected = sender is not None and self._listener.write(sender, codec.encode_message(message))
+        connected = sender is not None and self._listener.write(sender, codec.encode_message(message, run_id))
         if not connected:
             self._peer_log.note(logging.INFO, f"run {run_id} is not connected; {type(message).__name__} is not sent")
         if isinstance(message, Evicted | Bye):
@@ -129,18 +102,19 @@ class Receiver:
         """
         if isinstance(arrival.frames, CodecError):
             raise arrival.frames
-        run_id = self._runs.get(arrival.sender)
+        run_id = codec.run_of(arrival.frames)
+        is_known = self._senders.get(run_id) == arrival.sender
         if arrival.frames and arrival.frames[0] == codec.BATCH:
-            if run_id is None:
+            if not is_known:
                 raise CodecError("a batch from a sender that has not sent HELLO, or whose run has since connected anew")
             session, frames = codec.split_offer(arrival.frames)
             return (run_id, self._decode(run_id, frames)) if self._is_present(run_id, session) else None
         match codec.decode_message(arrival.frames):
             case Hello() as hello:
                 return (hello.run_id, hello) if self._greet(arrival, hello) else None
-            case Commit() as commit if run_id is not None:
+            case Commit() as commit if is_known:
                 return (run_id, commit) if self._is_present(run_id, commit.session) else None
-            case Bye() as bye if run_id is not None:
+            case Bye() as bye if is_known:
                 self._forget(run_id)
                 return run_id, bye
             case other:
@@ -172,27 +146,23 @@ class Receiver:
         if (reason := self._refusal(hello)) is not None:
             self._rejected += 1
             self._peer_log.note(logging.WARNING, f"sent away an orchestrator of run {hello.run_id}: {reason}")
-            self._listener.write(arrival.sender, codec.encode_message(Evicted(reason)))
+            self._listener.write(arrival.sender, codec.encode_message(Evicted(reason), hello.run_id))
             return False
         self._forget(hello.run_id)
-        if (other := self._runs.get(arrival.sender)) is not None:
-            self._forget(other)
-        self._runs[arrival.sender] = hello.run_id
         self._senders[hello.run_id] = arrival.sender
         self._peer_log.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
         return True
 
     def _forget(self, run_id: str) -> None:
         self._sessions.pop(run_id, None)
-        sender = self._senders.pop(run_id, None)
-        if sender is not None:
-            del self._runs[sender]
+        self._senders.pop(run_id, None)
 
     def _reject(self, arrival: Arrival, error: CodecError) -> None:
         self._rejected += 1
-        run_id = self._runs.get(arrival.sender)
-        who = f"run {run_id}" if run_id is not None else "an unknown sender"
+        runs = [run_id for run_id, sender in self._senders.items() if sender == arrival.sender]
+        who = f"run {', '.join(runs[:3])}" if runs else "an unknown sender"
         self._peer_log.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
-            session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to send HELLO again
-            self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session)))
+            named = "" if isinstance(arrival.frames, CodecError) else codec.run_of(arrival.frames)
+            session = self._sessions.get(named) if named in runs else None  # None: the run has to send HELLO again
+            self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session), named))

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from socket import IPPROTO_TCP, TCP_INFO
 from socket import socket as socket_of
@@ -23,15 +24,14 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from counterpoint.transport.codec import MAX_MESSAGE_BYTES, CodecError
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.codec import MAX_MESSAGE_BYTES
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.lock import take_listener_lock
 from counterpoint.transport.files.watched import Watched
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.wires.endpoint import IPC, CurveKeys
-from counterpoint.transport.wires.link import Arrived, Connected, Lost
 from counterpoint.transport.wires.listener_keys import WatchedListenerKeys
-from counterpoint.transport.wires.receiver import Arrival
 from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,49 @@ _FAILED_HANDSHAKES = (
 )
 
 
+LINGER_SECONDS = 2.0
+"""How long a closing end waits for what is queued. The rest is in the durable record, and is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The trainer's end answers; a `Hello` will reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The trainer's end is gone, or another trainer answers. Messages already written may be lost."""
+
+    reason: str
+    silent_seconds: float = 0.0
+    """How long it had not been heard of when this was noticed, as far as the wire knows."""
+
+
+Arrived = list[Buffer]
+"""The frames of one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message as the wire delivered it."""
+
+    sender: bytes
+    """The address for an answer; empty when none can be sent."""
+    origin: str
+    """The sender's address, for people."""
+    frames: list[Buffer] | CodecError
+    """Its frames, or why the wire could not read them."""
+
+
 class ZmqConnection:
-    """`link.Connection` by a DEALER."""
+    """The end of a DEALER, for the link's thread."""
 
     def __init__(
         self, address: str, keys: Watched[CurveKeys] | None, heartbeat_seconds: float, find: Callable[[], str]
     ) -> None:
         """`address` is the configured one, for people; `find` returns the one at which the trainer is reached now."""
         self.peer = f"the trainer at {address}"
+        """The other end and its address, for people."""
         self._find = find
         self._address = address
         self._is_connected = False
@@ -74,7 +109,10 @@ class ZmqConnection:
         """The time when anything last came by it, on the monotonic clock; None where the kernel does not tell."""
 
     def open(self) -> None:
-        """See `Connection`."""
+        """Begins to connect anew, and waits for a peer that is not there yet.
+
+        Messages written before are not sent, and none of an earlier connection is returned.
+        """
         self._drop(0.0)
         if self._context is None:
             self._context = zmq.Context()
@@ -97,7 +135,10 @@ class ZmqConnection:
         socket.connect(self._address)
 
     def poll(self, wake: int, timeout: float) -> list[Connected | Lost | Arrived]:
-        """See `Connection`."""
+        """Returns the events since the last call, in order; none between `Lost` and `open`.
+
+        Returns after `timeout` seconds, or early when descriptor `wake` becomes readable.
+        """
         poller = zmq.Poller()
         poller.register(wake, zmq.POLLIN)
         for socket in (self._socket, self._monitor):
@@ -120,7 +161,7 @@ class ZmqConnection:
         return [*changes, *events]
 
     def write(self, frames: Sequence[Buffer]) -> None:
-        """See `Connection`."""
+        """Queues one message by reference. Never blocks on the peer."""
         assert self._socket is not None
         for start in yielding_gil(range(0, len(frames), _FRAMES_AT_ONCE)):
             for index, frame in enumerate(frames[start : start + _FRAMES_AT_ONCE], start + 1):
@@ -128,10 +169,11 @@ class ZmqConnection:
                 self._socket.send(as_bytes_view(frame), flags=zmq.DONTWAIT | more, copy=False)
 
     def close(self, linger: float) -> None:
-        """See `Connection`."""
+        """Waits at most `linger` seconds for what is queued, then frees everything, until `open`."""
         self._drop(linger)
         if self._context is not None:
             self._context.term()
+            self._context = None
 
     def _read_monitor(self) -> list[Connected | Lost]:
         changes: list[Connected | Lost] = []
@@ -173,7 +215,7 @@ class ZmqConnection:
 
 
 class ZmqListener:
-    """`receiver.Listener` by a ROUTER. `keys` are read again once they change; who may not connect any longer is cut off.
+    """The trainer's ROUTER. `keys` are read again once they change; who may not connect any longer is cut off.
 
     Raises `OSError` when the address is in use or cannot be listened on.
     """
@@ -222,7 +264,7 @@ class ZmqListener:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def poll(self, timeout: float) -> Arrival | None:
-        """See `Listener`."""
+        """Returns the next message, or None after at most `timeout` seconds."""
         assert self._socket is not None, "the receiver is closed"
         if self._keys is not None:
             self._follow(self._keys, self._socket)
@@ -260,7 +302,7 @@ class ZmqListener:
                 time.sleep(0.01)
 
     def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
-        """See `Listener`."""
+        """Queues one message; returns False when that sender is gone. Never blocks on it."""
         assert self._socket is not None, "the receiver is closed"
         try:
             self._socket.send_multipart([sender, *map(as_bytes_view, frames)], flags=zmq.DONTWAIT)
@@ -271,7 +313,7 @@ class ZmqListener:
         return True
 
     def close(self, linger: float) -> None:
-        """See `Listener`."""
+        """Waits at most `linger` seconds for what is queued, then frees everything. Safe to call twice."""
         if self._socket is None:
             return
         _close(self._socket, self._monitor, linger)

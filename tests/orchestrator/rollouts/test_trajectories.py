@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches, assemble_batch, merge_rollout
-from counterpoint.transport import codec
 from counterpoint.transport.records import Rollout, Sample, Turn
+from counterpoint.transport.validation import validate
 
 LAYERS, TOP_K = 2, 2
 
@@ -146,7 +146,7 @@ def test_every_completion_token_trains_exactly_once_and_the_batch_is_valid(turns
     assert sum(int(sample.loss_mask_T.sum()) for sample in samples) == written
     if samples:
         batch = assemble_batch("default", 4, samples)
-        codec.validate(batch)
+        validate(batch)
         assert [info.temperature for info in batch.samples] == [sample.temperature for sample in samples]
         for index, sample in enumerate(samples):
             place = slice(batch.sample_offsets[index], batch.sample_offsets[index + 1])

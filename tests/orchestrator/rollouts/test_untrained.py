@@ -27,9 +27,9 @@ from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.records import rollout_record
 from counterpoint.orchestrator.step.step_metrics import additive_metrics
 from counterpoint.run.config import AdvantageConfig, FilterConfig, GibberishFilter, RepetitionFilter
-from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.records import Int32Array, Rollout, Sample, Turn
+from counterpoint.transport.validation import validate
 from tests.support.rollouts import make_group, make_rollout, make_turn
 
 finalize = Finalizer(load_advantage(AdvantageConfig()), [])
@@ -79,7 +79,7 @@ def test_the_loss_mask_is_that_of_a_plain_count_of_each_token(
     assert sorted(token for sample in samples for token in trained_ids(sample)) == sorted(trains)
     assert all(trained_ids(sample) for sample in samples)
     if samples:
-        codec.validate(assemble_batch("default", 1, samples))
+        validate(assemble_batch("default", 1, samples))
 
 
 def trained_ids(sample: Sample) -> list[int]:

@@ -26,6 +26,7 @@ from counterpoint.transport import codec
 from counterpoint.transport.arrays import AnyArray, CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.records import REQUIRED_COLUMNS, TEACHER_LOG_PROBABILITIES, Batch, Rollout, Turn
+from counterpoint.transport.validation import validate
 from tests.support.batches import assert_equal, make_batch, with_changes
 from tests.support.rollouts import make_rollout, make_turn
 
@@ -128,26 +129,26 @@ def test_a_column_without_a_name_and_a_name_without_a_column_are_refused() -> No
 def test_a_bad_column_is_named(column: np.ndarray, message: str) -> None:
     batch = with_changes(columned(), **{TEACHER_LOG_PROBABILITIES: column})
     with pytest.raises(ValueError, match=message):
-        codec.validate(batch)
+        validate(batch)
 
 
 def test_an_unknown_column_does_not_validate() -> None:
     with pytest.raises(ValueError, match=r"^columns: 'other'.*teacher_log_probabilities"):
-        codec.validate(replace(columned(), columns=columned().columns | {"other": np.zeros(8, np.float32)}))
+        validate(replace(columned(), columns=columned().columns | {"other": np.zeros(8, np.float32)}))
 
 
 @pytest.mark.parametrize("name", REQUIRED_COLUMNS)
 def test_a_batch_without_a_required_column_does_not_validate(name: str) -> None:
     columns = {each: column for each, column in columned().columns.items() if each != name}
     with pytest.raises(ValueError, match=rf"^columns: {name}\b"):
-        codec.validate(replace(columned(), columns=columns))
+        validate(replace(columned(), columns=columns))
 
 
 def test_turns_become_a_batch() -> None:
     outcome = Finalizer(load_advantage(AdvantageConfig()), ())([make_asked(0), make_asked(10)], False)
     assert outcome.failed == 0
     batch = assemble_batch("default", 1, merge_all(outcome.rollouts))
-    codec.validate(batch)
+    validate(batch)
     assert batch.loss_mask_T.tolist() == [0, 0, 1, 1, 0, 0, 1] * 2
     own = [0, 0, -1, -2, 0, 0, -4]
     assert batch.columns[TEACHER_LOG_PROBABILITIES].tolist() == [*own, *(v and v - 10 for v in own)]

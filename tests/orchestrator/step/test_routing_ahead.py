@@ -21,6 +21,7 @@ from counterpoint.orchestrator.step.boundary import StepBoundary, merge_all
 from counterpoint.orchestrator.step.checkpoint import Checkpoint
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.transport import codec
+from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, write_buffers
 from counterpoint.transport.records import Batch, Rollout
 from perf.chaos.disk import read_batch
@@ -217,7 +218,7 @@ def test_a_damaged_index_raises_the_documented_error(data: st.DataObject) -> Non
             index = len(content) - 16 - 16 * len(codec.encode(batch))
             content[data.draw(st.integers(index, len(content) - 1))] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content)
-        with pytest.raises(codec.CodecError, match=r"batch\.bin"):
+        with pytest.raises(CodecError, match=r"batch\.bin"):
             codec.read_file(path, LIMIT)
 
 
@@ -240,5 +241,5 @@ def test_an_index_that_names_anything_but_each_byte_once_is_refused(
         path.write_bytes(b"".join([codec.INDEXED_MAGIC, b"12345678", codec.index_of(index)]))
         if expected is not None:
             assert codec.read_frames(path, LIMIT) == expected
-    with pytest.raises(codec.CodecError, match="does not cover"):
+    with pytest.raises(CodecError, match="does not cover"):
         codec.read_frames(path, LIMIT)

@@ -37,6 +37,7 @@ from counterpoint.transport.messages import (
 )
 from counterpoint.transport.outages import Kind, Outage
 from counterpoint.transport.records import Batch, Turn
+from counterpoint.transport.wires.link import TrainerLink
 from counterpoint.transport.wires.open import open_link
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.support.rollouts import make_rollout
@@ -45,8 +46,10 @@ from tests.transport.ends import trainer_process
 LIMIT = 1 << 30
 
 
-class PlayedLink:
-    """A `TrainerLink` whose other end is the test."""
+class PlayedLink(TrainerLink):
+    """One whose other end is the test."""
+
+    outage: Outage | None = None
 
     def __init__(self) -> None:
         self.sent: list[Batch] = []
@@ -55,7 +58,6 @@ class PlayedLink:
         """The session of everything sent."""
         self.hello: Hello | None = None
         self.durable = 0
-        self.outage: Outage | None = None
         self.incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
         self._taken = False
         """Whether a message was received, and the sender has not asked for the next one."""
@@ -437,7 +439,7 @@ async def test_a_trainer_that_reads_nothing_does_not_hold_the_loop(tmp_path: Pat
     batch = assemble_batch("one", 1, merge_rollout(make_rollout(1, turns=[turn])))
     assert batch.nbytes > 64 * 2**20
     config = TransportConfig(kind="zmq", heartbeat_seconds=3600.0)  # a stopped trainer is not lost meanwhile
-    sender = Sender(open_link(config, tmp_path, "one"), tmp_path, "one", 0, LIMIT)
+    sender = Sender(open_link(config, tmp_path), tmp_path, "one", 0, LIMIT)
     with trainer_process(config, tmp_path) as trainer:
         task = asyncio.create_task(sender.run())
         await sender.wait_ready(DEADLINE_SECONDS)

@@ -70,7 +70,7 @@ def test_other_machines_need_keys(address: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs CURVE keys"):
         open_receiver(TransportConfig(address=address), tmp_path)
     with pytest.raises(ValueError, match="needs CURVE keys"):
-        open_link(TransportConfig(address=address), tmp_path, "default")
+        open_link(TransportConfig(address=address), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,9 @@ def hear_out(receiver: BatchReceiver) -> None:
 @pytest.mark.slow
 async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     receiver = open_receiver(keyring.config("trainer"), tmp_path)
-    unknown = open_link(keyring.config("stranger"), tmp_path, "stranger")
-    wrong_server = open_link(
-        keyring.config("orchestrator", server_public_key_file=tmp_path / "stranger.key"), tmp_path, "misled"
-    )
-    known = open_link(keyring.config("orchestrator"), tmp_path, "default")
+    unknown = open_link(keyring.config("stranger"), tmp_path)
+    wrong_server = open_link(keyring.config("orchestrator", server_public_key_file=tmp_path / "stranger.key"), tmp_path)
+    known = open_link(keyring.config("orchestrator"), tmp_path)
     plain = Stranger(TransportConfig(address=f"tcp://127.0.0.1:{keyring.port}"), tmp_path)
     try:
         with suppress(zmq.Again):  # its handshake fails, possibly before this line
@@ -241,7 +239,7 @@ async def test_a_trainer_is_found_where_it_tells_to_be(
     both = keyring.config("trainer", **everywhere)  # as in a job, which has one table for both ends
     monkeypatch.setenv(NODE_ADDRESS, "127.0.0.9")
     (tmp_path / TOLD).write_text(f"tcp://127.0.0.8:{free_port()}")  # of an earlier trainer, whose node is gone
-    link = open_link(both, tmp_path, "default")
+    link = open_link(both, tmp_path)
     await link.start(Hello("default", 0))
     try:
         for session in (SESSION, SESSION + 1):
@@ -264,7 +262,7 @@ async def test_a_stale_socket_file_is_no_obstacle(tmp_path: Path) -> None:
     stale.bind(str(tmp_path / "transport.sock"))
     stale.close()
     receiver = open_receiver(TransportConfig(), tmp_path)
-    link = open_link(TransportConfig(), tmp_path, "default")
+    link = open_link(TransportConfig(), tmp_path)
     await link.start(Hello("default", 0))
     await handshake(link, receiver)
     await link.close()

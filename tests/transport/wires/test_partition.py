@@ -61,7 +61,7 @@ async def test_a_link_is_back_soon_after_a_partition(
     monkeypatch.setattr("counterpoint.transport.wires.reconnecting.LONGEST_PAUSE_MS", 100)
     near, far = ends(tmp_path, peer)
     receiver = peer.run(lambda: open_receiver(far, tmp_path))
-    link = open_link(near, tmp_path, "default")
+    link = open_link(near, tmp_path)
     greeted = asyncio.create_task(asyncio.to_thread(answer, receiver))
     peer.cut()
     await link.start(Hello("default", 0))

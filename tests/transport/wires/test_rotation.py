@@ -56,7 +56,7 @@ async def test_a_removed_key_is_cut_off_and_comes_back_with_it(
 ) -> None:
     key, aside = keyring.authorized / "orchestrator.key", keyring.directory / "aside"
     with trainer(keyring):
-        link = open_link(keyring.config("orchestrator"), keyring.directory, "default")
+        link = open_link(keyring.config("orchestrator"), keyring.directory)
         await link.start(Hello("default", 0))
         assert isinstance(await hear(link), Ready)
         key.rename(aside)  # the last one: the directory is empty
@@ -69,7 +69,7 @@ async def test_a_removed_key_is_cut_off_and_comes_back_with_it(
 @pytest.mark.slow
 async def test_an_orchestrators_new_key_is_used_once_the_trainer_knows_it(keyring: Keyring) -> None:
     with trainer(keyring):
-        link = open_link(keyring.config("orchestrator"), keyring.directory, "default")
+        link = open_link(keyring.config("orchestrator"), keyring.directory)
         await link.start(Hello("default", 0))
         assert isinstance(await hear(link), Ready)
         zmq.auth.create_certificates(keyring.directory, "renewed")
@@ -85,7 +85,7 @@ async def test_a_trainers_new_pair_is_used_once_both_files_are_there(
     keyring: Keyring, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trainer(keyring):
-        link = open_link(keyring.config("orchestrator"), keyring.directory, "default")
+        link = open_link(keyring.config("orchestrator"), keyring.directory)
         await link.start(Hello("default", 0))
         assert isinstance(await hear(link), Ready)
         (new := keyring.directory / "new").mkdir()
