@@ -1,15 +1,19 @@
-"""The examples of the documentation are valid: each block of TOML is a file or a part of one, and each command exists."""
+"""The examples of the documentation are valid: each block of TOML is a file or a part of one, each command exists, and the first
+example of a page runs."""
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from pydantic import TypeAdapter
 
-from counterpoint.cli.main import COMMANDS
+from counterpoint.cli.main import COMMANDS, main
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.environments.rewards.rubric import AnyPart
 from counterpoint.job.config import JobConfig
@@ -19,7 +23,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.config import Config
 from counterpoint.tune.config import TuneConfig
-from tests.test_docs import PAGES, page_of
+from tests.test_docs import PAGES, REPOSITORY, page_of
 
 FILES: dict[str, type[Config]] = {
     "roles": JobSpec,
@@ -94,3 +98,49 @@ CALLS = commands()
 @pytest.mark.parametrize("call", CALLS)
 def test_the_command_of_an_example_exists(call: str) -> None:
     assert CALLS[call][0] in COMMANDS
+
+
+FIRST = {
+    page_of(page): found
+    for page in PAGES
+    if (found := re.search(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE))
+}
+"""The first block of each page that has one."""
+
+TAKER = {"roles": "submit", "grid": "sweep", "executor": "tune", "served_model": "orchestrator", "epochs": "sft"}
+"""The command of a whole file, as in `FILES`. Any other is a job's."""
+
+ELSEWHERE = {"docs/verifiers.md": "its taskset is another package's"}
+
+DRY = ("run", "sft", "tune", "inference", "trainer", "orchestrator")
+"""Commands that check a file alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in FIRST if page not in ELSEWHERE])
+def test_the_first_example_of_a_page_runs_as_it_stands(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the directory of a checkout. Whatever would start a server or a trainer is checked by its `--dry-run`."""
+    for folder in ("configs", "examples"):
+        (tmp_path / folder).symlink_to(REPOSITORY / folder)
+    (tmp_path / "my_tasks.py").write_text(FIRST["docs/environments.md"][2])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_tasks", raising=False)
+    language, block = FIRST[page].groups()
+    if language == "python":
+        exec(compile(block, page, "exec"), {"__name__": "example"})
+    elif language == "toml":
+        table = tomllib.loads(block)
+        command = next((taker for key, taker in TAKER.items() if key in table), "run")
+        whole = table if command != "run" else merge(JOB, table)
+        (tmp_path / "file.toml").write_text(tomli_w.dumps(whole))
+        assert main([command, "file.toml", "--dry-run"]) == 0, capsys.readouterr().err
+    for line in block.replace("\\\n", " ").splitlines() if language in ("", "bash") else ():
+        called = re.match(r"\s*(?:\S*/)?counterpoint ([a-z-]+) (\S+\.toml)([^#]*)", line)
+        if called and called[1] in DRY:
+            flags = re.findall(r"--[a-z_]+(?:\.[a-z_]+)+ \S+", called[3])
+            assert main([called[1], called[2], *" ".join(flags).split(), "--dry-run"]) == 0, capsys.readouterr().err
+        elif called:
+            assert (tmp_path / called[2]).is_file(), line
