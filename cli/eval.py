@@ -173,14 +173,19 @@ async def _play(
     def announce(result: EvaluationResult) -> None:
         print(result.in_words(), file=sys.stderr)
 
+    def say(words: str) -> None:
+        print(words, file=sys.stderr)
+
     if server is None:
-        return await play_evaluations(run, evaluations, subject, directory, announce)
+        return await play_evaluations(run, evaluations, subject, directory, announce, say)
     print(
         f"starting a server of {', '.join(map(str, subject.described.values()))}; its log is {server.log_file}",
         file=sys.stderr,
     )
     async with server_running(server, directory, variables) as ended:
-        work = play_evaluations(at_servers(run, [url_of(server)], server), evaluations, subject, directory, announce)
+        work = play_evaluations(
+            at_servers(run, [url_of(server)], server), evaluations, subject, directory, announce, say
+        )
         return await unless_ended(work, ended, lambda: cause_in(directory / LOG))
 
 

@@ -40,7 +40,6 @@ from counterpoint.job.workers import is_done, needs_servers, specification
 from counterpoint.job.write_job import write_job
 from counterpoint.run.changes import kept
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.process.extras import SERVING, TRAINING, require
 from counterpoint.transport.process.journal import prioritized
@@ -99,7 +98,8 @@ def main(arguments: list[str]) -> int:
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)
         if outcome.reason == "done":
-            console.print(f"  next     {_next_command(job, resolved, command.file)}", highlight=False)
+            for number, line in enumerate(_next_commands(job, resolved, command.file)):
+                console.print(f"  {'' if number else 'next':<8} {line}", highlight=False)
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
         console.print(f"\n{_how_to_go_on(resolved, outcome, arguments)}", highlight=False)
@@ -125,14 +125,21 @@ def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str]) ->
     return f"{advice}\nNo step was done, so that nothing is lost with --fresh in its place, as another model needs"
 
 
-def _next_command(job: SupervisedJob, config: JobConfig, file: Path) -> str:
-    """Returns what to look at a result with: its evaluations once more on the best or newest weights, else its page."""
+def _next_commands(job: SupervisedJob, config: JobConfig, file: Path) -> list[str]:
+    """Returns what to look at a result with: its page, its rollouts, its evaluations on the best or newest weights."""
+    directory = shlex.quote(str(config.output_dir))
+    commands = [f"counterpoint serve {directory}", f"counterpoint show {directory} --worst"]
     for run in config.every_run:
-        best, broadcast = job.histories[run.run_id].evaluations.best(), run.run_dir / "broadcast"
-        if run.evaluations and (best is not None or (steps := published_steps(broadcast))):
-            weights = best.path if best is not None else broadcast / f"step_{steps[-1]}"
-            return f"counterpoint eval {shlex.quote(str(file))} --checkpoint {shlex.quote(str(weights))}"
-    return f"counterpoint serve {shlex.quote(str(config.output_dir))}"
+        history = job.histories[run.run_id]
+        best, newest = history.evaluations.best(), history.weights
+        weights = best.path if best is not None else newest
+        if weights is None:
+            continue
+        if run.evaluations:
+            one = f" --run {shlex.quote(run.run_id)}" if config.runs else ""
+            evaluate = f"counterpoint eval {shlex.quote(str(file))}{one} --checkpoint {shlex.quote(str(weights))}"
+            return [*commands, evaluate]
+    return commands
 
 
 def resuming_command(arguments: Sequence[str]) -> str:

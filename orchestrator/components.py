@@ -210,6 +210,7 @@ class Components:
             handle=self.dispatcher.handle,
             publish=self._telemetry.publish_lasting,
             on_progress=self._reports.watchdog.progress,
+            say=self._reports.evaluating,
             transcribe=_transcriber(self.config, self._start.loaded.chat),
         )
 

@@ -27,7 +27,7 @@ class Reports:
     def __init__(self, config: RunConfig, waiting_for: Callable[[], str]) -> None:
         """`waiting_for` says what the run waits for, for the watchdog."""
         self._config = config
-        self._status = ""
+        self._status = self._evaluation = ""
         self._status_line = StatusLine()
         self._shortfalls = ShortfallLog()
         self.outages = Outages(self._send_status)
@@ -42,8 +42,14 @@ class Reports:
 
     def _send_status(self) -> None:
         """Sends the status, and what is out, to the supervisor. Any thread calls it."""
-        parts = [part for part in (self._status, self.outages.describe()) if part]
+        parts = [part for part in (self._status, self._evaluation, self.outages.describe()) if part]
         self._status_line.show("; ".join(parts))
+
+    def evaluating(self, words: str) -> None:
+        """Shows how far an evaluation is; empty: none is played."""
+        if words != self._evaluation:
+            self._evaluation = words
+            self._send_status()
 
     def waiting(self, reason: str) -> None:
         """The trainer has no room for a batch."""

@@ -92,7 +92,7 @@ def train(
             stack.enter_context(stop)
         try:
             device = choose_device(config.device)
-            StatusLine().show(f"loading {config.model}")
+            (status := StatusLine()).show(f"loading {config.model}")
             begins = stack.enter_context(ExitStack())
             begins.enter_context(asking_for_time(READY_SECONDS))
             group = stack.enter_context(ranks.join(config, device))
@@ -114,6 +114,7 @@ def train(
                 raise
             return _failed(1, f"there is not enough memory to load {config.model}: {error}")
         begins.close()
+        status.show("")
         on_ready()
         stack.enter_context(beating())
         try:

@@ -64,9 +64,13 @@ class Outage:
 
     def __str__(self) -> str:
         """Returns a sentence that stays the same while nothing changes."""
+        return f"{self.who} {self.what} since {self.clock}: {self.reason}"
+
+    @property
+    def clock(self) -> str:
+        """Since when, for people."""
         is_old = time.time() - self.since > _OLD_SECONDS
-        since = time.strftime("%Y-%m-%d %H:%M:%S" if is_old else "%H:%M:%S", time.localtime(self.since))
-        return f"{self.who} {self.what} since {since}: {self.reason}"
+        return time.strftime("%Y-%m-%d %H:%M:%S" if is_old else "%H:%M:%S", time.localtime(self.since))
 
 
 class Outages:
@@ -132,11 +136,25 @@ class Outages:
         with self._lock:
             return sorted(self._current.values(), key=lambda outage: outage.since)
 
+    @property
+    def are_expected(self) -> bool:
+        """Whether all that is out is expected, such as what still starts."""
+        return all(level <= logging.INFO for level in self._levels.copy().values())
+
     def describe(self) -> str:
-        """Returns the outages in one line for people, the oldest first; empty for none."""
+        """Returns the outages in one line for people, the oldest first; empty for none.
+
+        What is expected is waited for; why it is not there is of interest once it has lasted.
+        """
         current = self.current()
         more = [f"and {len(current) - _DESCRIBED} more"] if len(current) > _DESCRIBED else []
-        return "; ".join([*map(str, current[:_DESCRIBED]), *more])
+        return "; ".join([*map(self._in_words, current[:_DESCRIBED]), *more])
+
+    def _in_words(self, outage: Outage) -> str:
+        if self._levels.get(outage.who, logging.ERROR) > logging.INFO:
+            return str(outage)
+        words = f"waiting for {outage.who} since {outage.clock}"
+        return words if time.time() - outage.since < EXPECTED_SECONDS else f"{words}: {outage.reason}"
 
     def remind(self) -> None:
         """Logs the outages that last, if it is time. Call it about once a second."""
@@ -146,6 +164,7 @@ class Outages:
             self._remind_from(min(2 * self._interval, REMIND_SECONDS[1]))
             level = max(self._levels.values(), default=logging.INFO)
         logger.log(level, "still out: %s", self.describe())
+        self._on_change()  # what is expected has its reason by now
 
     def _is_new(self, outage: Outage) -> bool:
         """Whether the log lacks this reason; whoever retries is likely to report a number that differs each time."""

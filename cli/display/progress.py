@@ -17,6 +17,7 @@ from rich.text import Text
 from counterpoint.cli.display.rollouts import print_rollout
 from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.rollout_records import dropped_records
@@ -29,6 +30,9 @@ from counterpoint.transport.process.journal import prioritized
 
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
+
+LASTING_SECONDS = 1.0
+"""A status of a worker that starts is a line of its own once it has lasted so long."""
 
 LATE_SECONDS = 0.1
 """A step's line shows the event loop's lag if its maximum is above this."""
@@ -149,6 +153,8 @@ class PlainProgress:
         """The workers as last shown, by name."""
         self._statuses: dict[str, str] = {}
         """The status that each worker last printed while it was starting, by name."""
+        self._said_at: dict[str, float] = {}
+        """When each worker sent its last status, on the monotonic clock, by name."""
         self._started: dict[str, float] = {}
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, int] = {}
@@ -156,6 +162,8 @@ class PlainProgress:
         self._told: dict[str, str] = {}
         """What the newest heartbeat said of each worker, by name."""
         self._dropped = DroppedExamples(console)
+        self._results: dict[str, list[Evaluated]] = {}
+        """The results of evaluations that the last update printed, by run."""
         self._last_line = time.monotonic()
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
@@ -165,8 +173,10 @@ class PlainProgress:
         for history, line in fresh:
             self._print(self._run_column(history) + describe_step(line, history))
         for history in self._histories.values():
-            for result in history.new_results:
-                self._print(self._run_column(history) + printable(str(result)))
+            if history.new_results is not self._results.get(history.run_id):  # another look than the last one
+                for result in history.new_results:
+                    self._print(self._run_column(history) + printable(str(result)))
+            self._results[history.run_id] = history.new_results
             self._print_notice(history)
             self._dropped.print_new(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
@@ -191,8 +201,11 @@ class PlainProgress:
         if worker.trouble != (before.trouble if before is not None else ""):
             level = logging.WARNING if worker.trouble else logging.INFO
             self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
+        if before is None or before.status != worker.status:
+            self._said_at[worker.name] = time.monotonic()
         is_new_status = worker.status not in ("", self._statuses.get(worker.name))
-        if worker.state is State.STARTING and is_new_status:
+        lasts = time.monotonic() - self._said_at[worker.name] >= LASTING_SECONDS
+        if worker.state is State.STARTING and is_new_status and lasts:
             self._statuses[worker.name] = worker.status
             self._print(f"{worker.name}: {worker.status}")
         self._shown[worker.name] = worker

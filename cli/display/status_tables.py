@@ -23,6 +23,7 @@ from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_f
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.phases import phases_in_words, sum_phases
 from counterpoint.trainer.telemetry import mismatch
+from counterpoint.transport.outages import Kind
 from counterpoint.transport.printable import printable
 
 TEXT_COLUMNS = ("run", "state")
@@ -62,11 +63,16 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
     remarks = []
     if (exclusion := status.exclusion_of(run_id)) is not None:
         remarks.append(_text(f"run {run_id} {exclusion}", "red"))
-    remarks += [_text(f"run {run_id}: {outage}", "red") for outage in status.outages_of(run_id)]
+    for outage in status.outages_of(run_id):
+        starts = status.first_starts("trainer" if outage.kind is Kind.TRAINER else "inference")
+        said = f"waiting for {outage.who} since {outage.clock}" if starts else f"{outage}"
+        remarks.append(_text(f"run {run_id}: {said}", "dim" if starts else "red"))
     if history.unreadable:
         remarks.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
     results = evaluations.in_words(history.evaluations.as_json())
     remarks += [_text(f"run {run_id} evaluation {name}: {text}", "dim") for name, text in results.items()]
+    if history.weights is not None:
+        remarks.append(_text(f"run {run_id} weights: {history.weights}", "dim"))
     if phases := phases_in_words(sum_phases([history.last_shipped])):
         remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
     if failures := sum_failures(history.counted):

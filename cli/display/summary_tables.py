@@ -46,6 +46,7 @@ def _remarks(run: Summary) -> list[str]:
         f"such as: {run['failure_example']}" if run["failure_example"] else None,
         f"time: {phases}" if phases else None,
         run["discarded"],
+        f"weights: {run['weights']}" if run["weights"] else None,
     ]
     return [remark for remark in remarks if remark]
 
@@ -102,5 +103,6 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
         "staleness": f"max {number(summary['staleness_max'], 0)}",
         "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),
         "discarded": summary["discarded"],
+        "weights": summary["weights"],
     }
     return rows if steps["shipped"] else rows | dict.fromkeys(OF_STEPS)

@@ -172,6 +172,9 @@ class OwnedProcess:
         """Turns systemd's notifications into the messages of a class's process."""
         before = self._process.main_pid, self._process.status, self._process.trouble
         received = self._process.read_notifications()
+        changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
+        if "READY" in received and (changed or self._late_beat is not None):
+            self._hear({"kind": protocol.NEWS})  # what it said before it was ready is known first
         if self._control is None:
             for word, kind in (("READY", protocol.READY), ("STOPPING", protocol.ENDING)):
                 if word in received:
@@ -180,7 +183,6 @@ class OwnedProcess:
                 self._hear({"kind": protocol.FAILED, "reason": self._process.failure})
             if (seconds := self._process.take_extension()) > 0:
                 self._hear({"kind": protocol.EXTEND, "seconds": seconds})
-        changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
         of_life = "WATCHDOG" in received or "READY" in received
         if of_life or changed:
             self._pass_beat_on(alive=of_life)

@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
 
+NOTHING_LISTENS = "nothing listens there (connection refused)"
+"""Why a server that still starts, or is gone, does not answer."""
+
 MAX_SENDERS = 256
 """Servers that weights are sent to at once, each by a thread that mostly waits."""
 
@@ -224,6 +227,8 @@ async def call(
 def _reason(error: Exception) -> str:
     """Returns what went wrong, for people: of a connection that is refused, aiohttp's text repeats the address twice."""
     refused = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+    if isinstance(refused, ConnectionRefusedError):
+        return NOTHING_LISTENS
     if isinstance(refused, ConnectionError) and refused.errno:
         return f"no connection: {os.strerror(refused.errno)}"
     return str(error) or type(error).__name__

@@ -31,6 +31,7 @@ from counterpoint.inference.base import (
     WeightsNotSeen,
     WeightUpdate,
 )
+from counterpoint.inference.clients.http_sessions import NOTHING_LISTENS
 from counterpoint.inference.loads import Claim, Stated
 from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
 from counterpoint.inference.pool import calls
@@ -92,7 +93,9 @@ class Served(Places):
                 await self._first_serving()
         except TimeoutError:
             limit = self._config.startup_timeout_seconds
-            raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
+            raise InferenceError(
+                f"no inference server is healthy after startup_timeout_seconds = {limit:g}: {self._describe()}"
+            ) from None
 
     async def check_model(self, model: str) -> None:
         """Raises `ModelNotServed` if no server that takes requests has `model`. See `model_names.check`."""
@@ -122,7 +125,9 @@ class Served(Places):
                 return await self._until(lambda: bool(self._fleet.serving(self.name)))
         except TimeoutError:
             limit = self._config.startup_timeout_seconds
-            logger.info("Waiting up to %g s for a healthy inference server: %s", limit, self._describe())
+            begins = all(NOTHING_LISTENS in status.reason for status in self.status())  # as of a server that starts
+            servers = ", ".join(server.url for server in self.holders) if begins and self.holders else self._describe()
+            logger.info("Waiting up to %g s for a healthy inference server: %s", limit, servers)
         await self._until(lambda: bool(self._fleet.serving(self.name)))
 
     async def release(self) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from counterpoint.inference.checkpoint import is_delta
 from counterpoint.job.inspection.evaluations import Evaluated, Evaluations
 from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.orchestrator.step.differences import Notice, read_notice, show_command
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
+from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError
 
 READING_SECONDS = 60.0
@@ -124,6 +126,13 @@ class History:
             _follower=Follower(run_dir / "metrics.jsonl", NEWEST_BYTES),
             _trained_lines=trained or TrainedLines(output_dir),
         )
+
+    @property
+    def weights(self) -> Path | None:
+        """The newest trained weights that a model can be loaded from; None before the first step, or once they are removed."""
+        steps = published_steps(self._run_dir / "broadcast")
+        paths = (self._run_dir / "broadcast" / f"step_{step}" for step in reversed(steps) if step)
+        return next((path for path in paths if not is_delta(path)), None)
 
     def refresh(self, deadline: float = math.inf) -> list[Line]:
         """Reads what the files gained; returns the lines of the newly shipped steps.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.agent.remains import start_of
-from counterpoint.cluster.worker_view import ENDED
+from counterpoint.cluster.worker_view import ENDED, State
 from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from counterpoint.job.inspection.fine_tuning import FineTuning, fine_tuning_of
 from counterpoint.job.inspection.fleet import View, read_views
@@ -76,6 +76,14 @@ class JobStatus:
         """The ids of the runs that are not the job's own; empty without a job."""
         return {run_id for run_id in self.histories if self.own is not None and run_id not in self.own}
 
+    def first_starts(self, role: str) -> bool:
+        """Returns whether a worker of a role starts for the first time: it is waited for as a matter of course."""
+        return self.running and any(
+            worker["name"].startswith(role) and worker["state"] in (State.WAITING, State.STARTING)
+            for worker in self.workers
+            if not worker["restarts"]
+        )
+
     def inference_failed(self, run_id: str) -> int:
         """Returns how many of the run's rollouts got no answer from inference."""
         return int(sum(line.get("rollouts/inference_failed", 0) for line in self.histories[run_id].counted))
@@ -138,6 +146,7 @@ class JobStatus:
             "inference_failed": self.inference_failed(run_id),
             "phase_seconds": sum_phases([shipped]),
             "evaluations": history.evaluations.as_json(),
+            "weights": None if history.weights is None else str(history.weights),
             "metrics": {name: shipped[name] for name in SHIPPED_METRICS if name in shipped}
             | {name: trained[name] for name in TRAINED_METRICS if name in trained},
         }

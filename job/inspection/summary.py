@@ -70,6 +70,7 @@ def summarize(
         "staleness_max": max([*staleness, *_known(left_out.maxima, "staleness/max")], default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
         "evaluations": history.evaluations.as_json(),
+        "weights": None if history.weights is None else str(history.weights),
         "elapsed_seconds": elapsed,
         "resumed": any(
             began < history.since for began in (left_out.began, *(line["time"] for line in history.shipped.values()))

@@ -28,6 +28,9 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import flush
 from counterpoint.transport.files.json_lines import append_line
 
+PROGRESS_SECONDS = 15.0
+"""Time between two reports of how far an evaluation is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -62,10 +65,11 @@ async def play_evaluations(
     subject: Subject,
     directory: Path,
     on_result: Callable[[EvaluationResult], None],
+    on_progress: Callable[[str], None] = lambda words: None,
 ) -> list[EvaluationResult]:
     """Plays the evaluations, one after the other, and writes lines and records to `directory`; returns the results.
 
-    The directory is made for the first of them, unless it is there.
+    The directory is made for the first of them, unless it is there. `on_progress` is called every `PROGRESS_SECONDS`.
 
     Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if none has the
     model, `ValueError` if an environment does not start, `OSError` if a result cannot be written.
@@ -88,7 +92,7 @@ async def play_evaluations(
         for loaded in evaluations:
             attempt = Attempt(loaded, subject.step or 0, pool, opponents)
             held = await pool.stated() if subject.follows else {}
-            await _play(attempt, run.schedule.max_inflight_rollouts)
+            await _play(attempt, run.schedule.max_inflight_rollouts, on_progress)
             weights = [held, await pool.stated()] if subject.follows else []
             result = _of_subject(await attempt.result(), subject, weights)
             await in_thread(_write, directory, loaded, result, attempt, transcribe)
@@ -97,17 +101,28 @@ async def play_evaluations(
     return results
 
 
-async def _play(attempt: Attempt, most: int) -> None:
+async def _play(attempt: Attempt, most: int, on_progress: Callable[[str], None]) -> None:
     """Plays all rollouts, up to `most` at a time, in order."""
+
+    async def say() -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            ended, total = attempt.ended, len(attempt.rollouts)
+            on_progress(f"evaluation {attempt.name}: {ended} of {total} rollouts have ended")
+
     indices = iter(range(len(attempt.rollouts)))
 
     async def play_next() -> None:
         for index in indices:
             await attempt.play(index)
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(min(most, len(attempt.rollouts))):
-            tasks.create_task(play_next())
+    saying = asyncio.create_task(say(), name="progress of the evaluation")
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(most, len(attempt.rollouts))):
+                tasks.create_task(play_next())
+    finally:
+        saying.cancel()
 
 
 def _of_subject(

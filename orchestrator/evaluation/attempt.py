@@ -26,6 +26,7 @@ class Attempt:
         opponents: Mapping[str, GroupsPool] | None = None,
     ) -> None:
         self._loaded = loaded
+        self.name = loaded.config.name
         self._step = step
         self._pool = pool
         self._opponents = opponents or {}
@@ -74,7 +75,7 @@ class Attempt:
         """Says how far it is, to one in a hundred of its rollouts."""
         total = len(self.rollouts)
         shown = self.ended - self.ended % max(1, total // 100) if self.ended < total else total
-        return f"evaluation {self._loaded.config.name} of step {self._step}: {shown} of {total} rollouts have ended"
+        return f"evaluation {self.name} of step {self._step}: {shown} of {total} rollouts have ended"
 
     async def result(self) -> EvaluationResult:
         """Returns the result, computed in a thread. All rollouts must have ended."""

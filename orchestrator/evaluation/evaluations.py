@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.notify import notify
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.evaluation import weights
@@ -48,7 +47,8 @@ Handle = Callable[[EvaluationRequested | EvaluationRolloutEnded], None]
 class Evaluations:
     """Plays a run's evaluations.
 
-    `handle` receives the scheduler's events, `publish` the metrics of each result. `on_progress` is called for each rollout.
+    `handle` receives the scheduler's events, `publish` the metrics of each result. `on_progress` is called for each rollout, and
+    `say` with how far an evaluation is, for people; empty once none is played.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Evaluations:
         handle: Handle,
         publish: Callable[[dict[str, float]], None],
         on_progress: Callable[[], None],
+        say: Callable[[str], None],
         transcribe: Transcriber | None = None,
     ) -> None:
         """`pool` is that of training, at `servers`. Blocks: reads what was evaluated before. Raises `OSError`."""
@@ -72,6 +73,7 @@ class Evaluations:
         self._handle = handle
         self._publish = publish
         self._on_progress = on_progress
+        self._say = say
         self._transcribe = transcribe
         self._exact = config.training.lora is not None
         done = evaluated_steps(config.run_dir) if loaded else {}
@@ -94,7 +96,6 @@ class Evaluations:
         self._cancelled = False
         self._finishing = False
         """Whether all steps are made, and the run waits for evaluations alone."""
-        self._said = ""
         self._number = 0
         self._player: asyncio.Task[None] | None = None
         self._unreported: dict[str, float] = {}
@@ -149,12 +150,9 @@ class Evaluations:
             await self._changed.wait_for(lambda: self._cancelled or self._idle)
 
     def _say_progress(self) -> None:
-        """Says in the process's status what the run still waits for, now that no step does."""
-        attempt, steps = self._playing, self._config.steps
-        what = f"waiting for policy version {steps}, to evaluate it" if attempt is None else attempt.in_words()
-        if self._finishing and what != self._said:
-            self._said = what
-            notify(f"STATUS=step {steps} of {steps}; {what}")
+        """Says how far the evaluation is; once no step is left, also what it waits for."""
+        awaited = f"waiting for policy version {self._config.steps}, to evaluate it" if self._finishing else ""
+        self._say(awaited if self._playing is None else self._playing.in_words())
 
     @property
     def _idle(self) -> bool:
@@ -280,6 +278,7 @@ class Evaluations:
             self._say_progress()
             await self._ended.wait()
         self._playing = None
+        self._say("")
         return await attempt.result(), attempt.rollouts
 
     async def _play(self, attempt: Attempt, evaluation_id: int, index: int) -> None:

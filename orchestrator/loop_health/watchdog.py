@@ -164,6 +164,8 @@ class Watchdog:
         if silent >= self._warning_seconds * TROUBLE_SHARE:
             return f"its event loop has been blocked since {since}"
         if out := self._outages.describe():
+            if self._outages.are_expected:  # the status says what is waited for
+                return ""
             return f"no progress since {since}; {out}"
         if failing := self.failing:  # then the rollout that happens to run is of no interest
             return f"no progress since {since}; its rollouts fail: {failing}"

@@ -11,11 +11,15 @@ import pytest
 from rich.console import Console
 
 import counterpoint.cli.run
+from counterpoint.cli.run import _next_commands
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
+from counterpoint.job.inspection.history import History
 from counterpoint.job.supervision import Show, SupervisedJob
 from counterpoint.run.changes import Change, write_journal
+from counterpoint.run.evaluations import EvaluationConfig
+from counterpoint.transport.files.atomic import publish_directory
 
 
 def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +38,25 @@ def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: py
     job.run = run
     assert counterpoint.cli.run._run(cast(SupervisedJob, cast(Any, job)), Console()).code == 0
     assert calls == ["prepared"]
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_jobs_end_names_its_page_its_rollouts_and_its_evaluations(job_file: Path, evaluates: bool) -> None:
+    config = load(JobConfig, job_file, [])
+    run = config.orchestrator
+    evaluation = EvaluationConfig.model_validate({"name": "held-out", "environments": run.environments})
+    if evaluates:
+        config = config.model_copy(
+            update={"orchestrator": (run := run.model_copy(update={"evaluations": [evaluation]}))}
+        )
+    job = cast(SupervisedJob, SimpleNamespace(histories={run.run_id: History.of(config.output_dir, run.run_id)}))
+    directory = config.output_dir
+    commands = [f"counterpoint serve {directory}", f"counterpoint show {directory} --worst"]
+    assert _next_commands(job, config, job_file) == commands, "there are no weights"
+    with publish_directory(run.run_dir / "broadcast" / "step_3", durable=False) as weights:
+        (weights / "model.safetensors").touch()
+    evaluate = f"counterpoint eval {job_file} --checkpoint {run.run_dir / 'broadcast' / 'step_3'}"
+    assert _next_commands(job, config, job_file) == commands + ([evaluate] if evaluates else [])
 
 
 def test_a_resume_names_the_keys_that_have_changed(job_file: Path) -> None:

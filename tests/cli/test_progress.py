@@ -15,6 +15,7 @@ import counterpoint.cli.display.progress
 from counterpoint.cli.display.plot import plot
 from counterpoint.cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
 from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
 from counterpoint.orchestrator.step.differences import Notice
 from tests.support.jobs import shipped_line, write_lines
@@ -86,6 +87,32 @@ def test_a_step_s_line_names_the_step_that_its_loss_is_of(past: Path) -> None:
     assert "trained" not in describe_step(history.shipped[trained], history)
 
 
+def test_a_result_is_told_once_however_often_the_workers_change(past: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    history = History.of(past, "test", 20)
+    progress = choose(console, {"test": history})
+    for results in ([Evaluated("held-out", 0, 1.0, {}, "none")], [Evaluated("held-out", 5, 2.0, {}, "none")]):
+        history.new_results = results
+        for state in (State.STARTING, State.READY):
+            progress.update([worker(state)], [])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [shown.count(f"evaluation held-out of step {step}") for step in (0, 5)] == [1, 1]
+
+
+def test_a_status_of_a_worker_that_starts_is_told_once_it_has_lasted(
+    past: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": History.of(past, "test", 20)})
+    for status in ("waiting for a", "waiting for a and b", "waiting for a"):
+        progress.update([worker(State.STARTING, status)], [])
+    assert "waiting" not in console.file.getvalue()  # type: ignore[attr-defined]
+    monkeypatch.setattr(counterpoint.cli.display.progress, "LASTING_SECONDS", 0.0)
+    for _ in range(2):
+        progress.update([worker(State.STARTING, "waiting for a")], [])
+    assert console.file.getvalue().count("server: waiting for a\n") == 1  # type: ignore[attr-defined]
+
+
 def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
     progress = choose(console, {"test": History.of(past, "test", 20)})
@@ -129,7 +156,10 @@ def two(past: Path) -> dict[str, History]:
     return {name: History.of(past, name, steps) for name, steps in (("test", 20), ("late", 9))}
 
 
-def test_plain_progress_says_which_run_took_a_step_and_what_died(two: dict[str, History]) -> None:
+def test_plain_progress_says_which_run_took_a_step_and_what_died(
+    two: dict[str, History], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counterpoint.cli.display.progress, "LASTING_SECONDS", 0.0)
     console = Console(file=io.StringIO(), width=300)
     progress = choose(console, two)
     dead = WorkerView("trainer", State.RESTARTING, 0.0, None, "", restarts=1, last_death="was killed by SIGKILL")

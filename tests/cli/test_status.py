@@ -15,12 +15,14 @@ import pytest
 from counterpoint.cli.main import main
 from counterpoint.cli.status import main as status
 from counterpoint.job.directory import JOB_LOCK
+from counterpoint.job.inspection.summary import summarize
 from counterpoint.orchestrator.loop_health.slow_spots import METRIC
 from counterpoint.trainer.telemetry.mismatch import MismatchWatch
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
 from tests.support.jobs import shipped_line, write_lines
-from tests.support.past_jobs import make_job, write_discarded
+from tests.support.past_jobs import history_of, make_job, write_discarded
 
 
 def shown_by_status(output: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -67,6 +69,55 @@ def test_status_shows_what_could_steer_a_terminal_as_text(past: Path, capsys: py
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
     for told in (r"\x9b2J; \x1b[2J", r"ERROR \x1b]0;title\x07", r"evicted: \x1b[1A[/red] gone", r"f[int]\x1b[2J"):
         assert told in shown
+
+
+def test_status_says_why_a_worker_could_not_start_and_not_its_last_line_of_errors(
+    past: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (past / "trainer" / "trainer.log").write_text("ERROR of the log\n")
+    words = "ended with exit code 2: no such model"
+    make_job(past, state="failed", pid=None, log_from=0, last_death=words)
+    shown = shown_by_status(past, capsys)
+    assert f"trainer failed: it {words}" in shown
+    assert "last error" not in shown
+    make_job(past, state="failed", pid=None, log_from=0, last_death="ended with exit code 1")
+    shown = shown_by_status(past, capsys)
+    assert "trainer failed: it ended with exit code 1" in shown
+    assert "last error of trainer: ERROR of the log" in shown
+
+
+@pytest.mark.parametrize(("state", "waits"), [("starting", True), ("ready", False)])
+def test_status_waits_for_a_server_that_starts_for_the_first_time(
+    past: Path, capsys: pytest.CaptureFixture[str], state: str, waits: bool
+) -> None:
+    make_job(past, name="inference_0", state=state, pid=None)
+    outage = {
+        "kind": "server",
+        "who": "inference server x",
+        "what": "is not ready yet",
+        "since": 0,
+        "reason": "refused",
+    }
+    content = {"format": 1, "run": "test", "time": time.time(), "step": 0, "outages": [outage], "servers": []}
+    (past / "run_test" / "fleet.json").write_text(json.dumps(content))
+    lock = take_lock(past / JOB_LOCK, "it is running")
+    try:
+        shown = shown_by_status(past, capsys)
+    finally:
+        os.close(lock)
+    assert ("waiting for inference server x since" in shown) is waits
+    assert ("refused" in shown) is not waits
+
+
+def test_status_names_the_newest_weights_that_can_be_loaded(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "weights" not in shown_by_status(past, capsys)
+    for step, file in ((0, "model"), (8, "model"), (9, "delta")):
+        with publish_directory(past / "run_test" / "broadcast" / f"step_{step}", durable=False) as directory:
+            (directory / f"{file}.safetensors").touch()
+    newest = past / "run_test" / "broadcast" / "step_8"
+    assert f"run test weights: {newest}" in shown_by_status(past, capsys)
+    summary = summarize(history_of(past), past, 1.0, "done")
+    assert summary["weights"] == str(newest)
 
 
 def test_status_shows_errors_of_the_newest_session_only(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from counterpoint.transport import outages as module
-from counterpoint.transport.outages import Kind, Outage, Outages
+from counterpoint.transport.outages import EXPECTED_SECONDS, Kind, Outage, Outages
 
 SERVER = "inference server http://a"
 
@@ -92,6 +92,23 @@ def test_an_outage_that_lasts_is_logged_again_and_again_but_seldom(
     clock.now += 600
     outages.remind()
     assert not caplog.records
+
+
+def test_what_is_expected_is_waited_for_and_its_reason_is_told_once_it_has_lasted(
+    outages: Outages, clock: Clock, changes: list[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    outages.begin(Kind.SERVER, SERVER, "is not ready yet", "nothing listens there", level=logging.INFO)
+    assert outages.are_expected
+    assert outages.describe() == f"waiting for {SERVER} since <1000>"
+    told = len(changes)
+    clock.now += EXPECTED_SECONDS + 1
+    outages.remind()
+    assert outages.describe().endswith(": nothing listens there")
+    assert len(changes) == told + 1, "whoever shows it shows the reason, too"
+    assert caplog.records[-1].getMessage().startswith(f"still out: waiting for {SERVER}")
+    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "it left", level=logging.WARNING)
+    assert not outages.are_expected
 
 
 def test_a_flood_of_outages_and_reasons_stays_bounded(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:

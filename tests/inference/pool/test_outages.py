@@ -24,7 +24,7 @@ async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: py
         server.healthy = False
         starting = asyncio.create_task(pool.start())
         try:
-            await until(lambda: "is not ready yet" in outages.describe(), "a start that lasts")
+            await until(lambda: "waiting for inference server" in outages.describe(), "a start that lasts")
             assert "takes no traffic" not in outages.describe()
             server.healthy = True
             await starting

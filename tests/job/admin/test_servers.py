@@ -132,7 +132,7 @@ async def test_a_server_that_does_not_answer_is_not_said_to_be_in_use(
         try:
             await pool.start()
             await until((job / "run_a" / FLEET_FILE).exists, "what the run says of its servers")
-            silent = f"{url}  not in use: {url}/counterpoint/v1/status: no connection: Connection refused"
+            silent = f"{url}  not in use: {url}/counterpoint/v1/status: nothing listens there (connection refused)"
             for words in ("add", url), ("undrain", url), ():
                 answer = await said(*words)
                 assert silent in answer

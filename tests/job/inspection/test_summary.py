@@ -101,7 +101,9 @@ def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
     assert summary["event_loop_lag_seconds"] == {"p50": None, "p99": None, "max": None}
     console = Console(file=io.StringIO(), width=100)
     print_summary(summary, {}, console)
-    assert "reward" in console.file.getvalue()  # type: ignore[attr-defined]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0 trained, 0 shipped" in shown
+    assert "reward" not in shown, "of a run without a step, it says nothing"
 
 
 def test_lag_over_the_run_lies_between_what_the_steps_saw(past: Path) -> None:

@@ -126,6 +126,13 @@ def test_an_outage_is_told_before_what_waits_for_its_end() -> None:
         assert "RuntimeError" in watchdog._trouble(0.0, 50.0)
 
 
+def test_a_start_that_is_waited_for_is_no_trouble() -> None:
+    outages = Outages()
+    watchdog = Watchdog(60, None, lambda: "", outages)
+    outages.begin(Kind.SERVER, "inference server x", "is not ready yet", "nothing listens", level=logging.INFO)
+    assert watchdog._trouble(0.0, 50.0) == ""
+
+
 def hold_the_loop(until_logged: pytest.LogCaptureFixture) -> None:
     wait_until(lambda: "hold_the_loop" in until_logged.text, "the watchdog's log")
 
