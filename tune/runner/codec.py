@@ -7,11 +7,13 @@ import typing
 from typing import Any
 
 import msgpack
+import msgspec
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.runner.events import Event
+from counterpoint.tune.runner.progress import Progress
 from counterpoint.tune.trial import TRAINABLE_OF_RUNS, Trial
 
 _CLASSES = {kind.__name__: kind for kind in typing.get_args(Event)}
@@ -44,13 +46,13 @@ def decode(data: list[Any]) -> Event:
 
 
 def pack(value: Any) -> bytes:
-    """Returns the bytes of data that may hold trials and checkpoints."""
+    """Returns the bytes of data that may hold trials, checkpoints and progress."""
     packed: bytes = msgpack.packb(value, default=_plain)
     return packed
 
 
 def unpack(data: bytes) -> Any:
-    """Returns what was packed, with dicts for trials and checkpoints."""
+    """Returns what was packed, with dicts for these."""
     return msgpack.unpackb(data, strict_map_key=False)
 
 
@@ -62,8 +64,8 @@ def trial_of(fields: dict[str, Any]) -> Trial:
             **fields,
             "trainable_name": TRAINABLE_OF_RUNS,  # its own may be registered later, or by nobody who only reads
             "resources": Resources(**fields["resources"]),
-            "checkpoint": checkpoint_of(fields["checkpoint"]),
-            "checkpoints": [Checkpoint(**each) for each in fields["checkpoints"]],
+            "checkpoint": msgspec.convert(fields["checkpoint"], Checkpoint | None),
+            "checkpoints": msgspec.convert(fields["checkpoints"], list[Checkpoint]),
             "log_to_file": tuple(log) if isinstance(log, list) else log,
         }
     )
@@ -71,14 +73,9 @@ def trial_of(fields: dict[str, Any]) -> Trial:
     return trial
 
 
-def checkpoint_of(fields: dict[str, Any] | None) -> Checkpoint | None:
-    """The checkpoint of its fields."""
-    return None if fields is None else Checkpoint(**fields)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Trial):
         return value.as_dict()
-    if isinstance(value, Checkpoint):
+    if isinstance(value, Checkpoint | Progress):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     raise TypeError(f"{value!r} is a {type(value).__module__}.{type(value).__qualname__}, and not JSON")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
+
 from counterpoint.tune.checkpoint import Checkpoint
-from counterpoint.tune.runner.codec import checkpoint_of, trial_of
+from counterpoint.tune.runner.codec import trial_of
 from counterpoint.tune.runner.events import TellComplete, TellResult
 from counterpoint.tune.runner.machine import ExperimentMachine
-from counterpoint.tune.runner.progress import Exploit, HeldResult, Phase, Progress
+from counterpoint.tune.runner.progress import Progress
 
 
 def state_of(machine: ExperimentMachine) -> dict[str, Any]:
     """Returns all that `restore` needs, for `codec.pack`; it shares what it refers to with the machine."""
     search = machine.search
     return {
-        "trials": [[trial, _fields(machine.table.progress(trial))] for trial in machine.table.trials],
+        "trials": [[trial, machine.table.progress(trial)] for trial in machine.table.trials],
         "stopping": machine.stopping,
         "may_start": machine.may_start,
         "saving": dict(machine.promised),
@@ -38,7 +40,7 @@ def restore(machine: ExperimentMachine, state: dict[str, Any]) -> None:
     """Gives a new machine a state, as packed and unpacked."""
     for fields, progress in state["trials"]:
         trial = trial_of(fields)
-        _hold(machine, machine.table.add(trial, _progress(progress)))
+        _hold(machine, machine.table.add(trial, msgspec.convert(progress, Progress)))
         for checkpoint in (trial.checkpoint, *trial.checkpoints):
             machine.kept.hold(checkpoint)
     machine.stopping, machine.may_start = state["stopping"], state["may_start"]
@@ -59,29 +61,6 @@ def restore(machine: ExperimentMachine, state: dict[str, Any]) -> None:
 
 def _told(told: TellResult | TellComplete) -> list[Any]:
     return [getattr(told, each.name) for each in dataclasses.fields(told)]
-
-
-def _fields(progress: Progress) -> dict[str, Any]:
-    fields = {each.name: getattr(progress, each.name) for each in dataclasses.fields(progress)}
-    fields["phase"] = str(progress.phase)
-    if (exploit := progress.exploit) is not None:
-        fields["exploit"] = [exploit.source, exploit.config, exploit.experiment_tag]
-    fields["held"] = [[held.result, held.stop] for held in progress.held]
-    return fields
-
-
-def _progress(fields: dict[str, Any]) -> Progress:
-    exploit, held = fields["exploit"], fields["held"]
-    return Progress(
-        **{
-            **fields,
-            "phase": Phase(fields["phase"]),
-            "wanted": checkpoint_of(fields["wanted"]),
-            "for_scheduler": checkpoint_of(fields["for_scheduler"]),
-            "exploit": None if exploit is None else Exploit(Checkpoint(**exploit[0]), exploit[1], exploit[2]),
-            "held": [HeldResult(*each) for each in held],
-        }
-    )
 
 
 def _hold(machine: ExperimentMachine, progress: Progress) -> None:

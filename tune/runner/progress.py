@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.result import Result
@@ -27,8 +27,7 @@ class Phase(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class Exploit:
+class Exploit(NamedTuple):
     """A trial's next life: another's checkpoint and a new configuration."""
 
     source: Checkpoint
@@ -36,8 +35,7 @@ class Exploit:
     experiment_tag: str
 
 
-@dataclass(frozen=True, slots=True)
-class HeldResult:
+class HeldResult(NamedTuple):
     """A result that arrived while its trial was being paused, saved or reset."""
 
     result: Result

@@ -78,7 +78,7 @@ class Transfers(Requests):
                 self._emit(Warn(f"{trial} stays what it is: the checkpoint {path} was never made"))
                 self._drop_exploit(progress)
             else:
-                progress.exploit = replace(progress.exploit, source=saved)
+                progress.exploit = progress.exploit._replace(source=saved)
             if progress.phase is Phase.WAITING:
                 self._go_on(trial, progress)
 
