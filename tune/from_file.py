@@ -14,7 +14,7 @@ from typing import Any
 from counterpoint.environments.import_path import import_module
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError
-from counterpoint.tune.config import AshaConfig, FifoConfig, HyperBandConfig, MedianConfig, PbtConfig, TuneConfig
+from counterpoint.tune.config import PbtConfig, TuneConfig
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.runs.varied_run import problem_of
 from counterpoint.tune.schedulers.scheduler import TrialScheduler
@@ -28,6 +28,14 @@ DOMAINS = (
 )  # fmt: skip
 LISTS = ("choice", "grid_search")
 FUNCTION = "sample_from"
+
+_SCHEDULERS = {
+    "fifo": "FIFOScheduler",
+    "asha": "AsyncHyperBandScheduler",
+    "hyperband": "HyperBandScheduler",
+    "median": "MedianStoppingRule",
+    "pbt": "PopulationBasedTraining",
+}
 
 
 def space_of(table: Table, where: str, above: str = "") -> dict[str, Any]:
@@ -85,21 +93,12 @@ def check_keys(config: TuneConfig, file: Path) -> None:
 def scheduler_of(config: TuneConfig, file: Path) -> TrialScheduler:
     """Returns the scheduler; the runner gives it the metric and mode. Raises `UserError`."""
     of = config.scheduler
-    scheduler: TrialScheduler
     given = of.model_dump(exclude={"kind", "mutations"})
     try:
-        match of:
-            case FifoConfig():
-                scheduler = _of("FIFOScheduler")
-            case AshaConfig():
-                scheduler = _of("AsyncHyperBandScheduler", **given)
-            case HyperBandConfig():
-                scheduler = _of("HyperBandScheduler", **given)
-            case MedianConfig():
-                scheduler = _of("MedianStoppingRule", **given)
-            case PbtConfig():
-                mutations = space_of(of.mutations or _drawn(config.space), f"{file}: scheduler.mutations")
-                scheduler = _of("PopulationBasedTraining", hyperparam_mutations=mutations, seed=config.seed, **given)
+        if isinstance(of, PbtConfig):
+            mutations = space_of(of.mutations or _drawn(config.space), f"{file}: scheduler.mutations")
+            given |= {"hyperparam_mutations": mutations, "seed": config.seed}
+        scheduler: TrialScheduler = _of(_SCHEDULERS[of.kind], **given)
     except (TuneError, ValueError, TypeError) as error:
         raise UserError(f"{file}: scheduler.kind = {of.kind!r}: {error}") from None
     return scheduler
