@@ -142,7 +142,7 @@ class ChannelHost:
         self._arriving: Sequence[Buffer] = ()
         self._rejections: list[tuple[bytes, list[Buffer]]] = []
         self._log = RateLimitedLog(logger)
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waker = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=f"channel-{config.name}", daemon=True)
         self._closing = self._closed = False
 
@@ -155,15 +155,14 @@ class ChannelHost:
         if self._closed:
             return
         self._closing = self._closed = True
-        os.write(self._wake_writer, b"x")
+        os.eventfd_write(self._waker, 1)
         if self._thread.ident is not None:
             self._thread.join()
         self._socket.close()
         for journal in (self._journal, self._aside):
             if journal is not None:
                 journal.close()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+        os.close(self._waker)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the stream has ended; returns whether it has. Raises `ChannelError` if the host has failed."""
@@ -198,7 +197,7 @@ class ChannelHost:
     def _run(self) -> None:
         try:
             poller = zmq.Poller()
-            for waited in (self._socket.socket, self._socket.monitor, self._wake_reader):
+            for waited in (self._socket.socket, self._socket.monitor, self._waker):
                 poller.register(waited, zmq.POLLIN)
             tick = min(0.5, self.config.lease_seconds / 4)
             ticked = time.monotonic()

@@ -69,7 +69,7 @@ class HostLink:
         self._max_frame_bytes = max(max_record_bytes, protocol.MAX_HEADER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._awake = False
         self._closing = self._closed = False
         self._failed = False
@@ -93,7 +93,7 @@ class HostLink:
         with self._lock:
             if not self._closed:
                 self._awake = True
-                os.write(self._wake_writer, b"x")
+                os.eventfd_write(self._waker, 1)
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Queues a message, large frames by reference. In the link's thread only."""
@@ -112,8 +112,7 @@ class HostLink:
             if self._closed:
                 return
             self._closed = True
-        for descriptor in (self._wake_reader, self._wake_writer):
-            os.close(descriptor)
+        os.close(self._waker)
         self._context.term()
 
     def silence(self, seconds: float) -> str:
@@ -155,7 +154,7 @@ class HostLink:
         self._greeted = 0.0
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wake_reader, zmq.POLLIN)
+        self._poller.register(self._waker, zmq.POLLIN)
         self._greet()
 
     def _greet(self) -> None:
@@ -165,8 +164,8 @@ class HostLink:
 
     def _poll(self) -> None:
         ready = dict(self._poller.poll(int(1000 * min(HELLO_SECONDS, self._lease / 4))))
-        if self._wake_reader in ready:
-            os.read(self._wake_reader, 4096)
+        if self._waker in ready:
+            os.eventfd_read(self._waker)
         self._awake = False
         self._read()
         now = time.monotonic()
