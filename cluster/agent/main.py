@@ -23,7 +23,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from counterpoint.cluster.agent.agent import Agent
 from counterpoint.cluster.agent.protocol import MARK, MAX_MESSAGE
 from counterpoint.cluster.agent.remains import kill_marked, start_of
-from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
+from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, read_endpoint
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.files.own_directory import remove_left
@@ -100,7 +100,7 @@ def run_agent(settings: AgentSettings) -> int:
     """Runs an agent to its end; returns the exit code."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        lock = take_lock(settings.lock_file, f"another agent {settings.name} lives")
+        lock = take_lock(lock_file(settings.directory, settings.name), f"another agent {settings.name} lives")
     except OSError as error:
         logger.error("cannot start: %s", error)
         return ANOTHER_LIVES

@@ -14,6 +14,7 @@ from typing import Any
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.events import LONGEST_REASON, Event
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown
 
@@ -43,7 +44,7 @@ REPORTED: Mapping[str, type[Event]] = {
 
 def cut(reason: str) -> str:
     """Returns a reason at its greatest length."""
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
+    return clipped(reason, LONGEST_REASON)
 
 
 def event_of(report: Mapping[str, Any], at: float) -> Event:

@@ -51,11 +51,6 @@ class AgentSettings(Config):
         return endpoint_file(self.directory, self.name)
 
     @property
-    def lock_file(self) -> Path:
-        """What it holds while it lives."""
-        return lock_file(self.directory, self.name)
-
-    @property
     def log_file(self) -> Path:
         """Its own log."""
         return self.directory / f"{self.name}.log"

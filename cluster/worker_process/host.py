@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from counterpoint.cluster.worker import Context, Member, SubMaster, Worker
 from counterpoint.cluster.worker_process.agent_link import AgentLink
 from counterpoint.cluster.worker_process.description import Description
 from counterpoint.cluster.worker_process.worker_calls import WorkerCalls
+from counterpoint.transport.printable import clipped
 
 AGENT_GONE = 70
 """Exit code when the agent is gone; its guardian kills the process at the same time."""
@@ -250,11 +252,11 @@ def call(name: str, hook: Callable[..., Any], *arguments: Any) -> Any:
             code = code & 0xFF
             raise HookEndedError(f"`{name}` called sys.exit({error.code})", code) from error
         print(error.code, file=sys.stderr, flush=True)  # noqa: T201 - as the interpreter does
-        raise HookEndedError(_cut(f"`{name}` called sys.exit({error.code!r})"), FAILED) from error
+        raise HookEndedError(clipped(f"`{name}` called sys.exit({error.code!r})", LONGEST_REASON), FAILED) from error
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        raise HookEndedError(_cut(f"`{name}` raised {last_line(error)}"), FAILED) from error
+        raise HookEndedError(clipped(f"`{name}` raised {last_line(error)}", LONGEST_REASON), FAILED) from error
 
 
 def last_line(error: BaseException) -> str:
@@ -264,10 +266,6 @@ def last_line(error: BaseException) -> str:
     except Exception as further:  # noqa: BLE001 - the exception's own __str__ raised
         return f"{type(error).__name__} (its text cannot be made: {type(further).__name__})"
     return " ".join(line.strip() for line in lines if line.strip())
-
-
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
 
 
 _MEMBERS = TypeAdapter(tuple[Member, ...])
@@ -282,19 +280,8 @@ class HostedContext(Context):
     """What `Worker` gets here."""
 
     def __init__(self, description: Description, link: AgentLink, calls: WorkerCalls) -> None:
-        super().__init__(
-            job=description.job,
-            role=description.role,
-            rank=description.rank,
-            count=description.count,
-            worker=description.worker,
-            incarnation=description.incarnation,
-            config=description.config,
-            directory=description.directory,
-            node=description.node,
-            fewest=description.fewest,
-            most=description.most,
-        )
+        known = description.model_dump()
+        super().__init__(**{each.name: known[each.name] for each in fields(Context) if each.name in known})
         self._link = link
         self._calls = calls
         self._members: dict[str, Member] = {}
