@@ -159,10 +159,10 @@ class Receiver:
 
     def _reject(self, arrival: Arrival, error: CodecError) -> None:
         self._rejected += 1
-        runs = [run_id for run_id, sender in self._senders.items() if sender == arrival.sender]
-        who = f"run {', '.join(runs[:3])}" if runs else "an unknown sender"
+        named = "" if isinstance(arrival.frames, CodecError) else codec.run_of(arrival.frames)
+        is_known = self._senders.get(named) == arrival.sender
+        who = f"run {named}" if is_known else "an unknown sender"
         self._peer_log.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
-            named = "" if isinstance(arrival.frames, CodecError) else codec.run_of(arrival.frames)
-            session = self._sessions.get(named) if named in runs else None  # None: the run has to send HELLO again
+            session = self._sessions.get(named) if is_known else None  # None: the run has to send HELLO again
             self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session), named))
