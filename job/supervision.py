@@ -34,6 +34,7 @@ from counterpoint.job.inspection.telemetry import JobTelemetry
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.placement import ServersFile
 from counterpoint.job.processes_file import ProcessesFile, read_workers, was_stopping
+from counterpoint.job.serving.usage_file import UsageFile
 from counterpoint.job.workers import worker_of
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
@@ -146,6 +147,7 @@ class SupervisedJob:
         """The steps of each run by its id, guests included."""
         self._processes_file = ProcessesFile(config.output_dir)
         self._servers_file = ServersFile(config)
+        self._usage_file = UsageFile(config.output_dir, config.backend)
         self._notifications = SystemdNotifications(
             [
                 shown_name(spec, worker)
@@ -317,7 +319,7 @@ class SupervisedJob:
     def _write_files(self, snapshot: Snapshot) -> None:
         """Writes the job's files; says once that the disk is full, and once that it is not any more."""
         trouble = self._trouble
-        for file in (self._processes_file, self._servers_file):
+        for file in (self._processes_file, self._servers_file, self._usage_file):
             try:
                 file.write(snapshot.job, snapshot.workers)
             except OSError as error:

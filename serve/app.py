@@ -35,6 +35,7 @@ from counterpoint.serve.api import (
     sweep,
     timeline,
     tokens,
+    usage,
 )
 from counterpoint.serve.api import jobs as jobs_api
 from counterpoint.serve.audit import AuditLog, Caller
@@ -74,6 +75,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     *timeline.ENDPOINTS,
     *groups.ENDPOINTS,
     *fleet.ENDPOINTS,
+    *usage.ENDPOINTS,
     *profiles.ENDPOINTS,
     *population.ENDPOINTS,
     *sweep.ENDPOINTS,

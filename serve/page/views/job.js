@@ -4,7 +4,7 @@ import { element, setAttribute } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
 import { field, openDialog, toast } from "../widgets/dialog.js";
 import { renderJobs } from "./overview.js";
-import { processList } from "./processes.js";
+import { processList, usageCharts } from "./processes.js";
 import { serverList } from "./server_list.js";
 
 export const title = "Runs";
@@ -21,8 +21,9 @@ export function render(root, context) {
   const list = renderJobs(root, context, visible(job, 64), (one) => one.job === job);
   const servers = serverList(context);
   const processes = processList(context);
+  const usage = usageCharts(context);
   root.firstChild.append(element("span", { class: "spacer" }), join);
-  root.append(processes.element, servers.element);
+  root.append(processes.element, servers.element, usage.element);
   return {
     async update() {
       await list.update();
@@ -31,9 +32,14 @@ export function render(root, context) {
       setAttribute(join, "hidden", !found?.running);
       setAttribute(join, "disabled", !context.mayChange());
       processes.update(found, overview?.time, found?.kind === "job" && found.runs.every((run) => run.step === 0));
-      if (found) await servers.update(found.running);
+      if (!found) return;
+      await servers.update(found.running);
+      await usage.update();
     },
-    destroy: () => list.destroy(),
+    destroy() {
+      list.destroy();
+      usage.destroy();
+    },
   };
 }
 

@@ -1,9 +1,15 @@
-// The processes of a job: what each does and says, or how it ended. Until a run has its first step, they say what it waits for.
-import { element, setAttribute, setText } from "../shell/dom.js";
-import { ago, seconds, visible, whole } from "../shell/format.js";
+// The processes of a job: what each does, says and takes of its machine, or how it ended. Until a run has its first step, they say what it
+// waits for.
+import { fill } from "../shell/api.js";
+import { element, keep, setAttribute, setText } from "../shell/dom.js";
+import { ago, bytes, number, percent, seconds, visible, whole } from "../shell/format.js";
 import { stateOfJob } from "../shell/overview.js";
 import { badge, changeBadge } from "../widgets/badge.js";
+import { chart } from "../widgets/chart.js";
+import { joined } from "../widgets/chart_series.js";
+import { styleOf } from "../widgets/palette.js";
 import { table } from "../widgets/table.js";
+import { ZoomGroup } from "../widgets/zoom_group.js";
 import { path as LOGS } from "./logs.js";
 
 const BEGINNING = ["waiting", "starting", "restarting"];
@@ -27,6 +33,46 @@ export function processList(context) {
   };
 }
 
+const USAGE = "/jobs/{job}/usage";
+const FIGURES = [["cpu", "CPU", "cores", number], ["memory", "Memory", "", bytes], ["gpu_memory", "GPU memory", "", bytes], ["gpu", "GPU in use", "", percent]];
+
+/** Makes the curves of what the processes of a job take of their machine: a colour is a process. */
+export function usageCharts(context) {
+  const group = new ZoomGroup();
+  const grid = element("div", { class: "charts" });
+  const root = element("section", { class: "section", hidden: true }, element("h2", {}, "What they take"), grid);
+  const charts = new Map();
+  let answer = null;
+
+  function make([figure, title, unit, format]) {
+    charts.set(figure, chart({ title, unit, format, group, help: "Of each process with those that it started" }));
+    return charts.get(figure).element;
+  }
+
+  return {
+    element: root,
+    async update() {
+      const next = await context.get(fill(USAGE, context.parameters));
+      if (next === answer) return;
+      answer = next;
+      const names = [...new Set(answer.series.map(({ name }) => name))];
+      const shown = FIGURES.filter(([figure]) => answer.series.some((one) => one.figure === figure));
+      setAttribute(root, "hidden", shown.length === 0);
+      keep(grid, shown, ([figure]) => figure, make);
+      const times = answer.series.flatMap(({ time }) => [time[0], time[time.length - 1]]);
+      group.setExtent(times.length > 0 ? [Math.min(...times), Math.max(...times)] : null);
+      for (const [figure] of shown) {
+        const found = answer.series.filter((one) => one.figure === figure);
+        const { x, columns } = joined(found.map(({ time, value }) => ({ x: time, columns: [value] })));
+        charts.get(figure).update({ x, axis: "time", curves: found.map(({ name }, index) => ({ key: name, label: name, style: styleOf(names.indexOf(name)), mean: columns[index][0] })) });
+      }
+    },
+    destroy() {
+      for (const one of charts.values()) one.destroy();
+    },
+  };
+}
+
 /** What the first step of a run waits for, or why there will be none. */
 function awaited(job, now) {
   const failed = job.workers.find((worker) => worker.state === "failed");
@@ -45,10 +91,10 @@ function saidBy(worker) {
 
 function columns() {
   return [
-    { key: "name", title: "Process", width: 150, value: (worker) => worker.name, cell: (worker) => visible(worker.name, 80) },
+    { key: "name", title: "Process", width: 130, value: (worker) => worker.name, cell: (worker) => visible(worker.name, 80) },
     { key: "state", title: "State", width: 110, value: (worker) => worker.state, change: (cell, worker) => { if (!cell.firstChild) cell.append(badge("")); changeBadge(cell.firstChild, worker.state); } },
+    { key: "says", title: "Says", wide: true, least: 260, value: saidBy, cell: (worker) => visible(saidBy(worker), 600) },
     { key: "since", title: "Since", width: 104, number: true, value: (worker) => worker.since, cell: (worker) => ago(worker.since, worker.now) },
     { key: "restarts", title: "Restarts", width: 80, number: true, value: (worker) => worker.restarts, cell: (worker) => whole(worker.restarts) },
-    { key: "says", title: "Says", wide: true, least: 260, value: saidBy, cell: (worker) => visible(saidBy(worker), 600) },
   ];
 }

@@ -138,7 +138,7 @@ class Chart {
       cursor: { y: false, sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: axis.isTime, distr: this.data.isLogX ? 3 : 1, range: (_, least, greatest) => this.#rangeOf(least, greatest) }, y: { distr: this.isLog ? 3 : 1 } },
       axes: [
-        { ...look, size: 24, gap: 4, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: axis.isTime ? undefined : (_, splits) => splits.map((split) => (split === null ? "" : axis.tick(split))) },
+        { ...look, size: 24, gap: 4, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: (_, splits, __, ___, distance) => splits.map((split) => (split === null ? "" : axis.tick(split, distance))) },
         { ...look, size: 54, gap: 6, values: (_, splits, __, ___, step) => splits.map((split) => (split === null ? "" : this.isLog && this.format === number ? number(split, 1) : tickOf(split, step, this.format))) },
       ],
       series,

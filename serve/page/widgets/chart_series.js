@@ -5,7 +5,7 @@ import { clock, number, seconds, whole } from "../shell/format.js";
 /** What x may be: whether uPlot labels it as time, and how a tick and a point read. */
 export const AXES = {
   step: { isTime: false, tick: (x) => (Number.isInteger(x) ? whole(x) : ""), label: (x) => `step ${whole(x)}`, title: "step" },
-  time: { isTime: true, tick: null, label: (x) => clock(x), title: "time" },
+  time: { isTime: true, tick: timeTick, label: (x) => clock(x), title: "time" },
   elapsed: { isTime: false, steps: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000], tick: elapsedTick, label: (x) => `after ${seconds(x)}`, title: "after" },
 };
 
@@ -16,6 +16,14 @@ export function tickOf(value, step, format) {
   if (format !== number || Math.abs(value) >= 1e6) return format(value);
   if (decimals > 5) return value === 0 ? "0" : value.toExponential(2).replace(/\.?0+e/, "e").replaceAll("-", "−").replace("e+", "e");
   return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace("-", "−");
+}
+
+/** A moment beside the axis, as short as the distance of two ticks allows; a day's first one is its date. */
+function timeTick(x, distance) {
+  const moment = new Date(x * 1000);
+  const time = moment.toLocaleTimeString("en-GB");
+  const isDay = distance >= 86400 || (distance >= 60 && time === "00:00:00");
+  return isDay ? moment.toLocaleDateString("en-CA").slice(5) : distance >= 60 ? time.slice(0, 5) : time;
 }
 
 /** Elapsed time beside the axis, in one unit as far as possible. */

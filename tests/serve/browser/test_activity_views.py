@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.serve.activity.jobs import BEGAN, SERVERS, fleet, write_decisions, wr
 from tests.serve.browser.jobs import HOSTILE
 from tests.serve.browser.reader import Reader
 from tests.serve.browser.test_accessibility import findings
+from tests.support.jobs import write_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -82,3 +84,22 @@ async def test_groups_and_fleet_say_why(reader: Open, tmp_path: Path, theme: str
         await expect(page.page.locator(".gantt-track").first).to_be_visible()
         assert await findings(page) == []
         assert await page.page.evaluate("window.hacked") is None
+
+
+async def test_what_processes_take_is_drawn_in_the_view_of_their_job(reader: Open, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    (job / "run_one" / "control").mkdir(parents=True)
+    lines = [
+        {"time": 1e9 + time, "workers": {"trainer": {"cpu": 0.5, "memory": 2**30 * time}}, "gpus": {"0": 0.25}}
+        for time in (1, 2, 3)
+    ]
+    write_lines(job / "usage.jsonl", lines)
+    async with reader(
+        job, path="/jobs/job", expects_failures=True
+    ) as page:  # a job without a file has no servers to list
+        await page.wait("() => document.querySelector('[data-connection=connected]')")
+        await page.go("/jobs/job")
+        memory = page.page.get_by_role("img", name=re.compile("^Memory: trainer now 3.00 GiB, from 1.00 GiB"))
+        await expect(memory).to_be_visible()
+        await expect(page.page.get_by_role("img", name=re.compile("^GPU in use: 0 now 25 %"))).to_be_visible()
+        await expect(page.page.get_by_role("figure", name="GPU memory")).to_have_count(0)
