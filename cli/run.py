@@ -237,7 +237,7 @@ def _print_evictions(config: JobConfig, console: Console) -> None:
 
 def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console: Console) -> None:
     """Prints why workers failed, and the summary with the paths of its files."""
-    for failed in job.failed_workers():
+    for failed in job.failed_workers(outcome):
         quoted = "".join(f"\n  | {line}" for line in failed.last_lines)
         log = f"The end of {failed.log_file}:{quoted}" if quoted else f"Its log: {failed.log_file}"
         message = f"\ncounterpoint: {failed.name} {failed.death.removesuffix('.')}. {log}"

@@ -17,7 +17,7 @@ LONGEST_STARTS = 4
 """A start that computes has at most so many times its time: what waits in a loop computes, too."""
 
 LOOK_SECONDS = 10.0
-"""Seconds between two looks at the CPU time."""
+"""Longest time between two looks at the CPU time."""
 
 LEAST_SHARE = 0.05
 """Share of a core that shows progress. Processes that only poll need less."""
@@ -33,6 +33,7 @@ class StartTime:
         """`setting` names the `seconds`; `cpu_seconds` returns the CPU time that the start has used so far."""
         self._setting, self._seconds, self._cpu_seconds = setting, seconds, cpu_seconds
         self._began = self._looked = time.monotonic()
+        self._pause = min(LOOK_SECONDS, seconds / 4)
         self._used = 0.0
         self._until = self._began + seconds
         self._latest = self._began + LONGEST_STARTS * seconds
@@ -42,7 +43,7 @@ class StartTime:
     def look(self) -> None:
         """Gives the start more time if it computes."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < self._pause:
             return
         used = self._cpu_seconds()
         computes = used - self._used >= LEAST_SHARE * (now - self._looked)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from counterpoint.cluster.start_time import LONGEST_STARTS
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig
 from counterpoint.job.placement import check_placement, servers_file, servers_move
 from counterpoint.job.sections import JobSections, ServersConfig
@@ -163,6 +164,9 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
             raise ValueError(
                 f"{name}.{key} = {getattr(pool, key)!r} does not fit [inference], which gives {value!r}; leave it out"
             )
+    if "startup_timeout_seconds" not in pool.model_fields_set:  # a server that computes is waited for
+        longest = LONGEST_STARTS * servers.startup_timeout_seconds
+        derived["startup_timeout_seconds"] = max(pool.startup_timeout_seconds, longest)
     return pool.model_copy(update=derived)
 
 

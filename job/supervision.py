@@ -19,6 +19,7 @@ from typing import Any
 from counterpoint.cluster.attended.attended_job import AttendedJob
 from counterpoint.cluster.attended.views import shown_name
 from counterpoint.cluster.exit_codes import describe_exit, is_explained
+from counterpoint.cluster.manager.ending import NOT_READY
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.notify import Heartbeat, notify
 from counterpoint.cluster.process import last_lines
@@ -194,8 +195,8 @@ class SupervisedJob:
         """Whether every run of the job has shipped all its steps."""
         return all(self.histories[run.run_id].step >= run.steps for run in self._config.every_run)
 
-    def failed_workers(self) -> list[FailedWorker]:
-        """Returns the workers that failed.
+    def failed_workers(self, outcome: Outcome) -> list[FailedWorker]:
+        """Returns the workers that failed, and the one that missed the deadline of its start if that ended the job.
 
         Left out are runs that were evicted or refused, whose reason is in the summary, and workers that were killed on request.
         """
@@ -210,7 +211,9 @@ class SupervisedJob:
         return [
             _failed(view, log_files[view.name])
             for view in self._job.views()
-            if view.state is State.FAILED and view.name not in excluded and view.last_death
+            if (view.state is State.FAILED or view.name == outcome.failed_worker)
+            and view.name not in excluded
+            and view.last_death
         ]
 
     def summary(self, outcome: Outcome) -> Summary:
@@ -397,4 +400,5 @@ def _waits_for_disk(view: WorkerView) -> bool:
 
 def _failed(view: WorkerView, log_file: Path) -> FailedWorker:
     last = [] if is_explained(view.last_death) else last_lines(log_file, start=view.log_from or 0)
-    return FailedWorker(view.name, view.last_death, log_file, last)
+    doing = f" ({view.status})" if view.last_death.startswith(NOT_READY) and view.status else ""
+    return FailedWorker(view.name, view.last_death + doing, log_file, last)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from counterpoint.cli.display.rollouts import print_rollout
 from counterpoint.cluster.exit_codes import is_explained
+from counterpoint.cluster.manager.ending import NOT_READY
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
@@ -197,7 +198,10 @@ class PlainProgress:
         before = self._shown.get(worker.name)
         if before is None or before.state is not worker.state:
             is_bad = worker.state in (State.RESTARTING, State.EXITED, State.STUCK, State.FAILED)
-            self._print(self._describe_change(worker), logging.ERROR if is_bad else logging.INFO)
+            is_late = worker.state is State.STOPPING and worker.last_death.startswith(NOT_READY)
+            doing = f": it {worker.last_death}" + (f" ({worker.status})" if worker.status else "") if is_late else ""
+            level = logging.ERROR if is_bad or is_late else logging.INFO
+            self._print(f"{self._describe_change(worker)}{doing}", level)
         if worker.trouble != (before.trouble if before is not None else ""):
             level = logging.WARNING if worker.trouble else logging.INFO
             self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)

@@ -47,6 +47,9 @@ HEALTHY_SECONDS = 180.0
 FINAL_CODES = frozenset({2, 3})
 """Exit codes after which a restart would end alike: a bad configuration, an eviction."""
 
+NOT_READY = "was not ready within"
+"""How the words about a worker begin that missed the deadline of its start."""
+
 _NUMBERS = re.compile(r"[0-9][0-9.]*")
 
 STOPPED_EARLY = 128 + signal.SIGTERM
@@ -351,7 +354,7 @@ def _overdue(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Ins
 def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """A command that is not ready in its time would not be the next time; a worker of a class is created again."""
     role = ledger.spec_of(worker)
-    worker.last_death = f"was not ready within {role.ready_timeout_seconds:g} s"
+    worker.last_death = f"{NOT_READY} {role.ready_timeout_seconds:g} s"
     if role.command is None or not role.essential:
         return kill_stuck(ledger, worker, worker.last_death, at)
     outcome = failure(ledger, worker, 1)

@@ -119,7 +119,8 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     ready, stuck = worker(State.READY), replace(worker(State.READY), trouble="silent since 12:00:00")
     died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_output="ValueError: no")
     explained = replace(died, state=State.RESTARTING, last_death="ended with exit code 1: no memory", last_output="")
-    for view in (ready, stuck, stuck, ready, died, died, explained):
+    late = replace(worker(State.STOPPING, "loading /m"), last_death="was not ready within 600 s")
+    for view in (ready, stuck, stuck, ready, died, died, explained, late):
         progress.update([view], [])
     lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines == [
@@ -128,6 +129,7 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
         "server: the problem is over",
         "server ended with exit code 1: failed; last line of its output: ValueError: no",
         "server restarting: it ended with exit code 1: no memory",
+        "server stopping: it was not ready within 600 s (loading /m)",
     ]
 
 

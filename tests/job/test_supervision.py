@@ -128,8 +128,18 @@ def test_a_failed_worker_is_shown_with_its_last_lines_unless_it_gave_its_reason(
     failed = replace(job._job.views()[0], state=State.FAILED, last_death=death)
     assert failed.name == "inference_0"
     monkeypatch.setattr(job._job, "views", lambda: [failed])
-    (shown,) = job.failed_workers()
+    (shown,) = job.failed_workers(Outcome(1, death, "inference_0"))
     assert (shown.name, shown.death, shown.last_lines) == ("inference_0", death, lines)
+
+
+def test_a_worker_that_missed_its_start_is_shown_with_what_it_did(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, death = supervised(job_file), "was not ready within 600 s"
+    views = [replace(view, state=State.STOPPED, last_death=death, status="loading /m") for view in job._job.views()[:2]]
+    monkeypatch.setattr(job._job, "views", lambda: views)
+    (shown,) = job.failed_workers(Outcome(1, death, "trainer"))
+    assert (shown.name, shown.death) == ("trainer", f"{death} (loading /m)")
 
 
 def test_an_orchestrator_that_ends_with_0_before_its_last_step_fails_the_job(

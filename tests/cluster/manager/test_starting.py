@@ -90,6 +90,25 @@ def test_a_service_that_is_not_ready_in_time_fails_the_job() -> None:
     assert job.outcome == failed(1, "server-0", "was not ready within 60 s")
 
 
+def test_a_service_that_asks_for_more_time_before_it_is_ready_has_it() -> None:
+    job = three()
+    job.begin(0.0)
+    job.ready("trainer-0", 1.0)
+    job.needs("server-0", 60.0, 50.0)
+    assert job.tick(60.0) == []
+    assert job["server-0"].deadline == 110.0
+    job.ready("server-0", 100.0)
+    job.needs("server-0", 60.0, 105.0)
+    assert job["server-0"].deadline is None, "one that is ready has no deadline"
+
+
+def test_a_worker_without_a_deadline_gets_none_by_asking_for_time() -> None:
+    job = Driver(command("a", ready_timeout_seconds=math.inf), command("b", task=True))
+    job.begin(0.0)
+    job.needs("a-0", 60.0, 1.0)
+    assert job["a-0"].deadline is None
+
+
 def test_a_task_that_is_never_ready_is_killed_alone() -> None:
     job = Driver(command("a", task=True, ready_timeout_seconds=5.0), command("b", task=True))
     job.begin(0.0)
