@@ -45,6 +45,8 @@ def status_parts(status: JobStatus) -> list[RenderableType]:
     lines = (line for history in status.histories.values() for line in history.shipped.values())
     if slow_spots := slow_spots_of(lines).worst():
         parts.append(blame_table(slow_spots))
+    if not status.workers and status.fine_tuning is not None:
+        return parts
     if not status.workers:
         return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
     dead = [worker for worker in status.workers if worker["last_death"] and worker["state"] in DIED]

@@ -224,14 +224,14 @@ async def _rehearse(
         return rollout
 
     # One that only waits for long is left to the rounds, which have the environment's own deadline.
-    played = [each for each in await rehearse(one, chat, environment.example(0)) if not is_late(each)]
+    played = [each for each in await rehearse(one, chat, environment.example(0), SECONDS) if not is_late(each)]
     if environment.group_scoring and played:
         await score_group(loaded, played)
     for rollout in played:
         _finish(rollout)
     gc.collect()
     failed = [f"{rollout.error}" for rollout in played if rollout.error is not None]
-    if len(failed) > len(played) / 2:
+    if failed and 2 * len(failed) >= len(played):
         missing = [] if "`await`" in failed[-1] else [*dict.fromkeys(seen.not_awaited)]
         raise ValueError(
             f"environment {config.kind!r}: with made-up answers in the model's place {len(failed)} of {len(played)} rollouts "

@@ -46,13 +46,13 @@ def answers_to(example: Example) -> Sequence[str]:
     return [example.answer or "42", "7", "I do not know."]
 
 
-async def rehearse(play: Callable[[MadeUp], Any], chat: Chat, example: Example) -> list[Rollout]:
-    """Returns the rollouts of an example with each answer. `play` plays one with a pool."""
+async def rehearse(play: Callable[[MadeUp], Any], chat: Chat, example: Example, seconds: float) -> list[Rollout]:
+    """Returns the rollouts of an example with each answer, until `seconds` have passed. `play` plays one with a pool."""
     played: list[Rollout] = []
     began = time.monotonic()
     for answer in answers_to(example):
         played.append(await play(MadeUp(chat, answer)))
-        if time.monotonic() - began >= SECONDS:
+        if time.monotonic() - began >= seconds:
             break
     return played
 
