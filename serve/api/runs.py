@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -159,9 +160,10 @@ class Metrics(Config):
 def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
     """Answers `GET /jobs/{job}/runs/{run}`."""
     job = jobs.get(parameters.job)
-    run_dir = job.run_directory(parameters.run)
     facts = facts_of(jobs, job)
     run = next((run for run in facts.runs if run.run_id == parameters.run), None)
+    if run is None or os.path.lexists(job.directory / f"run_{parameters.run}"):  # a run that is about to begin has none
+        run_dir = job.run_directory(parameters.run)
     if run is None:
         raise NotFound(f"{run_dir.name}/ of job {job.id} holds no run", where="run", value=parameters.run)
     changes, error = _changes_of(job, parameters.run)

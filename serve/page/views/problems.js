@@ -6,14 +6,17 @@ import { changeName, nameOf } from "../widgets/name.js";
 const SHOWN = 12;
 /** Runs with the same problem that are named. */
 const OTHERS = 40;
+const ROLLOUTS = "/jobs/{job}/runs/{run}/rollouts";
+/** Kinds of problems of which rollouts show more. */
+const OF_ROLLOUTS = ["no-difference", "nothing-ships", "failing-environment"];
 const TONES = { error: "bad", warning: "warn" };
 const NAMES = { error: "Error", warning: "Warning" };
 
 /** Makes the list; `update` takes the problems, the worst first, the time now, and how many more there are. */
 export function problemList(context, { isOfOneRun = false } = {}) {
   const list = element("ul", { class: "problems", "aria-label": "Problems" });
-  const well = element("p", { class: "all-well" }, element("span", { class: "dot", "aria-hidden": "true", dataset: { tone: "good" } }), "No problems.");
-  const more = element("button", { type: "button", class: "button small", on: { click: () => { all = true; draw(); } } });
+  const well = element("p", { class: "all-well", hidden: true }, element("span", { class: "dot", "aria-hidden": "true", dataset: { tone: "good" } }), "No problems.");
+  const more = element("button", { type: "button", class: "button small", hidden: true, on: { click: () => { all = true; draw(); } } });
   const rest = element("p", { class: "muted" });
   let problems = null;
   let now = 0;
@@ -33,7 +36,7 @@ export function problemList(context, { isOfOneRun = false } = {}) {
 
   function make(problem) {
     const where = isOfOneRun ? element("span", {}) : element("a", { class: "problem-where" }, nameOf());
-    return element("li", { class: "problem" }, where, element("span", { class: "problem-reason" }, element("bdi", {})), element("span", { class: "problem-since" }), element("span", { class: "problem-advice" }), element("span", { class: "problem-others" }));
+    return element("li", { class: "problem" }, where, element("span", { class: "problem-reason" }, element("bdi", {})), element("span", { class: "problem-since" }), element("span", { class: "problem-advice" }, element("span", {}), element("a", { hidden: true }, "See its worst rollouts")), element("span", { class: "problem-others" }));
   }
 
   function change(node, problem) {
@@ -45,7 +48,9 @@ export function problemList(context, { isOfOneRun = false } = {}) {
     } else setText(where, NAMES[problem.severity] ?? "");
     setText(reason.firstChild, passage(problem.reason, 600));
     setText(since, problem.since ? ago(problem.since, now) : "");
-    setText(advice, passage(problem.advice ?? "", 600));
+    setText(advice.firstChild, `${passage(problem.advice ?? "", 600)} `);
+    setAttribute(advice.lastChild, "hidden", !problem.run || !OF_ROLLOUTS.includes(problem.kind));
+    if (problem.run) setAttribute(advice.lastChild, "href", context.link(ROLLOUTS, problem, { sort: "worst" }));
     setAttribute(others, "hidden", problem.others.length === 0);
     setChildren(others, problem.others.length > 0 ? [`the same of ${whole(problem.others.length)} more: `, problem.others.slice(0, OTHERS).flatMap((one, index) => [index > 0 ? ", " : "", element("a", { href: hrefOf(one) }, element("bdi", {}, visible(one.run || one.job, 64)))]), problem.others.length > OTHERS ? ", ..." : ""] : []);
   }

@@ -43,6 +43,7 @@ export function exampleChart(context) {
     const attempts = steps.reduce((sum, one) => sum + one.count, 0);
     setText(note, `${whole(attempts)} ${attempts === 1 ? "attempt" : "attempts"} in ${whole(steps.length)} ${steps.length === 1 ? "step" : "steps"}${answer.left_out > 0 ? `, ${whole(answer.left_out)} older steps are left out` : ""}${progressOf(answer.progress)}`);
     curve.update({ x: steps.map((one) => one.step), axis: "step", curves: [{ key: "reward", label: "mean reward", style: styleOf(0), mean: steps.map((one) => one.mean), minimum: steps.map((one) => one.least), maximum: steps.map((one) => one.most) }] });
+    section.hidden = steps.length === 0;
     curve.element.hidden = steps.length < 2;
     drawStrip(steps);
   }
@@ -76,7 +77,6 @@ export function exampleChart(context) {
     open(entry) {
       if (entry.example_index === null || entry.outcome === "damaged") return;
       wanted = { environment: entry.environment, example_index: entry.example_index };
-      section.hidden = false;
       setText(section.firstChild, `Example ${whole(entry.example_index)} of ${visible(entry.environment, 40)} in all steps`);
     },
     async update() {

@@ -30,6 +30,7 @@ export function render(root, context) {
   const processes = processList(context);
   const numbers = figures("Newest numbers");
   const controls = chartControls(context, { onChange: () => draw(), onRuns: () => context.refresh() });
+  for (const part of [numbers.element, controls.element]) setAttribute(part, "hidden", true); // until there is something to show
   const unreadable = element("p", { class: "empty", hidden: true });
   const group = new ZoomGroup(() => context.refresh());
   const grid = chartGrid({ group, controls, onNames: () => context.refresh() });
@@ -67,8 +68,10 @@ export function render(root, context) {
     setAttribute(configuration, "disabled", false);
     const shown = context.overview()?.jobs.find((one) => one.job === job);
     const hasCurves = detail.metrics.length > 0;
-    processes.update(hasCurves ? null : shown, now, true);
-    for (const part of [numbers.element, controls.element, grid.element]) setAttribute(part, "hidden", !hasCurves);
+    const hasSteps = found.step > 0 || found.trained > 0;
+    processes.update(hasSteps ? null : shown, now, true);
+    setAttribute(numbers.element, "hidden", !hasSteps);
+    for (const part of [controls.element, grid.element]) setAttribute(part, "hidden", !hasCurves);
     numbers.update(figuresOf(found));
     actions.update(found, found.alive || (Boolean(shown?.running) && found.state !== "done"));
     notes.update(found);

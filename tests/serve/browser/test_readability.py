@@ -15,6 +15,7 @@ from playwright.async_api import expect
 from tests.serve.activity.jobs import fleet, write_fleet, write_spans
 from tests.serve.browser.jobs import small_job
 from tests.serve.browser.reader import Reader
+from tests.support.synthetic_jobs import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -118,6 +119,17 @@ async def test_the_same_problem_with_other_numbers_is_one_and_another_reason_is_
     async with reader(job) as page:
         await expect(page.page.locator(".problem")).to_have_count(2)
         await expect(page.page.locator(".problem", has_text="nan").locator(".problem-others a")).to_have_count(1)
+
+
+async def test_a_problem_of_rollouts_leads_to_the_worst_of_them(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1)
+    change_lines(job, "run-0000", lambda line: line.update({"rollouts/failed": 100}))
+    with running(job, ["run-0000"]):
+        async with reader(job, path="/jobs/job/runs/run-0000") as page:
+            problem = page.page.locator(".problem", has_text="rollouts")
+            await problem.get_by_role("link", name="See its worst rollouts").click()
+            await expect(page.page.get_by_role("heading", level=1)).to_have_text("Rollouts")
+            await expect(page.page.get_by_label("Sort by")).to_have_value("worst")
 
 
 async def test_servers_of_a_job_that_has_ended_are_no_alarm(reader: Open, tmp_path: Path) -> None:

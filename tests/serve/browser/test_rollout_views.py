@@ -117,6 +117,8 @@ async def test_messages_are_found_in_the_usual_templates(reader: Open, tmp_path:
         gemma = "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyes<end_of_turn>\n"
         assert await page.page.evaluate(ask, gemma) == [["user", "hi"], ["assistant", "yes"]]
         assert await page.page.evaluate(ask, "<s>[INST] hi [/INST]") == [["user", " hi "]]
+        result = "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        assert await page.page.evaluate(ask, result) == [["tool", "\n4\n"]]
         assert await page.page.evaluate(ask, "Q: 2+2?\nA:") == [["", "Q: 2+2?\nA:"]]
 
 

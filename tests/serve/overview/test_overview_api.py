@@ -86,6 +86,17 @@ async def test_a_run_without_a_step_has_no_curves(tmp_path: Path) -> None:
     assert (await get(tmp_path / "job", "/jobs/job/runs/new"))["metrics"] == []
 
 
+async def test_a_run_that_is_about_to_begin_is_there_and_a_link_is_not(tmp_path: Path) -> None:
+    run_ids = write_job(tmp_path / "job", 2, 5)
+    for run_id in run_ids:
+        (tmp_path / "job" / f"run_{run_id}").rename(tmp_path / run_id)
+    (tmp_path / "job" / f"run_{run_ids[1]}").symlink_to(tmp_path / run_ids[1])
+    detail = await get(tmp_path / "job", f"/jobs/job/runs/{run_ids[0]}")
+    assert (detail["run"]["step"], detail["configuration"], detail["changes_error"]) == (0, {}, "")
+    async with api(tmp_path / "job") as client:
+        assert (await client.get(f"/jobs/job/runs/{run_ids[1]}"))[0] == 404
+
+
 async def test_the_overview_says_what_status_says(tmp_path: Path) -> None:
     write_job(tmp_path / "job", 2, 30)
     guest = tmp_path / "job" / "run_guest"
