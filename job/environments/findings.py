@@ -12,6 +12,7 @@ from statistics import fmean
 
 from counterpoint.job.environments.observe import Observations
 from counterpoint.orchestrator.loop_health.blame_evidence import Kind
+from counterpoint.orchestrator.loop_health.stacks import NOWHERE
 from counterpoint.orchestrator.rollouts.failures import kind_of
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import shortened
@@ -137,7 +138,12 @@ def _time(seen: Observations) -> Verdict:
 
 
 def _event_loop(seen: Observations) -> Verdict:
-    spots = [spot for spot in seen.slow_spots.by_key.values() if not spot.place.ours]
+    # A short one whose stack was not seen may be anybody's, on a busy machine.
+    spots = [
+        spot
+        for spot in seen.slow_spots.by_key.values()
+        if not spot.place.ours and (spot.place != NOWHERE or spot.worst > BLOCKED_SECONDS)
+    ]
     if not (its_own := [spot for spot in spots if spot.kind in (Kind.CALLBACK, Kind.GIL, Kind.WAIT)]):
         return Level.OK, "nothing of the environment held the event loop"
     worst = max(its_own, key=lambda spot: spot.worst)

@@ -12,7 +12,7 @@ from counterpoint.job.environments.findings import Finding, Level, findings
 from counterpoint.job.environments.observe import Observations, Seconds
 from counterpoint.orchestrator.loop_health.blame_evidence import Kind
 from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot
-from counterpoint.orchestrator.loop_health.stacks import Place
+from counterpoint.orchestrator.loop_health.stacks import NOWHERE, Place
 from counterpoint.transport.records import Branch, Rollout
 from tests.support.rollouts import make_turn
 
@@ -56,8 +56,10 @@ def two_branches(seen: Observations) -> None:
     seen.groups[0][0].branches = (*branches, *branches)
 
 
-def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False) -> Callable[[Observations], Any]:
-    place = Place("pack", "mine.py", 12, "", ours)
+def slow_spot(
+    seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False, seen: bool = True
+) -> Callable[[Observations], Any]:
+    place = Place("pack", "mine.py", 12, "", ours) if seen else NOWHERE
     return lambda seen: seen.slow_spots.add([SlowSpot(kind, place, seconds=seconds, worst=seconds, count=1)])
 
 
@@ -66,6 +68,12 @@ def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False) ->
     [
         (lambda seen: seen.changed_examples.extend([1, 3]), "examples", Level.ERROR, "examples 1, 3 were not equal"),
         (set_group(rollout(0, 1.0), rollout(1, None, "KeyError: 'a'")), "outcomes", Level.WARNING, "1 of 2 rollouts"),
+        (
+            set_group(rollout(0, 1.0), rollout(1, None, "KeyError: 'a'"), rollout(2, None, "KeyError: 'a'")),
+            "outcomes",
+            Level.ERROR,
+            "2 of 3 rollouts",
+        ),
         (set_group(rollout(0, None, "KeyError: 'a'")), "outcomes", Level.ERROR, "the first error: KeyError: 'a'"),
         (set_group(rollout(0, None, "KeyError: 'a'")), "rewards", Level.ERROR, "no rollout has a reward"),
         (set_group(rollout(0, 1.0), rollout(1, 1.0)), "rewards", Level.WARNING, "equal within 1 of 1 groups"),
@@ -76,6 +84,9 @@ def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False) ->
         (slow_spot(0.1), "event loop", Level.WARNING, "pack (mine.py:12)"),
         (slow_spot(1.0), "event loop", Level.ERROR, "late by 1 s"),
         (slow_spot(1.0, Kind.MACHINE), "event loop", Level.OK, "nothing of the environment held"),
+        (slow_spot(0.1, seen=False), "event loop", Level.OK, "nothing of the environment held"),
+        (slow_spot(1.0, seen=False), "event loop", Level.ERROR, "late by 1 s"),
+        (lambda seen: seen.not_awaited.append("`await` is missing"), "awaits", Level.ERROR, "`await` is missing"),
         (slow_spot(1.0, ours=True), "event loop", Level.OK, "nothing of the environment held"),
         (two_branches, "sequences", Level.WARNING, "up to 2 sequences"),
         (lambda seen: seen.groups[0][0].state.update(big="x" * 10**5), "state", Level.WARNING, "keep less in it"),
