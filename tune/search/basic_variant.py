@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.experiment import Experiment
 from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
-from counterpoint.tune.search.search_alg import Proposable, SearchAlg
+from counterpoint.tune.search.search_alg import SearchAlg
 from counterpoint.tune.search.space_check import check_same_space, describe
 from counterpoint.tune.search.variants import Path, copied, count_variants, flat_name, format_vars, variants, with_point
 from counterpoint.tune.trial import Trial
@@ -44,7 +45,7 @@ class BasicVariantGenerator(SearchAlg):
         self._points = copied(list(points_to_evaluate or []))
         self._constant_grid_search = constant_grid_search
         self._rng = _generator(random_state)
-        self._experiments: list[Proposable] = []
+        self._experiments: list[Experiment] = []
         self._spaces: list[dict[str, str]] = []
         self._total_samples = 0
         self._prefix = secrets.token_hex(3)[:5]
@@ -61,7 +62,7 @@ class BasicVariantGenerator(SearchAlg):
         """How many trials it will propose in all; 0 if without end."""
         return self._total_samples
 
-    def add_configurations(self, experiments: Sequence[Proposable]) -> None:
+    def add_configurations(self, experiments: Sequence[Experiment]) -> None:
         """Appends experiments."""
         for experiment in experiments:
             self._experiments.append(experiment)

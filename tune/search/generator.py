@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.experiment import Experiment
 from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
-from counterpoint.tune.search.search_alg import Proposable, SearchAlg
+from counterpoint.tune.search.search_alg import SearchAlg
 from counterpoint.tune.search.searcher import Searcher
 from counterpoint.tune.search.space_check import check_same_space, describe
 from counterpoint.tune.search.spaces import Function
@@ -37,7 +38,7 @@ class SearchGenerator(SearchAlg):
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
         self.max_concurrent = getattr(searcher, "max_concurrent", None) or 0  # of a user's searcher it may be None
-        self._experiment: Proposable | None = None
+        self._experiment: Experiment | None = None
         self._space: dict[str, str] = {}
         self._prefix = secrets.token_hex(3)[:5]
         self._created = 0
@@ -52,7 +53,7 @@ class SearchGenerator(SearchAlg):
         """Offers them to the searcher."""
         return self.searcher.set_search_properties(metric, mode, config)
 
-    def add_configurations(self, experiments: Sequence[Proposable]) -> None:
+    def add_configurations(self, experiments: Sequence[Experiment]) -> None:
         """Takes the one experiment; its space goes to a searcher that has none."""
         if len(experiments) != 1 or self._experiment is not None:
             raise TuneError(

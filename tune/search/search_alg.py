@@ -7,25 +7,12 @@ but the next proposal. All calls come from that one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.experiment import Experiment
 from counterpoint.tune.result import Result
 from counterpoint.tune.trial import Trial
-
-
-class Proposable(Protocol):
-    """What a search algorithm needs of an experiment (`Experiment`): its space, and the making of trials."""
-
-    config: dict[str, Any]
-    """The configuration, with domains (`tune/search/spaces.py`) in it."""
-    num_samples: int
-    """How often each combination of the grids is drawn; -1 for without end."""
-
-    def make_trial(
-        self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
-    ) -> Trial:
-        """A new PENDING trial of the experiment, with a configuration that is drawn."""
 
 
 class SearchAlg:
@@ -50,7 +37,7 @@ class SearchAlg:
         """
         return True
 
-    def add_configurations(self, experiments: Sequence[Proposable]) -> None:
+    def add_configurations(self, experiments: Sequence[Experiment]) -> None:
         """Takes the experiments whose trials it is to propose. Also called before `restore_state`."""
         raise NotImplementedError
 
@@ -80,7 +67,7 @@ class SearchAlg:
 class NoSearch(SearchAlg):
     """Proposes nothing: for a runner whose trials are added by hand."""
 
-    def add_configurations(self, experiments: Sequence[Proposable]) -> None:
+    def add_configurations(self, experiments: Sequence[Experiment]) -> None:
         """Refuses experiments, which it would not search. Raises `TuneError`."""
         raise TuneError(
             f"{len(experiments)} experiments are given, and no search algorithm; give BasicVariantGenerator()"

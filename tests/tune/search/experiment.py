@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from counterpoint.tune.experiment import Experiment
 from counterpoint.tune.trial import Trial
 
 
-@dataclass
-class SpaceOnly:
-    """The contract `Proposable`, and nothing else."""
+class SpaceOnly(Experiment):
+    """What search algorithms need of an experiment, and nothing else."""
 
-    config: dict[str, Any] = field(default_factory=dict)
-    num_samples: int = 1
+    def __init__(self, config: dict[str, Any] | None = None, num_samples: int = 1) -> None:
+        self.config = {} if config is None else config
+        self.num_samples = num_samples
 
     def make_trial(
         self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
