@@ -36,7 +36,7 @@ export function render(root, context) {
       { name: "Servers", value: `${whole(serving)} of ${whole(answer.servers.length)}`, unit: "serve", tone: answer.current && serving < answer.servers.length ? "warn" : "" },
       { name: "Requests", value: whole(sum(answer.servers, "in_flight")), unit: `of ${whole(answer.capacity)}`, help: "At the servers, of what they may have at once" },
       { name: "Waiting", value: whole(answer.waiting), help: "Requests that no server has room for" },
-      { name: "Half a minute's rate", value: number(sum(answer.servers, "tokens_per_second"), 3), unit: "tokens/s", help: "Completion tokens that the servers made for all runs in the last 30 s; a run's own figure is over its newest ten steps" },
+      { name: "Last 30 s", value: number(sum(answer.servers, "tokens_per_second"), 3), unit: "tokens/s", help: "Completion tokens that the servers made for all runs in the last 30 s; a run's own figure is over its newest ten steps" },
       { name: "Restarts", value: whole(sum(answer.servers, "restarts")), tone: sum(answer.servers, "restarts") ? "warn" : "" },
     ]);
     setAttribute(note, "hidden", answer.current);

@@ -13,6 +13,7 @@ from tests.serve.browser.jobs import HOSTILE, LONG, small_job
 from tests.serve.browser.reader import Reader
 from tests.serve.browser.test_accessibility import findings
 from tests.serve.test_profiles_api import content_of, write_profile
+from tests.support.synthetic_jobs import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -82,11 +83,13 @@ async def test_a_profile_is_seen_as_a_flame_graph(reader: Open, tmp_path: Path, 
 
 
 async def test_the_note_of_a_new_profile_leads_to_its_graph(reader: Open, tmp_path: Path) -> None:
-    async with reader(profiled_job(tmp_path / "job"), path=RUN) as page:
-        taken = {"run_id": "one", "sentence": "3 s of run one", "name": "old", "seconds": 3.0}
-        await page.page.route("**/runs/one/profile", lambda route: route.fulfill(json=taken))
-        await page.page.get_by_role("button", name="Profile…").click()
-        await page.page.get_by_role("dialog").get_by_role("button", name="Profile").click()
-        await page.page.get_by_role("link", name="See its flame graph").click()
-        await expect(page.page.get_by_role("treeitem", name="(waiting): 3 s, 100 %")).to_be_visible()
-        assert await page.page.evaluate("location.hash") == f"#{RUN}/profiles?profile=old"
+    job = profiled_job(tmp_path / "job")
+    with running(job, []):
+        async with reader(job, path=RUN) as page:
+            taken = {"run_id": "one", "sentence": "3 s of run one", "name": "old", "seconds": 3.0}
+            await page.page.route("**/runs/one/profile", lambda route: route.fulfill(json=taken))
+            await page.page.get_by_role("button", name="Profile…").click()
+            await page.page.get_by_role("dialog").get_by_role("button", name="Profile").click()
+            await page.page.get_by_role("link", name="See its flame graph").click()
+            await expect(page.page.get_by_role("treeitem", name="(waiting): 3 s, 100 %")).to_be_visible()
+            assert await page.page.evaluate("location.hash") == f"#{RUN}/profiles?profile=old"
