@@ -36,7 +36,7 @@ Every number that a process writes to its `metrics.jsonl` or shows to Prometheus
 The same number has two names. In `metrics.jsonl` it is `area/name`; these names stay as they are. For Prometheus it follows
 OpenMetrics: the prefix `counterpoint_`, the base unit at the end (`_seconds`, `_bytes`, `_ratio`), `_total` for a counter, and
 labels (in braces below) instead of names within names. What is neither a counter nor called a histogram is a gauge. A metric that
-a name of the line becomes is beside that name alone, and its labels are the name's parts in angle brackets.
+a name of the line becomes is beside that name alone, and the name's parts in angle brackets are labels, too.
 
 | in `metrics.jsonl` | for Prometheus |
 |---|---|
@@ -111,7 +111,8 @@ def _lines_table(lines: Iterable[LineName]) -> str:
 def _shown_as(line: LineName) -> str:
     if line.metric is None:
         return ""
-    labels = ",".join(f'{label}="{value}"' for label, value in line.labels.items())
+    values = {label: f'{label}="{value}"' for label, value in line.labels.items()}
+    labels = ",".join(values.get(label, label) for label in line.metric.labels if f"<{label}>" not in line.pattern)
     shown = f"`{line.metric.full_name}{{{labels}}}`" if labels else f"`{line.metric.full_name}`"
     return shown + _notes(line.metric)
 
