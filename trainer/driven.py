@@ -9,51 +9,48 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import ranks
-from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.load import choose_device
 from counterpoint.trainer.optimizer import KIND_OF, AdamW, UpdateValues
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs import checkpoint
-from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.train import Trainer
 from counterpoint.trainer.work.contribution import Objective, Outcome
+from counterpoint.trainer.work.order import Order
+from counterpoint.trainer.work.sources import Item, NoWire, Source
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.records import Batch
-from counterpoint.transport.telemetry.spans import SpanLog
 from counterpoint.transport.validation import validate
 
 
 class DrivenRun:
     """The run, on rank 0; `drive` makes it."""
 
-    def __init__(self, learner: Learner, run: Run) -> None:
-        """`learner` has made the run."""
-        config = learner.config
+    def __init__(self, learner: Learner, run_id: str) -> None:
+        """Has the run admitted, whose directory is there. Raises `ValueError` if it cannot be trained."""
         self._learner = learner
+        source = Source("nothing", answer=self._answer)
+        self._trainer = Trainer(learner.config, learner, NoWire(), {run_id: source})
+        self._trainer.turn()
+        registry = learner.manager.registry
+        if (run := registry.taking(run_id)) is None:
+            raise ValueError(registry.refused.get(run_id, f"run {run_id} has no slot"))
         self._run = run
-        self._shares = FairShare(config.row_tokens, learner.ranks.rows)
-        self._broadcaster = Broadcaster(
-            learner.manager, config.output_dir, run.run_id, config.model, config.keep_broadcasts,
-            precisions=config.server_dtypes,
-        )  # fmt: skip
-        self._checkpoints = Checkpoints(
-            config.output_dir, config.keep_checkpoints, learner.kept_alive, lambda _: None,
-            SpanLog(config.output_dir / "trainer" / "spans.jsonl", "trainer"),
-        )  # fmt: skip
         self._idle = ExitStack()
         """Keeps the other ranks from waiting in vain while nothing is asked for."""
         self._idle.enter_context(learner.kept_alive())
@@ -63,6 +60,41 @@ class DrivenRun:
         """How many updates the weights have had."""
         return self._run.progress.step
 
+    @property
+    def item(self) -> int:
+        """The number of the item that was carried out last; after a resume, of the update that was saved last."""
+        return self._order().done
+
+    def ask(self, item: Item, number: int | None = None) -> Future[Any]:
+        """Asks for an item, and has all items carried out that are due by their numbers; returns the item's answer.
+
+        Items are numbered from 1, the contributions, updates, publications and saves below among them. Without a number it is the
+        next. One whose predecessors are missing waits for them; one that was carried out before has the answer None.
+
+        Raises `InvalidBatch`, with nothing asked for, and `ValueError` if the run has left its slot.
+        """
+        order = self._order()
+        if item.batch is not None:
+            try:
+                validate(replace(item.batch, run_id=self._run.run_id, step=self.step + 1))  # as a wire does
+            except ValueError as error:
+                raise InvalidBatch(str(error)) from error
+        number = order.newest + 1 if number is None else number
+        if number <= order.newest:
+            item.answer.set_result(None)
+            return item.answer
+        order.ask(number, item)
+        self._idle.close()
+        try:
+            while self._order().taken is not None or order.has_next:
+                self._trainer.turn()
+        except BaseException:
+            self._trainer.drop(self._run.slot)
+            raise
+        finally:
+            self._idle.enter_context(self._learner.kept_alive())
+        return item.answer
+
     def contribute(self, batch: Batch, objective: Objective | None = None) -> Outcome:
         """Adds the gradients of a batch, for the configured loss or `objective`, to those since the last update.
 
@@ -71,24 +103,7 @@ class DrivenRun:
         Raises `InvalidBatch`: the batch is refused with nothing changed; or it failed while it was trained, and no contribution
         since the last update is left.
         """
-        with self._asked() as learner:
-            slot, own = self._run.slot, replace(batch, run_id=self._run.run_id, step=self.step + 1)
-            try:
-                validate(own)  # as a wire does; another rank would end at what does not fit
-            except ValueError as error:
-                raise InvalidBatch(str(error)) from error
-            step = learner.open_step(slot, own, objective)
-            try:
-                while True:
-                    self._shares.add(slot, 1.0, {sample: step.length(sample) for sample in step.samples})
-                    while self._shares.left(slot):
-                        learner.train_rows(self._shares.rows())
-                    if learner.next_pass(slot, self._run.scheduled()) is None:  # it has measured
-                        return learner.conclude(slot)
-            except BaseException:
-                self._shares.remove(slot)
-                learner.drop_step(slot)
-                raise
+        return self.ask(Item(batch, objective)).result()
 
     def update(self, values: UpdateValues | None = None) -> dict[str, MetricValue]:
         """Updates the weights by the gradients since the last update, with these values or those of the configured schedule.
@@ -98,58 +113,68 @@ class DrivenRun:
             ValueError: there is no contribution, all steps of the run are trained, or the values are of another optimizer or none
                 that it can use.
         """
-        values = self._run.scheduled() if values is None else values
-        _check(values)
-        if KIND_OF[type(values)] != self._run.optimizer.kind:
-            raise ValueError(f"values of {KIND_OF[type(values)]}; training.optimizer = {self._run.optimizer.kind!r}")
-        if not self._learner.contributions.get(self._run.slot):
-            raise ValueError(f"run {self._run.run_id} has no contribution since update {self.step}")
-        if self._run.finished:
-            raise ValueError(f"run {self._run.run_id} is trained to its end, step {self.step}")
-        with self._asked() as learner:
-            return learner.finish_step(self._run.slot, values)
+        return self.ask(Item(updates=True, values=values)).result()
 
     def publish(self, name: str) -> Path:
         """Publishes the weights of the last update under a name until `release`; returns the directory, for servers.
 
         It then has these instead of former weights. Raises `BrokenWeights`, `OSError`, and `ValueError` for what is no name.
         """
-        with self._asked() as learner:
-            assembled = learner.assemble(self._run.slot)
-            with learner.kept_alive():
-                return self._broadcaster.publish_as(name, learner.loaded.model, self._run, assembled)
+        return self.ask(Item(publication=name)).result()
 
     def release(self, name: str) -> None:
         """Removes published weights, if there are any of that name. Raises `OSError`, and `ValueError` for what is no name."""
-        self._broadcaster.release(name)
+        self._trainer.broadcasters[self._run.slot].release(name)
 
     def save(self) -> int:
         """Saves weights and optimizer of the last update, whether published or not; returns its step once it is durable.
 
         Raises `OSError` or `SafetensorError`; earlier saves are then intact.
         """
-        with self._asked():
-            self._checkpoints.begin(self._run, published=False)
-            self._checkpoints.complete()
-        return self.step
+        return self.ask(Item(saves=True)).result()
 
     def close(self) -> None:
         """Ends the run here. What was not saved is lost."""
         self._idle.close()
-        self._checkpoints.close()
+        self._trainer.close()
         if self._run.descriptor is not None:
             os.close(self._run.descriptor)
 
-    @contextmanager
-    def _asked(self) -> Iterator[Learner]:
-        """Raises `ValueError` if nothing can be asked for any more."""
-        if not self._run.intact:
-            raise ValueError(f"an update of run {self._run.run_id} failed half-way: go on from the last save")
-        self._idle.close()
-        try:
-            yield self._learner
-        finally:
-            self._idle.enter_context(self._learner.kept_alive())
+    def _order(self) -> Order[Item]:
+        registry, run_id = self._learner.manager.registry, self._run.run_id
+        if registry.taking(run_id) is not self._run:
+            raise ValueError(registry.refused.get(run_id, f"run {run_id} has left its slot"))
+        return self._trainer.orders[self._run.slot]
+
+    def _answer(self, run: Run, item: Item) -> object:
+        """Does what is asked for, once the samples are trained; the last part gives the answer."""
+        learner, slot = self._learner, run.slot
+        answer: object = None
+        if not run.intact:
+            raise ValueError(f"an update of run {run.run_id} failed half-way: go on from the last save")
+        if item.batch is not None:
+            answer = learner.conclude(slot)
+        if item.updates:
+            values = run.scheduled() if item.values is None else item.values
+            _check(values)
+            if KIND_OF[type(values)] != run.optimizer.kind:
+                raise ValueError(f"values of {KIND_OF[type(values)]}; training.optimizer = {run.optimizer.kind!r}")
+            if not learner.contributions.get(slot):
+                raise ValueError(f"run {run.run_id} has no contribution since update {self.step}")
+            if run.finished:
+                raise ValueError(f"run {run.run_id} is trained to its end, step {self.step}")
+            answer = learner.finish_step(slot, values)
+            run.progress.item = self._order().newest
+        if item.publication is not None:
+            assembled = learner.assemble(slot)
+            with learner.kept_alive():
+                broadcaster = self._trainer.broadcasters[slot]
+                answer = broadcaster.publish_as(item.publication, learner.loaded.model, run, assembled)
+        if item.saves:
+            self._trainer.checkpoints.begin(run, published=False)
+            self._trainer.checkpoints.complete(run.run_id)
+            answer = self.step
+        return answer
 
 
 def _check(values: UpdateValues) -> None:
@@ -171,16 +196,8 @@ def drive(config: TrainerConfig, described: TrainedRun) -> Iterator[DrivenRun | 
 
     Raises `ValueError` for a run that cannot be trained, or a directory that holds a run where none is resumed.
     """
-    training = described.training
-    for name, is_set in {
-        "updates_per_step": training.updates_per_step > 1,
-        "start_from": training.start_from is not None,
-        "reference": training.reference_is_start,
-    }.items():
-        if is_set:
-            raise ValueError(
-                f"training.{name} cannot be as it is in a driven run, which has no steps of its own; remove it"
-            )
+    if described.training.updates_per_step > 1:
+        raise ValueError("training.updates_per_step: a driven run has the updates that are asked for; remove it")
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         raise ValueError(f"{found} is from an earlier training; set resume, or use another output_dir")
     with ranks.join(config, choose_device(config.device)) as group:
@@ -189,25 +206,10 @@ def drive(config: TrainerConfig, described: TrainedRun) -> Iterator[DrivenRun | 
             learner.follow()
             yield None
             return
+        control = run_directory(config.output_dir, described.run_id) / "control"
+        control.mkdir(parents=True, exist_ok=True)
+        table = described.model_dump(mode="json", exclude_none=True)
+        write_atomically(control / "orch.toml", tomli_w.dumps(table).encode())
         with ExitStack() as stack:
             stack.callback(learner.stop)
-            yield stack.enter_context(closing(DrivenRun(learner, _admitted(learner, described))))
-
-
-def _admitted(learner: Learner, described: TrainedRun) -> Run:
-    """Writes the run's directory, and has it made on all ranks as it was saved last. Raises `ValueError`."""
-    output_dir, run_id, manager = learner.config.output_dir, described.run_id, learner.manager
-    control = run_directory(output_dir, run_id) / "control"
-    for directory in (control, output_dir / "trainer"):
-        directory.mkdir(parents=True, exist_ok=True)
-    table = described.model_dump(mode="json", exclude_none=True)
-    write_atomically(control / "orch.toml", tomli_w.dumps(table).encode())
-    manager.discover_runs([run_id])
-    if (slot := manager.registry.slot_of(run_id)) is None:
-        raise ValueError(manager.registry.refused.get(run_id, f"run {run_id} has no slot"))
-    run = manager.registry.in_slot(slot)
-    run.progress = Progress(checkpoint.newest_step(output_dir, run_id))
-    learner.synchronize()
-    if run.failure is not None:
-        raise ValueError(run.failure)
-    return run
+            yield stack.enter_context(closing(DrivenRun(learner, described.run_id)))

@@ -2,19 +2,22 @@
 
 `Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator has connected and a slot is free: its
 state is loaded from the newest checkpoint, its weights are published, and only then `READY` is sent. A step is opened when its
-batch is committed (`early_steps.py`: some of it is computed before), trained in rows that it may share with other runs, and
+batch is committed (some of it is computed before: `trainer/work/order.py`), trained in rows that it may share with others, and
 finished by itself. Then follow the weights, the metrics line, and (at the interval and at the end) the checkpoint, which a
 thread writes while training goes on. Once it is published, the steps that the oldest kept checkpoint makes durable are
 acknowledged. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). An error of
-one run ends that run alone.
+one run ends that run alone. A run without an orchestrator has another source of items, and other things follow its updates
+(`trainer/work/sources.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from safetensors import SafetensorError
 
@@ -25,7 +28,6 @@ from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import ranks
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import READY_SECONDS, TrainerConfig
-from counterpoint.trainer.early_steps import EarlySteps
 from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.faults import LacksMemory, ModelLost, is_fatal, is_out_of_memory
 from counterpoint.trainer.learner import Learner
@@ -39,16 +41,18 @@ from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.copies import CopyRefused
 from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
-from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.record import TAKES_BATCHES, Stage
 from counterpoint.trainer.runs.requested import Requests
 from counterpoint.trainer.runs.run import Progress, Run
-from counterpoint.trainer.runs.sessions import Sessions
 from counterpoint.trainer.shared_memory import SharedMemory, remove_left_weights
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from counterpoint.trainer.telemetry.published import TrainerTelemetry
 from counterpoint.trainer.telemetry.step_times import StepTimes
 from counterpoint.trainer.work.contribution import Contribution
+from counterpoint.trainer.work.order import Due, Order
+from counterpoint.trainer.work.sessions import Sessions
+from counterpoint.trainer.work.sources import ORCHESTRATED, Item, NoWire, Source, Sources
 from counterpoint.transport.files.atomic import DISK_FAULTS
 from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
@@ -73,15 +77,10 @@ WAITING_REPORT_SECONDS = 30.0
 """Between log lines about what is awaited."""
 
 
-def train(
-    config: TrainerConfig,
-    on_ready: Callable[[], object],
-    open_batches: Callable[[], BatchReceiver] | None = None,
-    make: Callable[[TrainerConfig, Learner, BatchReceiver], Trainer] | None = None,
-) -> int:
+def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Sources | None = None) -> int:
     """Trains in this process, as one rank of several if it is one; arguments and result are those of `trainer.launch.run`.
 
-    `open_batches` and `make` replace the wire and the `Trainer`, for batches without an orchestrator (`trainer/sft/train.py`).
+    With `sources` no orchestrator is heard.
     """
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         advice = "continue it with --resume (in a file: resume = true), or use another output_dir"
@@ -104,7 +103,7 @@ def train(
                 return _follow(learner)
             refusal = Epochs(config.output_dir, get_multi_run_manager()).refusal
             receiver = stack.enter_context(
-                closing(open_batches() if open_batches else open_receiver(config.transport, config.output_dir, refusal))
+                closing(NoWire() if sources else open_receiver(config.transport, config.output_dir, refusal))
             )
             endpoint = stack.enter_context(TrainerEndpoint(config))
         except (ValueError, OSError) as error:
@@ -118,7 +117,7 @@ def train(
         on_ready()
         stack.enter_context(beating())
         try:
-            with closing((make or Trainer)(config, learner, receiver)) as trainer:
+            with closing(Trainer(config, learner, receiver, sources)) as trainer:
                 trainer.endpoint = endpoint
                 code = trainer.serve(stop)
         except (LacksMemory, ModelLost) as error:
@@ -155,13 +154,18 @@ def _follow(learner: Learner) -> int:
 class Trainer:
     """Rank 0's loop between the wire, the learner and the disk."""
 
-    def __init__(self, config: TrainerConfig, learner: Learner, receiver: BatchReceiver) -> None:
+    def __init__(
+        self, config: TrainerConfig, learner: Learner, receiver: BatchReceiver, sources: Sources | None = None
+    ) -> None:
         """Registers its hooks with the learner's manager; with `resume`, reads which runs are finished."""
         self._config = config
         self._learner = learner
         self._manager = learner.manager
         self._registry = self._manager.registry
-        self._sessions = Sessions(config, receiver, self._manager)
+        self._sources = sources or {}
+        self.orders: dict[int, Order[Item]] = {}
+        """By slot, of the runs whose items are taken."""
+        self._sessions = Sessions(config, receiver, self._manager, self.orders)
         self._shares = FairShare(config.row_tokens, learner.ranks.count // config.context_parallel)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._mismatches = MismatchWatch(config.output_dir)
@@ -174,8 +178,7 @@ class Trainer:
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, self.checkpoints)
-        self._early = EarlySteps(learner, self._requests, self._shares)
-        self._broadcasters: dict[int, Broadcaster] = {}
+        self.broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._status = StatusLine()
         self._discovered = 0.0
@@ -193,20 +196,13 @@ class Trainer:
     def serve(self, stop: StopSignals) -> int:
         """Trains until the runs have ended, or `stop`; returns the exit code."""
         while not (stop.count or self._over()):
-            self._receive()
-            self.checkpoints.settle()
-            self._discover_if_due()
-            self._open_steps()
+            self.turn()
+        for slot, order in self.orders.items():  # no commit is heard from here on
+            if order.taken is None:
+                self.drop(slot)
+        while self._open_slots:
             self._train_rows()
-            self._finish_steps()
-            self._telemetry.settle()
-            self.endpoint.note(self._registry, self._sessions.outages)
-            self._status.show(self._described())
-        for slot in self._learner.runs:  # no commit is heard from here on
-            self._early.drop(slot)
-        while self._registry.open_slots:
-            self._train_rows()
-            self._finish_steps()
+            self._finish_items()
         for run in self._learner.runs.values():
             self._begin_checkpoint(run)
         self.checkpoints.complete()
@@ -215,6 +211,19 @@ class Trainer:
         if stop.count and not self._over():
             return stop.exit_code
         return EVICTED if self._registry.all_evicted() else 0
+
+    def turn(self) -> None:
+        """Makes one pass of the loop."""
+        self._receive()
+        self.checkpoints.settle()
+        self._discover_if_due()
+        self._begin_items()
+        self._train_rows()
+        self._finish_items()
+        work = {slot: (order.open, len(order.waiting)) for slot, order in self.orders.items()}
+        self._telemetry.settle(work)
+        self.endpoint.note(self._registry, self._sessions.outages, work)
+        self._status.show(self._described())
 
     def close(self) -> None:
         """Ends the thread that writes checkpoints, and gives shared memory back."""
@@ -225,17 +234,37 @@ class Trainer:
 
     def _over(self) -> bool:
         expected = self._config.stay or self._registry.queue or self._sessions.has_news or self.checkpoints.busy
-        return not expected and self._registry.over(time.monotonic())
+        return not expected and (self._registry.over(time.monotonic()) or self._have_no_more())
+
+    def _have_no_more(self) -> bool:
+        """Returns whether all runs without an orchestrator are refused, which nobody mends, or have had their last items."""
+        slots = {run_id: self._registry.slot_of(run_id) for run_id in self._sources}
+        return bool(slots) and all(
+            run_id in self._registry.refused if slot is None else slot in self.orders and self.orders[slot].is_over
+            for run_id, slot in slots.items()
+        )
 
     def _receive(self) -> None:
-        arrived = map(self._sessions.has_next, self._registry.at(Stage.TRAINING))
-        has_work = bool(self._registry.open_slots) or self._early.have_rows or any(arrived)
+        self._make_items()
+        orders = self.orders.items()
+        has_work = any(each.taken is not None or each.has_next or self._shares.left(slot) for slot, each in orders)
         longest = WRITING_POLL_SECONDS if self.checkpoints.busy else POLL_SECONDS
         patience = 0.0 if has_work else min(max(self._discovery_due() - time.monotonic(), 0.0), longest)
         for run, reason in self._sessions.receive(patience):
             self._evict(run, reason)
         if not has_work:
             self._report_waiting()
+
+    def _make_items(self) -> None:
+        """Has the next item of each run made whose items do not come by themselves."""
+        for run in self._registry.at(Stage.TRAINING):
+            make, order = self._source(run).make, self.orders[run.slot]
+            number = order.newest + 1
+            if make is not None and number <= order.last and number not in order.waiting:
+                if (batch := make(number)) is not None:
+                    order.ask(number, Item(batch))
+                else:
+                    order.last = order.newest
 
     # --- admission and leaving ---
 
@@ -248,7 +277,7 @@ class Trainer:
         if now < self._discovery_due():
             return
         self._slots_change = False
-        if self._manager.discover_runs(self._registry.present(now)):
+        if self._manager.discover_runs({*self._registry.present(now), *self._sources}):
             self._learner.synchronize()
             for run in self._registry.at(Stage.ADMITTED):
                 if run.failure is None:
@@ -258,7 +287,7 @@ class Trainer:
                     self._slots_change = True
         self._release_memory()
         for run in self._registry.at(Stage.TRAINING, Stage.FINISHED):
-            self._requests.poll(run)
+            self._requests.poll(run, self.orders[run.slot].newest)
         self._sessions.answer()
         self._discovered = time.monotonic()
 
@@ -273,20 +302,21 @@ class Trainer:
 
     def _on_forgotten(self, slot: int, run_id: str) -> None:
         self._sessions.forget(run_id)
-        self._close_step(slot)
+        self.drop(slot)
         self._telemetry.left(run_id)
-        self._broadcasters.pop(slot, None)
+        self.broadcasters.pop(slot, None)
         self.endpoint.forget(run_id)
         if self._manager.is_deleted(slot):
             self._on_directory_deleted(run_id)
             self._registry.end(run_id, Stage.DELETED)
             self._sessions.deleted(self._registry.in_slot(slot))
-            return
-        if slot in self._learner.runs:
-            self.checkpoints.begin(self._learner.runs[slot])
-        if control_files.eviction(self._config.output_dir, run_id) is not None:
-            self._registry.end(run_id, Stage.EVICTED)
-        logger.info("run %s has left its slot", run_id)
+        else:
+            if slot in self._learner.runs:
+                self.checkpoints.begin(self._learner.runs[slot])
+            if control_files.eviction(self._config.output_dir, run_id) is not None:
+                self._registry.end(run_id, Stage.EVICTED)
+            logger.info("run %s has left its slot", run_id)
+        self.orders.pop(slot, None)  # last: a checkpoint that was waited for has asked for it
 
     def _on_directory_deleted(self, run_id: str) -> None:
         logger.info("the directory of run %s was deleted: the run ends", run_id)
@@ -304,7 +334,7 @@ class Trainer:
         if self._memory is not None and run.config.training.lora is None:
             self.checkpoints.complete()
             self._memory.clear()  # of the versions of the run before
-        self._broadcasters[run.slot] = Broadcaster(
+        self.broadcasters[run.slot] = Broadcaster(
             self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts,
             self._config.whole_broadcast_every, self._memory, self._config.server_dtypes,
         )  # fmt: skip
@@ -314,10 +344,14 @@ class Trainer:
             return
         remove_left_weights()
         self._keep_start(run)  # first: once version 0 is there, batches are generated that must be trained from it
-        if not self._publish(run, anew=True):
+        source = self._source(run)
+        published = source.publishes == "updates" or (source.publishes == "saves" and step > 0)
+        if published and not self._publish(run, anew=True):
             return
         run.durable_step = self._durable_step(run)
-        run.idle_since = time.monotonic()
+        done, last = (step, run.config.last_step) if source.answer is None else (run.progress.item, math.inf)
+        committed = 0 if source.commits else math.inf
+        self.orders[run.slot] = Order(done, time.monotonic(), committed=committed, last=last)
         self._sessions.admit(run)
         if run.finished:
             logger.info("run %s is trained to its end, step %d of %s", run.run_id, step, steps)
@@ -358,32 +392,63 @@ class Trainer:
 
     def _evict(self, run: Run, reason: str) -> None:
         """Evicts a run; what it has trained is kept."""
-        self._close_step(run.slot)
+        self.drop(run.slot)
+        self.orders.pop(run.slot, None)
         self._manager.evict_run(run.slot, reason)
         self._sessions.send_away(run.run_id, reason)
         self._slots_change = True
 
-    # --- steps ---
+    # --- items ---
 
-    def _open_steps(self) -> None:
-        for run in self._registry.at(Stage.TRAINING):
-            if run.open_step is not None:
-                continue
-            if (batch := self._sessions.next_batch(run)) is None:
-                self._early.begin(run)
-                continue
-            try:
-                if self._requests.copy_at(run, batch.step) is not None:
-                    self._early.drop(run.slot)
-                    self._copy(run, batch.step)
-                    continue
-                if self._early.takes(run, batch):
-                    continue
-                step = self._learner.open_step(run.slot, batch)
-            except (InvalidBatch, CopyRefused) as error:
-                self._evict(run, f"step {batch.step}: {error}")
-                continue
-            self._share(run, step)
+    def _source(self, run: Run) -> Source:
+        return self._sources.get(run.run_id, ORCHESTRATED)
+
+    @property
+    def _open_slots(self) -> list[int]:
+        """The slots of which an item is carried out."""
+        return [slot for slot, order in sorted(self.orders.items()) if order.taken is not None]
+
+    def _begin_items(self) -> None:
+        for run in self._registry.at(*TAKES_BATCHES):
+            order = self.orders[run.slot]
+            due = order.next(time.monotonic())
+            if due.drops:
+                self._drop_contributions(run.slot)
+            if due.item is not None:
+                try:
+                    self._begin(run, order.done + 1, due, due.item)
+                except (InvalidBatch, CopyRefused) as error:
+                    if due.counts:
+                        self._fail(run, due.item, error)
+                    else:  # the commit may be of another batch
+                        logger.debug("run %s: step %d begins with its commit: %s", run.run_id, order.done + 1, error)
+                        order.refuse()
+
+    def _begin(self, run: Run, number: int, due: Due[Item], item: Item) -> None:
+        """Opens the contribution of an item, if it has one. Raises `InvalidBatch` or `CopyRefused`."""
+        if (batch := item.batch) is None:
+            return
+        if self._source(run).answer is not None:
+            batch = replace(batch, run_id=run.run_id, step=run.progress.step + 1)
+        else:
+            if due.counts:
+                self._sessions.taken(run, number, batch)
+            if self._requests.copy_at(run, number) is not None:
+                if not due.counts:
+                    raise CopyRefused("another run's state takes its place")
+                self._drop_contributions(run.slot)
+                self._copy(run, number)
+                return
+        if not due.has_begun:
+            self._share(run, self._learner.open_step(run.slot, batch, item.objective))
+
+    def _fail(self, run: Run, item: Item, error: Exception) -> None:
+        """Answers an asker with what has failed; another run ends by it."""
+        if self._source(run).answer is not None:
+            self.orders[run.slot].end(time.monotonic())
+            item.answer.set_exception(error)
+        else:
+            self._evict(run, f"step {run.progress.step + 1}: {error}")
 
     def _share(self, run: Run, step: Contribution) -> None:
         """Gives the samples of the step's current pass to the rows."""
@@ -400,30 +465,41 @@ class Trainer:
             self._learner.train_rows(rows)
             self.endpoint.rows_trained(sum(map(bool, rows)))
 
-    def _finish_steps(self) -> None:
-        for slot in [slot for slot in self._registry.open_slots if not self._shares.left(slot)]:
-            run = self._registry.in_slot(slot)
+    def _finish_items(self) -> None:
+        for slot in [slot for slot in self._open_slots if not self._shares.left(slot)]:
+            run, item = self._registry.in_slot(slot), self.orders[slot].taken
+            assert item is not None
             try:
-                values = run.scheduled(self._requests.learning_rate(run, run.progress.step + 1))
-                if (step := self._learner.next_pass(slot, values)) is not None:
-                    self._share(run, step)
-                    continue
-                times = self._learner.times(slot)
-                metrics = self._learner.finish_step(slot, values)
-            except (InvalidBatch, JournalError) as error:
-                self._evict(run, f"step {run.progress.step + 1}: {error}")
-                continue
-            self._conclude(run, metrics, times)
+                self._finish(run, item)
+            except Exception as error:
+                asked = self._source(run).answer is not None
+                if is_fatal(error) or not (asked or isinstance(error, InvalidBatch | JournalError)):
+                    raise
+                self._fail(run, item, error)
+
+    def _finish(self, run: Run, item: Item) -> None:
+        """Ends a pass over the samples of an item, and after the last does what follows."""
+        learner, slot, answer = self._learner, run.slot, self._source(run).answer
+        values = run.scheduled(self._requests.learning_rate(run, run.progress.step + 1))
+        if item.batch is not None and (step := learner.next_pass(slot, values)) is not None:
+            self._share(run, step)
+        elif answer is None:
+            times = learner.times(slot)
+            self._conclude(run, learner.finish_step(slot, values), times)
+        else:
+            found = answer(run, item)
+            self.orders[slot].end(time.monotonic())
+            item.answer.set_result(found)
 
     def _conclude(
         self, run: Run, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
     ) -> None:
         """Publishes and reports what a step has made of the run, and begins its checkpoint if it is due, or `durable`."""
-        started = time.monotonic()
-        metrics["phase/wait"] = run.waited
-        self._registry.close_step(run.slot, started)
+        started, order, source = time.monotonic(), self.orders[run.slot], self._source(run)
+        metrics["phase/wait"] = order.waited
+        order.end(started)
         run.progress.batch = run.batch
-        if not self._publish(run):
+        if source.publishes == "updates" and not self._publish(run):
             return
         self._sessions.published(run)
         published = time.monotonic()
@@ -431,24 +507,29 @@ class Trainer:
         self._report(run, metrics)
         if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
             self._begin_checkpoint(run)
-        self._telemetry.end_step(run, times, started, published)
+        self._telemetry.end_step(run, times, order.waited, started, published)
         self._registry.advance(run.slot, time.monotonic())
 
     def _begin_checkpoint(self, run: Run) -> None:
-        self.checkpoints.begin(run)
+        publishes = self._source(run).publishes
+        if publishes == "updates" or (publishes == "saves" and run.intact and run.progress.step and self._publish(run)):
+            self.checkpoints.begin(run)
 
-    def _close_step(self, slot: int) -> None:
-        """Drops the run's open step, if there is one."""
-        self._early.drop(slot)
+    def drop(self, slot: int) -> None:
+        """Drops the item that is in progress in a slot, if there is one."""
+        order = self.orders.get(slot)
+        if order is not None and (item := order.drop()) is not None and item.batch is not None:
+            self._drop_contributions(slot)
+
+    def _drop_contributions(self, slot: int) -> None:
         self._shares.remove(slot)
-        if self._registry.close_step(slot, time.monotonic()):
-            self._learner.drop_step(slot)
+        self._learner.drop_step(slot)
 
     # --- the disk ---
 
     def _publish(self, run: Run, anew: bool = False) -> bool:
         """Publishes the weights; returns False if it failed, and the run leaves. `anew` first removes later versions."""
-        broadcaster = self._broadcasters[run.slot]
+        broadcaster = self.broadcasters[run.slot]
         try:
             assembled = self._learner.assemble(run.slot)
             with self._learner.kept_alive():
@@ -477,24 +558,24 @@ class Trainer:
         return True
 
     def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
-        line: dict[str, MetricValue] = {"run_id": run.run_id, "step": run.progress.step, "time": time.time()}
-        self._write(line | metrics)
-        if "copied/run" in metrics:
-            source, source_step = metrics["copied/run"], metrics["copied/step"]
-            logger.info(
-                "run %s step %d: a copy of step %s of run %s", run.run_id, run.progress.step, source_step, source
-            )
-            return
-        logger.info(
-            "run %s step %d: loss %.4g, mismatch_kl %.3g, grad_norm %.3g, %.0f tokens/s",
-            run.run_id, run.progress.step, metrics["loss"], metrics["mismatch_kl"], metrics["grad_norm"],
-            metrics["tokens_per_second"],
-        )  # fmt: skip
-        self._mismatches.take(run.run_id, run.progress.step, float(metrics["mismatch_kl"]), run.mismatches)
-
-    def _write(self, line: dict[str, MetricValue]) -> None:
+        step, source = run.progress.step, self._source(run)
+        line: dict[str, MetricValue] = {"run_id": run.run_id, "step": step, "time": time.time()}
+        line |= source.line(step, metrics)
         self._metrics.append(line)
-        self.endpoint.publish(str(line["run_id"]), line)
+        self.endpoint.publish(run.run_id, line)
+        if "copied/run" in metrics:
+            logger.info(
+                "run %s step %d: a copy of step %s of run %s",
+                run.run_id, step, metrics["copied/step"], metrics["copied/run"],
+            )  # fmt: skip
+            return
+        mismatch = f", mismatch_kl {line['mismatch_kl']:.3g}" if "mismatch_kl" in line else ""
+        logger.info(
+            "run %s step %d of %s: loss %.4g%s, grad_norm %.3g, %.0f tokens/s",
+            run.run_id, step, run.config.last_step, line["loss"], mismatch, line["grad_norm"], line["tokens_per_second"],
+        )  # fmt: skip
+        if source.commits:
+            self._mismatches.take(run.run_id, step, float(metrics["mismatch_kl"]), run.mismatches)
 
     def _on_durable(self, run_id: str) -> None:
         """Acknowledges what a new checkpoint makes durable, and answers who waited for it, unless its run has left."""
@@ -505,7 +586,8 @@ class Trainer:
         # The orchestrator of a finished run hears of the end only now, and has the whole time for its BYE.
         self._registry.advance(run.slot, time.monotonic())
         self._requests.forget(run)
-        self._requests.poll(run)
+        self._requests.poll(run, self.orders[run.slot].newest)
+        self._source(run).on_saved()
 
     def _durable_step(self, run: Run) -> int:
         """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""

@@ -21,6 +21,9 @@ from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import RunDirectory
 from counterpoint.trainer.runs.registry import RunRegistry
 from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.work.order import Order
+from counterpoint.trainer.work.sessions import Sessions
+from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.records import Batch, SampleInfo
 from tests.trainer.orchestrator_end import preload
 
@@ -149,3 +152,25 @@ def occupy_slot(registry: RunRegistry, config: RunConfig, step: int = 0) -> Run:
     run = registry.occupy(slot, run_id)
     run.progress.step = run.durable_step = step
     return run
+
+
+def new_order(done: int = 0) -> Order[Item]:
+    """Of a run with an orchestrator."""
+    return Order(done, 0.0, committed=0)
+
+
+def take_batch(sessions: Sessions, run: Run, order: Order[Item]) -> Batch | None:
+    """Takes the run's next batch, if it is there and committed, as `trainer.train` does."""
+    due = order.next(0.0) if order.has_next else None
+    if due is None or due.item is None:
+        return None
+    assert due.counts
+    assert due.item.batch is not None
+    sessions.taken(run, order.newest, due.item.batch)
+    return due.item.batch
+
+
+def end_step(run: Run, order: Order[Item]) -> None:
+    """Ends the step of a batch that was taken."""
+    order.end(0.0)
+    run.progress.step, run.progress.batch = order.done, run.batch

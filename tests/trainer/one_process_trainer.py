@@ -121,16 +121,10 @@ class Life:
 
     def turn(self) -> None:
         """One pass of the trainer's loop, with a discovery; then the disk is waited for."""
-        trainer = self.trainer
-        trainer._receive()
-        trainer.checkpoints.settle()
-        trainer._discovered = 0.0
-        trainer._discover_if_due()
-        trainer._open_steps()
-        trainer._train_rows()
-        trainer._finish_steps()
+        self.trainer._discovered = 0.0
+        self.trainer.turn()
         if self.waits_for_the_disk:
-            trainer.checkpoints.complete()
+            self.trainer.checkpoints.complete()
 
     def turn_until(self, condition: Callable[[], bool], what: str) -> None:
         """Passes until the condition holds."""

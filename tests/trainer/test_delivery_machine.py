@@ -1,7 +1,7 @@
 """Each committed batch is trained once and no other is, whatever is lost, late or killed between orchestrators and trainer.
 
 A random walk over both ends' own logic: `orchestrator.step.delivery` and `transport.wires.conversations` at one,
-`transport.wires.receiver` and `trainer.runs.sessions` at the other. The machine plays what lies between: the link's queue,
+`transport.wires.receiver` and `trainer.work.sessions` at the other. The machine plays what lies between: the link's queue,
 connections that break and still deliver what was on its way, acknowledgements that are lost, the disk of either side, and the
 ends of both processes. Of several runs by one connection, what befalls one of them is nothing to the others.
 """
@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from counterpoint.orchestrator.step.delivery import Delivery, EvictedError, SendBatch
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.early_steps import EarlySteps
-from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.runs.sessions import Sessions
+from counterpoint.trainer.work.order import Order
+from counterpoint.trainer.work.sessions import Sessions
+from counterpoint.trainer.work.sources import Item
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.messages import Acknowledged, Commit, Hello, Offer, ToOrchestrator
@@ -37,7 +36,7 @@ from counterpoint.transport.records import Batch, SampleInfo
 from counterpoint.transport.wires.conversations import Conversation, Conversations
 from counterpoint.transport.wires.receiver import Receiver
 from counterpoint.transport.wires.zmq_wire import Arrival, ZmqListener
-from tests.trainer.conftest import make_run_config, occupy_slot
+from tests.trainer.conftest import end_step, make_run_config, new_order, occupy_slot
 
 STEPS = 9
 CREDIT = 3
@@ -93,24 +92,6 @@ class Socket(ZmqListener):
 
     def close(self, linger: float) -> None:
         """There is nothing to free."""
-
-
-class Computing:
-    """What `EarlySteps` uses of the learner and of the requests, computing nothing."""
-
-    def __init__(self) -> None:
-        self.open: dict[int, Batch] = {}
-
-    def open_step(self, slot: int, batch: Batch) -> SimpleNamespace:
-        assert slot not in self.open
-        self.open[slot] = batch
-        return SimpleNamespace(samples=[])
-
-    def drop_step(self, slot: int) -> None:
-        del self.open[slot]
-
-    def copy_at(self, run: Run, step: int) -> None:
-        """There is none."""
 
 
 class Orchestrated:
@@ -340,16 +321,17 @@ class DeliveryMachine(RuleBasedStateMachine):
         )
         manager = MultiRunManager(self.directory, self.count)
         self.registry = manager.registry
-        self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager)
-        self.computing = Computing()
-        stands_in: Any = self.computing
-        self.early = EarlySteps(stands_in, stands_in, FairShare(64, 1))
+        self.orders: dict[int, Order[Item]] = {}
+        self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager, self.orders)
+        self.begun: dict[int, Batch] = {}
+        """By slot, what the trainer computes."""
         for each in self.going:
             self.admit(each)
 
     def admit(self, each: Orchestrated) -> None:
         config = make_run_config(self.directory, self.directory, steps=100).model_copy(update={"run_id": each.run_id})
         run = occupy_slot(self.registry, config, each.checkpoint)
+        self.orders[run.slot] = new_order(each.checkpoint)
         each.trained = {step: name_of(batch) for step, batch in each.committed.items() if step <= each.checkpoint}
         self.sessions.admit(run)
 
@@ -365,8 +347,8 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(which=which)
     def trainer_begins_before_the_commit(self, which: int) -> None:
         run = self.run_of(self.one(which))
-        if not self.sessions.has_next(run):
-            self.early.begin(run)
+        if not self.orders[run.slot].has_next:
+            self.take(run)
 
     @rule(which=which)
     def trainer_trains(self, which: int) -> None:
@@ -390,27 +372,40 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def evict(self, each: Orchestrated) -> None:
         run, each.evicted, reason = self.run_of(each), True, "it sends nonsense"
-        self.early.drop(run.slot)
+        self.begun.pop(run.slot, None)
+        del self.orders[run.slot]
         self.registry.refuse(each.run_id, reason)
         self.registry.vacate(run.slot)
         self.sessions.send_away(each.run_id, reason)
 
+    def take(self, run: Run) -> Batch | None:
+        """Does what is due; returns the batch that counts, if one does."""
+        due = self.orders[run.slot].next(0.0)
+        if due.drops:
+            del self.begun[run.slot]
+        if due.item is None:
+            return None
+        batch = due.item.batch
+        assert batch is not None
+        assert (self.begun.get(run.slot) is batch) == due.has_begun, "trained what was not committed"
+        self.begun[run.slot] = batch
+        if not due.counts:
+            return None
+        self.sessions.taken(run, self.orders[run.slot].newest, batch)
+        return batch
+
     def train(self, each: Orchestrated) -> bool:
         run = self.run_of(each)
-        batch = self.sessions.next_batch(run)
+        batch = self.take(run) if self.orders[run.slot].has_next else None
         if batch is None:
             return False
         assert batch.run_id == each.run_id
         assert batch.step == run.progress.step + 1
         assert batch.step in each.committed, "trained before it was committed"
         assert name_of(batch) == name_of(each.committed[batch.step]), "trained what was never committed"
-        if self.early.takes(run, batch):
-            begun = self.computing.open.pop(run.slot)
-            assert name_of(begun) == name_of(batch), "trained what was not committed"
-        assert run.slot not in self.computing.open
-        run.progress.step = batch.step
+        del self.begun[run.slot]
+        end_step(run, self.orders[run.slot])
         each.trained[batch.step] = name_of(batch)
-        self.registry.close_step(run.slot, 0.0)
         self.registry.advance(run.slot, 0.0)
         return True
 
@@ -512,7 +507,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         each = self.one(which)
         self.publish(each)
         slot = self.run_of(each).slot
-        self.early.drop(slot)
+        self.begun.pop(slot, None)
         self.registry.vacate(slot)
         self.admit(each)
 
@@ -520,7 +515,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_is_held_than_there_is_credit_for(self) -> None:
-        assert all(len(run.waiting) <= CREDIT for run in self.registry.at())
+        assert all(len(order.waiting) <= CREDIT for order in self.orders.values())
 
     @invariant()
     def what_a_kill_would_make_the_trainer_ask_for_is_on_disk(self) -> None:

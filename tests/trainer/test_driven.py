@@ -21,6 +21,7 @@ from counterpoint.trainer.driven import DrivenRun, _check, drive
 from counterpoint.trainer.optimizer import AdamW, Sgd, UpdateValues
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.work.contribution import Objective
+from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import wait_until
 from tests.trainer.conftest import VOCABULARY, make_batch
@@ -52,6 +53,25 @@ def train(driven: DrivenRun, step: int) -> None:
     driven.contribute(make_batch(step, run_id="one"))
     driven.update()
     assert driven.step == step
+
+
+def items() -> list[Item]:
+    """What is asked for of a run of `STEPS` steps: each update is published, and the first is saved."""
+    asked: list[Item] = []
+    for step in range(1, STEPS + 1):
+        asked += [Item(make_batch(step)), Item(updates=True), Item(publication=f"after-{step}")]
+        asked += [Item(saves=True)] if step == 1 else []
+    return asked
+
+
+def ask(driven: DrivenRun, up_to: int | None = None) -> None:
+    """Asks for the items from the first on."""
+    for number, item in enumerate(items()[:up_to], 1):
+        driven.ask(item, number).result(0)
+
+
+CONTRIBUTED = 5
+"""The number of the item that is the second step's contribution."""
 
 
 def published(directory: Path, name: str) -> dict[str, Tensor]:
@@ -90,15 +110,21 @@ def test_weights_on_two_ranks_are_those_of_an_orchestrated_run_there(dense_direc
         (tmp_path / kind).mkdir()
         launch(2, tmp_path / kind, str(dense_directory), kind, module="tests.trainer.driven_ranks")
     check_equal(published(tmp_path / "driven", "last"), broadcast(tmp_path / "orchestrated", "one", STEPS))
+    (tmp_path / "killed").mkdir()
+    with pytest.raises(AssertionError):
+        launch(2, tmp_path / "killed", str(dense_directory), "killed", module="tests.trainer.driven_ranks")
+    assert (tmp_path / "killed" / "contributed").exists()
+    launch(2, tmp_path / "killed", str(dense_directory), "resumed", module="tests.trainer.driven_ranks")
+    for step in range(1, STEPS + 1):
+        found = published(tmp_path / "killed", f"after-{step}")
+        check_equal(found, broadcast(tmp_path / "orchestrated", "one", step))
 
 
 def contribute_and_wait(directory: Path, model: Path) -> None:
     """Until it is killed: after a saved step, a contribution without its update."""
     with drive(configured(directory, model), described()) as driven:
         assert driven is not None
-        train(driven, 1)
-        driven.save()
-        driven.contribute(make_batch(2, run_id="one"))
+        ask(driven, CONTRIBUTED)
         (directory / "contributed").touch()
         signal.pause()
 
@@ -116,13 +142,38 @@ def test_a_kill_between_contribution_and_update_changes_no_weight(
         process.join()
     with drive(configured(tmp_path, dense_directory, resume=True), described()) as driven:
         assert driven is not None
-        assert driven.step == 1, "what was saved"
+        assert (driven.step, driven.item) == (1, 2), "what was saved"
+        ask(driven)
+        assert driven.item == len(items())
+    for step in range(1, STEPS + 1):
+        check_equal(published(tmp_path, f"after-{step}"), broadcast(orchestrated, "one", step))
+
+
+def test_a_resumed_run_has_no_contribution(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        ask(driven, CONTRIBUTED)
+    with drive(configured(tmp_path, dense_directory, resume=True), described()) as driven:
+        assert driven is not None
         with pytest.raises(ValueError, match="no contribution since update 1"):
             driven.update()
-        for step in range(2, STEPS + 1):
-            train(driven, step)
-        driven.publish("last")
-    check_equal(published(tmp_path, "last"), broadcast(orchestrated, "one", STEPS))
+
+
+def test_items_are_carried_out_in_the_order_of_their_numbers(
+    dense_directory: Path, tmp_path: Path, orchestrated: Path
+) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        asked = list(enumerate(items(), 1))
+        answers = {number: driven.ask(item, number) for number, item in reversed(asked[1:])}
+        assert not any(answer.done() for answer in answers.values())
+        assert driven.item == 0
+        answers[1] = driven.ask(asked[0][1], 1)
+        assert all(answers[number].result(0) is not None for number, _ in asked)
+        again = driven.ask(items()[0], 1)
+        assert again.result(0) is None, "it was carried out"
+        assert driven.step == STEPS
+    check_equal(published(tmp_path, f"after-{STEPS}"), broadcast(orchestrated, "one", STEPS))
 
 
 def test_publications_are_apart_from_updates_and_saves(dense_directory: Path, tmp_path: Path) -> None:
@@ -280,3 +331,22 @@ def test_full_weights_are_published_whole(dense_directory: Path, tmp_path: Path)
     assert all(torch.equal(found[name], each) for name, each in trained.items())
     assert (place / "probe.json").is_file()
     assert (place / "config.json").is_file()
+
+
+def test_a_run_begins_with_the_state_of_another_which_is_its_reference(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as one:
+        assert one is not None
+        train(one, 1)
+        one.save()
+        end = load_file(one.publish("end") / WEIGHTS)
+    given = described(start_from={"run": "one"}, reference={}).model_copy(update={"run_id": "two"})
+    for step in (1, 2):
+        with drive(configured(tmp_path, dense_directory, resume=True), given) as two:
+            assert two is not None
+            assert two.step == step - 1
+            if step == 1:
+                check_equal(load_file(two.publish("begin") / WEIGHTS), end)
+            two.contribute(make_batch(step))
+            distance = float(two.update()["reference_kl"])
+            two.save()
+        assert (distance == 0) == (step == 1), distance

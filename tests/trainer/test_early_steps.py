@@ -49,7 +49,7 @@ def begin_early(one: Life, batch: Batch) -> None:
         return step is not None and step.batch is batch
 
     one.turn_until(begun, "the early step")
-    one.turn_until(lambda: not one.trainer._early.have_rows, "its rows")
+    one.turn_until(lambda: not one.trainer._shares.left(one.run("one").slot), "its rows")
     assert rows_trained(one) == len(batch.samples)
     assert one.step_of("one") == one.wire.acknowledged("one") == step, "nothing is trained yet"
 
@@ -191,7 +191,7 @@ def test_a_stop_completes_open_steps_alone(
             one.wire.commit("other", 1)
             one.wire.offer(make_batch(1, (60,) * 4, run_id="other"))
             one.turn_until(lambda: contribution(one, "one") is not None, "the early step")
-            one.turn_until(lambda: one.run("other").open_step == 1, "the open step")
+            one.turn_until(lambda: one.trainer.orders[one.run("other").slot].newest == 1, "the open step")
         train = one.learner.train_rows
 
         def train_and_note(given: Sequence[Row]) -> None:

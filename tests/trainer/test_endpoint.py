@@ -44,7 +44,7 @@ def test_a_trainer_writes_and_shows_the_names_of_the_catalogue(dense_directory: 
         outages = Outages()
         outages.begin(Kind.ORCHESTRATOR, "that of first", "is not connected", "it was killed")
         endpoint._noted -= 60.0  # the trainer may have noted just now
-        endpoint.note(one.manager.registry, outages)
+        endpoint.note(one.manager.registry, outages, {})
         shown = families(endpoint.port)
         endpoint.forget("first")
         left = endpoint._endpoint.values.read()[catalogue.TOKENS]

@@ -19,8 +19,8 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.losses.load import TRIED_TOKENS
 from counterpoint.trainer.runs.control_files import evict
-from counterpoint.trainer.runs.sessions import MAX_REFUSALS
 from counterpoint.trainer.train import EVICTED
+from counterpoint.trainer.work.sessions import MAX_REFUSALS
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Ready, Waiting
 from tests.support.batches import with_changes

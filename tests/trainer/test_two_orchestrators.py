@@ -21,14 +21,14 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Progress
-from counterpoint.trainer.runs.sessions import Sessions
+from counterpoint.trainer.work.sessions import Sessions
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import Buffer, publish_directory
 from counterpoint.transport.messages import Commit, Hello, Offer, Ready
 from counterpoint.transport.records import Batch, SampleInfo
 from counterpoint.transport.wires.receiver import Receiver
 from counterpoint.transport.wires.zmq_wire import Arrival, ZmqListener
-from tests.trainer.conftest import make_run_config, occupy_slot
+from tests.trainer.conftest import end_step, make_run_config, new_order, occupy_slot, take_batch
 
 
 def make_batch(step: int, author: str) -> Batch:
@@ -107,7 +107,8 @@ class Trainer(ZmqListener):
         manager = MultiRunManager(self.directory, 1)
         config = TrainerConfig(output_dir=self.directory, model="/model")
         receiver = Receiver(self, 2**20, Epochs(self.directory, manager).refusal)
-        self.sessions = Sessions(config, receiver, manager)
+        self.order = new_order(progress.step)
+        self.sessions = Sessions(config, receiver, manager, {0: self.order})
         self.run = occupy_slot(manager.registry, make_run_config(self.directory, self.directory, steps=100))
         manager.registry.find("default").directory = (self.directory / "run_default").stat().st_ino  # type: ignore[union-attr]
         self.run.progress = progress
@@ -125,16 +126,14 @@ class Trainer(ZmqListener):
         """There is nothing to free."""
 
     def open(self) -> bool:
-        batch = self.sessions.next_batch(self.run)
+        batch = take_batch(self.sessions, self.run, self.order)
         if batch is not None:
             self.trained.append(batch.samples[0].rollout_id)
         return batch is not None
 
     def finish(self) -> None:
         """Ends the open step, as `trainer.train` does."""
-        assert self.run.open_step is not None
-        self.run.progress.step, self.run.progress.batch = self.run.open_step, self.run.batch
-        self.registry.close_step(self.run.slot, 0.0)
+        end_step(self.run, self.order)
 
 
 @dataclass
@@ -321,7 +320,7 @@ def made_anew(world: World, former: Host, committed: bool = False) -> Host:
     manager = MultiRunManager(world.trainer.directory, 1)
     config = TrainerConfig(output_dir=world.trainer.directory, model="/model")
     receiver = Receiver(world.trainer, 2**20, Epochs(world.trainer.directory, manager).refusal)
-    world.trainer.sessions = Sessions(config, receiver, manager)
+    world.trainer.sessions = Sessions(config, receiver, manager, {0: world.trainer.order})
     return Host("run_default", directory, {}, world.connections)
 
 

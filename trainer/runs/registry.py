@@ -1,6 +1,6 @@
 """The runs of a trainer, one record each, and every transition between their stages. Pure: no I/O, and times are passed in.
 
-What the directories and the wire show comes in by method calls; `trainer/runs/manager.py`, `trainer/runs/sessions.py` and
+What the directories and the wire show comes in by method calls; `trainer/runs/manager.py`, `trainer/work/sessions.py` and
 `trainer/train.py` do the I/O and read the records. Rank 0's registry has all runs, that of another rank only the runs in slots.
 The model is the worker state machine of dask.distributed.
 """
@@ -198,8 +198,7 @@ class RunRegistry:
         """Stops taking batches of the run in a slot; it loses the slot at the next discovery."""
         run = self.in_slot(slot)
         self._move(self._slots[slot], Stage.LEAVING)
-        run.session, run.committed, run.refusals = None, 0, 0
-        run.waiting.clear()
+        run.session, run.refusals = None, 0
 
     def vacate(self, slot: int) -> Run:
         """Frees a slot. Returns what it held; the caller closes its descriptor, if there is one."""
@@ -233,25 +232,6 @@ class RunRegistry:
         record.had_slot, record.ended = True, None
         record.orchestrator.bye_deadline = now + run.config.trainer_timeout_seconds if finished else math.inf
 
-    def open_step(self, slot: int, step: int, now: float) -> None:
-        """Notes that the batch of `step` is being trained."""
-        run = self.in_slot(slot)
-        assert run.open_step is None, f"step {run.open_step} of run {run.run_id} is open"
-        run.open_step, run.waited = step, now - run.idle_since
-
-    def close_step(self, slot: int, now: float) -> bool:
-        """Notes that the open step was trained or dropped. Returns whether there was one."""
-        run = self.in_slot(slot)
-        was_open, run.open_step = run.open_step is not None, None
-        if was_open:
-            run.idle_since = now
-        return was_open
-
-    @property
-    def open_slots(self) -> list[int]:
-        """The slots that have an open step."""
-        return [run.slot for run in self.at() if run.open_step is not None]
-
     # --- the orchestrators ---
 
     def connected(self, hello: Hello) -> None:
@@ -266,12 +246,11 @@ class RunRegistry:
         return hello.durable if hello is not None else 0
 
     def disconnected(self, run_id: str, now: float) -> None:
-        """Notes a `BYE`. Batches that are not committed are dropped, since they may never be."""
+        """Notes a `BYE`."""
         record = self._record(run_id)
         record.orchestrator.connected = False
         if record.orchestrator.bye_deadline < math.inf:
             record.orchestrator.bye_deadline = now
-        self.drop_uncommitted(run_id)
         self.answered(run_id)
 
     def sent_away(self, run_id: str) -> None:
@@ -315,17 +294,6 @@ class RunRegistry:
         """Notes that an earlier process of this trainer trained the run to its end."""
         record = self._record(run_id)
         record.had_slot, record.ended, record.orchestrator.bye_deadline = True, None, bye_deadline
-
-    def drop_uncommitted(self, run_id: str) -> None:
-        """Drops the waiting batches that are not committed; those of the next session replace them.
-
-        All are dropped, also commits, where another process has taken the run over: it sends those of its own history.
-        """
-        if (run := self.taking(run_id)) is not None:
-            hello = self._records[run_id].orchestrator.hello
-            if hello is not None and hello.holder != run.holder:
-                run.holder, run.committed = hello.holder, 0
-            run.waiting = {step: batch for step, batch in run.waiting.items() if step <= run.committed}
 
     def present(self, now: float) -> set[str]:
         """Returns the runs whose orchestrators are present."""

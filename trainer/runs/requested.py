@@ -58,8 +58,11 @@ class Requests:
         if newest > run.progress.step:
             copies.note_published(self._output_dir, run.run_id, newest)
 
-    def poll(self, run: Run) -> None:
-        """Carries out what the run is asked for now. Raises `OSError` for a fault of the disk that all runs share."""
+    def poll(self, run: Run, taken: int) -> None:
+        """Carries out what the run is asked for now, whose last step that is begun for good is `taken`.
+
+        Raises `OSError` for a fault of the disk that all runs share.
+        """
         directory = run_directory(self._output_dir, run.run_id)
         try:
             for sealed in self._sealed(run):
@@ -67,7 +70,7 @@ class Requests:
                 self._log(run, sealed)
                 self.forget(run)
             for request_id, request in waiting_requests(directory, ("save", "copy")):
-                if (answer := self._answer(run, request_id, request)) is not None:
+                if (answer := self._answer(run, request_id, request, taken)) is not None:
                     write_answer(directory, answer, None if isinstance(request, DamagedRequest) else request)
                     self._log(run, answer)
         except OSError as error:
@@ -99,13 +102,13 @@ class Requests:
             if copy.step <= run.durable_step and answered:
                 copies.forget(self._output_dir, run.run_id, copy.step)
 
-    def _answer(self, run: Run, request_id: str, request: AnyRequest | DamagedRequest) -> Answer | None:
+    def _answer(self, run: Run, request_id: str, request: AnyRequest | DamagedRequest, taken: int) -> Answer | None:
         try:
             match request:
                 case SaveRequest():
                     return self._saved(run, request_id)
                 case CopyRequest():
-                    self._copied(run, request)
+                    self._copied(run, request, taken)
                 case DamagedRequest():
                     raise CopyRefused(str(request))
         except (ValueError, KeyError) as error:  # a `CopyRefused`, or a file of the trainer's own that is damaged
@@ -141,13 +144,13 @@ class Requests:
         copies.keep(self._output_dir, run.run_id, newest)
         return Answer(request_id=request_id, outcome="done", step=newest)
 
-    def _copied(self, run: Run, request: CopyRequest) -> None:
+    def _copied(self, run: Run, request: CopyRequest, taken: int) -> None:
         """Accepts a copy, unless it was accepted before; it is answered once it is sealed."""
         if request.request_id in {copy.request_id for copy in copies.all_accepted(self._output_dir, run.run_id)}:
             return
         published = copies.published_before(self._output_dir, run.run_id)
         later = copies.accepted_steps(self._output_dir, run.run_id)
-        step = 1 + max(run.open_step or run.progress.step, published, *later, 0)
+        step = 1 + max(taken, published, *later, 0)
         if step > run.config.last_step:
             raise CopyRefused(f"the run has no step left for a copy: its last is {run.config.steps} (steps)")
         source_step = request.step or copies.newest_durable(self._output_dir, request.source)

@@ -1,6 +1,7 @@
-"""A run that has a slot: its configuration, progress and batches, and its torch state on this rank.
+"""A run that has a slot: its configuration and progress, and its torch state on this rank.
 
-What is in progress on it are its contributions (`trainer/work/contribution.py`), which the learner has.
+What it is asked for is in its order (`trainer/work/order.py`), and what is in progress are its contributions
+(`trainer/work/contribution.py`), which the learner has.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from counterpoint.trainer.runs.shard_files import slice_of
 from counterpoint.trainer.runs.slices import OtherSlices
 from counterpoint.trainer.updates.schedule import scheduled
 from counterpoint.trainer.updates.value_head import ValueHead
-from counterpoint.transport.records import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class Progress:
     """Added to a step's number for its position in the learning-rate schedule; not 0 after a copy that took that over."""
     batch: str = ""
     """The digest of the batch of `step`; empty where it is not known."""
+    item: int = 0
+    """The number of the item whose update was `step`, where items are asked for (`trainer/work/sources.py`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,22 +99,12 @@ class Run:
     """Acknowledged as durable: the batches up to this step will not be needed again."""
     session: int | None = None
     """The number sent with the last READY."""
-    committed: int = 0
-    """The last step that the orchestrator has reported as committed."""
     refusals: int = 0
     """Batches rejected because they were beyond the run's credit."""
     holder: str = ""
-    """The process of the orchestrator of which `waiting` and `committed` are."""
-    waiting: dict[int, Batch] = field(default_factory=dict)
-    """Batches received and not yet trained, by step."""
-    open_step: int | None = None
-    """The step in progress: its batch is no longer in `waiting`, and not yet trained."""
+    """The process of the orchestrator whose batches and commits are taken."""
     batch: str = ""
-    """The digest of the batch of the open step, or of the one opened last."""
-    waited: float = 0.0
-    """Seconds for which the batch of the open step was awaited."""
-    idle_since: float = 0.0
-    """When the last step ended, or the run became ready."""
+    """The digest of the batch that was taken last."""
 
     optimizer: Optimizer = field(init=False, repr=False)
     """Its parameters are the run's; made by the learner's creation hook, as all that follows."""

@@ -1,15 +1,22 @@
 """Runs supervised fine-tuning in this process, or as several ranks, which this process starts and supervises.
 
-It does not import torch, as `trainer/launch.py`, which starts the ranks.
+`python -m counterpoint.trainer.sft.launch FILE` is the command of each rank, for torch's agent: `FILE` has the configuration,
+complete, in JSON. Rank 0 alone reads the data. The process above the ranks does not import torch, as in `trainer/launch.py`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
 from pathlib import Path
 
+from counterpoint.cluster.notify import notify_ready
 from counterpoint.trainer.launch import run_ranks
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.process.imports import trainer_imports
+
+logger = logging.getLogger("counterpoint.trainer.sft")
 
 
 def run(config: SftConfig) -> int:
@@ -22,7 +29,27 @@ def run(config: SftConfig) -> int:
     trainer.check_model(Path(config.model))
     if trainer.processes > 1:
         given = config.model_copy(update={"trainer": trainer})  # each rank checks again that both name one model
-        return run_ranks(trainer, "counterpoint.trainer.sft.rank_process", given, lambda: None)
+        return run_ranks(trainer, "counterpoint.trainer.sft.launch", given, lambda: None)
     with trainer_imports():
         from counterpoint.trainer.sft.train import run
     return run(config)
+
+
+def _rank_main(file: Path) -> int:
+    with trainer_imports():
+        from counterpoint.trainer.rank_process import BAD_CONFIGURATION, run_rank
+        from counterpoint.trainer.sft.train import run
+    config = SftConfig.model_validate(json.loads(file.read_bytes()))
+
+    def lead() -> int:
+        try:
+            return run(config, notify_ready)
+        except ValueError as error:
+            logger.error("%s", error)
+            return BAD_CONFIGURATION
+
+    return run_rank(config.of_trainer, lead)
+
+
+if __name__ == "__main__":
+    sys.exit(_rank_main(Path(sys.argv[1])))

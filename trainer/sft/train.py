@@ -1,4 +1,4 @@
-"""Runs supervised fine-tuning to its end: the trainer's own loop over a feed of data. Of several ranks this is the first.
+"""Runs supervised fine-tuning to its end: the trainer's own loop over items of data. Of several ranks this is the first.
 
 It differs from a trainer of runs in two things. Weights are published with each checkpoint instead of each step, since no server
 waits for them. And metrics that compare the trainer with an inference engine are left out.
@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import tomli_w
 
 from counterpoint.environments.data.rows import DataError
-from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.rank_process import BAD_CONFIGURATION
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
-from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.runs.manager import get_multi_run_manager
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.config import ENVIRONMENT, SftConfig
-from counterpoint.trainer.sft.feed import Feed
-from counterpoint.trainer.train import Trainer, train
+from counterpoint.trainer.train import train
+from counterpoint.trainer.work.sources import Source
 from counterpoint.transport.files.atomic import published_steps, write_atomically
-from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.records import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -56,23 +52,57 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     if config.resume:
         _refuse_lost_checkpoints(file, config)
         batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
-    _note_identity(file, batches, _kept(config, config.run_id))
+    _note_identity(file, batches, _kept(config))
     described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
     (run_dir / "control").mkdir(parents=True, exist_ok=True)
     (config.output_dir / "trainer").mkdir(exist_ok=True)
     write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
-    feed = Feed(config.run_id, batches.steps, batches.batch)
-    code = train(config.of_trainer, on_ready, lambda: feed, partial(SftTrainer, batches, feed))
-    if feed.failure is not None:
-        logger.error("%s", feed.failure)
-        return code or BAD_CONFIGURATION  # 0: it was refused before it was trained
-    if feed.fault is not None:
+    data = _Data(config, batches)
+    source = Source("saves", make=data.make, line=data.line, on_saved=data.note)
+    code = train(config.of_trainer, on_ready, {config.run_id: source})
+    if code == 0 and (refusal := get_multi_run_manager().registry.refused.get(config.run_id)) is not None:
+        logger.error("%s", refusal)
+        return BAD_CONFIGURATION
+    if data.fault is not None:
         trained = checkpoint.newest_step(config.output_dir, config.run_id)
         kept = f"; the weights of step {trained} are in {newest_weights(config)}" if trained else ""
-        raise DataError(f"{feed.fault}{kept}")
+        raise DataError(f"{data.fault}{kept}")
     if code == 0:
         logger.info("the weights are in %s", newest_weights(config))
     return code
+
+
+class _Data:
+    """What the trainer asks the data for, and tells them."""
+
+    def __init__(self, config: SftConfig, batches: SftBatches) -> None:
+        self._config = config
+        self._batches = batches
+        self.fault: DataError | None = None
+        """Why there is no further batch, if there is none."""
+
+    def make(self, step: int) -> Batch | None:
+        """Returns the batch of a step; None after one that cannot be used."""
+        try:
+            return self._batches.batch(step)
+        except DataError as error:
+            self.fault = error
+            return None
+
+    def line(self, step: int, metrics: dict[str, MetricValue]) -> dict[str, MetricValue]:
+        """Leaves out the metrics that have no meaning here, and says how many epochs are trained."""
+        line: dict[str, MetricValue] = {"epoch": self._batches.epoch(step)}
+        for name, value in metrics.items():
+            first, *rest = name.split("/")
+            if first not in _OF_INFERENCE and ENVIRONMENT not in rest:
+                line[name] = value
+        return line
+
+    def note(self) -> None:
+        """Notes which checkpoints there are, unless the run's directory was deleted."""
+        file = run_directory(self._config.output_dir, self._config.run_id) / "sft.json"
+        if file.exists():
+            _note_identity(file, self._batches, _kept(self._config))
 
 
 def newest_weights(config: SftConfig) -> Path:
@@ -102,9 +132,9 @@ def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
         )
 
 
-def _kept(config: SftConfig | TrainerConfig, run_id: str) -> int:
+def _kept(config: SftConfig) -> int:
     """Returns the step of the oldest checkpoint that is kept; 0 without any."""
-    return min(published_steps(checkpoint.checkpoints_directory(config.output_dir, run_id)), default=0)
+    return min(published_steps(checkpoint.checkpoints_directory(config.output_dir, config.run_id)), default=0)
 
 
 def _refuse_lost_checkpoints(path: Path, config: SftConfig) -> None:
@@ -127,51 +157,3 @@ def _note_identity(path: Path, batches: SftBatches, kept: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     noted = batches.identity | {"ends": batches.ends, "checkpoint": kept}
     write_atomically(path, json.dumps(noted, indent=2).encode() + b"\n")
-
-
-class SftTrainer(Trainer):
-    """The trainer of one run whose batches are data."""
-
-    def __init__(
-        self, batches: SftBatches, feed: Feed, config: TrainerConfig, learner: Learner, receiver: BatchReceiver
-    ) -> None:
-        super().__init__(config, learner, receiver)
-        self._batches = batches
-        self._feed = feed
-
-    def _over(self) -> bool:
-        """Nobody mends a run that is refused, nor a row that cannot be used: the run has ended, too."""
-        refused = self._feed.failure is not None and not self._registry.run_ids
-        has_work = self._registry.open_slots or any(map(self._sessions.has_next, self._registry.at()))
-        return super()._over() or refused or (self._feed.fault is not None and not has_work)
-
-    def _publish(self, run: Run, anew: bool = False) -> bool:
-        """Removes what will be trained again; new weights are published with their checkpoint."""
-        return super()._publish(run, anew) if anew and run.progress.step else True
-
-    def _begin_checkpoint(self, run: Run) -> None:
-        if run.intact and run.progress.step and super()._publish(run):
-            super()._begin_checkpoint(run)
-
-    def _on_durable(self, run_id: str) -> None:
-        super()._on_durable(run_id)
-        file = run_directory(self._config.output_dir, run_id) / "sft.json"
-        if file.exists():  # else the run's directory was deleted
-            _note_identity(file, self._batches, _kept(self._config, run_id))
-
-    def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
-        line: dict[str, MetricValue] = {
-            "run_id": run.run_id,
-            "step": run.progress.step,
-            "time": time.time(),
-            "epoch": self._batches.epoch(run.progress.step),
-        }
-        for name, value in metrics.items():
-            first, *rest = name.split("/")
-            if first not in _OF_INFERENCE and ENVIRONMENT not in rest:
-                line[name] = value
-        self._write(line)
-        logger.info(
-            "run %s step %d of %d: loss %.4g, grad_norm %.3g, %.0f tokens/s",
-            run.run_id, run.progress.step, run.config.steps, line["loss"], line["grad_norm"], line["tokens_per_second"],
-        )  # fmt: skip

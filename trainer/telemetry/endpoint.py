@@ -17,6 +17,7 @@ from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.runs.record import Stage
 from counterpoint.trainer.runs.registry import RunRegistry
 from counterpoint.trainer.telemetry import catalogue
+from counterpoint.trainer.telemetry.published import Work
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.telemetry.endpoint import Endpoint
 from counterpoint.transport.telemetry.lines import LineReader
@@ -56,7 +57,7 @@ class TrainerEndpoint:
         """Counts rows."""
         self._values.add(catalogue.ROWS, number)
 
-    def note(self, registry: RunRegistry, outages: Outages) -> None:
+    def note(self, registry: RunRegistry, outages: Outages, work: Work) -> None:
         """Notes the runs' stages, what waits, who is out, and the memory, if the last note is old."""
         now = time.monotonic()
         if now - self._noted < NOTE_SECONDS:
@@ -69,7 +70,7 @@ class TrainerEndpoint:
             "now",
             {
                 **{(catalogue.RUNS, (stage,)): number for stage, number in stages.items()},
-                **{(catalogue.WAITING, (run.run_id,)): len(run.waiting) for run in occupied},
+                **{(catalogue.WAITING, (run.run_id,)): work.get(run.slot, (None, 0))[1] for run in occupied},
                 **{(catalogue.OUTAGE_START, (outage.kind, outage.who)): outage.since for outage in outages.current()},
                 **_device_memory(),
             },

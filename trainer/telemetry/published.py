@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ MAX_REASON = 300
 """Characters of a reason in `runs.json`."""
 
 
+Work = Mapping[int, tuple[int | None, int]]
+"""By slot, the step in progress, if there is one, and how many batches wait."""
+
+
 class TrainerTelemetry:
     """One trainer's."""
 
@@ -51,15 +56,15 @@ class TrainerTelemetry:
         """When the last step of each run ended, on the monotonic clock."""
         self._is_failing = False
 
-    def end_step(self, run: Run, times: StepTimes | None, closed: float, published: float) -> None:
+    def end_step(self, run: Run, times: StepTimes | None, waited: float, closed: float, published: float) -> None:
         """Adds the spans of a step that ends now, after its weights were published and, if one is due, its checkpoint begun.
 
         `closed` is when its update was complete, and `published` when its weights were; both on the monotonic clock. `times` is
-        None for a step that took over a copy.
+        None for a step that took over a copy. `waited`: for its batch.
         """
         step, now = run.progress.step, time.monotonic()
         if times is not None:
-            self._record(run, "wait", self._ended.get(run.run_id, times.began - run.waited), times.began)
+            self._record(run, "wait", self._ended.get(run.run_id, times.began - waited), times.began)
             for name, intervals in times.take().items():
                 at = (Interval(unix_time(each.begin), unix_time(each.end), each.busy) for each in intervals)
                 self.spans.record_intervals(name, at, step=step, run=run.run_id)
@@ -76,25 +81,25 @@ class TrainerTelemetry:
         """Notes that a run has left its slot: what it waits for from now on is no wait for a batch."""
         self._ended.pop(run_id, None)
 
-    def settle(self) -> None:
+    def settle(self, work: Work) -> None:
         """Writes what there is, if it is time."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + PUBLISH_SECONDS
-            self._write(ended=False)
+            self._write(work)
 
     def close(self) -> None:
         """Writes what there is for the last time."""
-        self._write(ended=True)
+        self._write({}, ended=True)
 
-    def _write(self, ended: bool) -> None:
+    def _write(self, work: Work, ended: bool = False) -> None:
         self.spans.flush()
         content = {
             "format": 1,
             "time": time.time(),
             "ended": ended,
             "slots": self._slots,
-            "runs": [_described(record) for record in islice(self._registry, MAX_RUNS)],
+            "runs": [_described(record, work) for record in islice(self._registry, MAX_RUNS)],
         }
         try:
             write_atomically(self._path, orjson.dumps(content), durable=False)
@@ -105,8 +110,9 @@ class TrainerTelemetry:
             self._is_failing = True
 
 
-def _described(record: RunRecord) -> dict[str, Any]:
+def _described(record: RunRecord, work: Work) -> dict[str, Any]:
     run = record.run
+    open_step, waiting = (None, 0) if run is None else work.get(run.slot, (None, 0))
     return {
         "run": record.run_id,
         "stage": record.stage.value,
@@ -116,6 +122,6 @@ def _described(record: RunRecord) -> dict[str, Any]:
         "step": None if run is None else run.progress.step,
         "steps": None if run is None else run.config.steps,
         "durable_step": None if run is None else run.durable_step,
-        "open_step": None if run is None else run.open_step,
-        "batches_waiting": 0 if run is None else len(run.waiting),
+        "open_step": open_step,
+        "batches_waiting": waiting,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 
 from counterpoint.job.population.exploit import outcome, request_save, wait
 from counterpoint.trainer.broadcast import Broadcaster
-from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs import checkpoint, control_files
 from counterpoint.trainer.runs.checkpoint import Snapshot, checkpoints_directory
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.run import Run, Shards
@@ -98,6 +99,27 @@ def test_training_goes_on_meanwhile_and_the_checkpoint_is_of_its_step(
         one.turn_until(lambda: durable(one, "winner") == durable(one, "loser") == 2, "both checkpoints")
         for run_id, state in states.items():
             assert same(saved_state(tmp_path, run_id, 2), state)
+
+
+@pytest.mark.parametrize("how", ["evicted", "deleted"])
+def test_a_run_leaves_while_its_checkpoint_is_on_its_way(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    write_population(tmp_path, dense_directory, checkpoint_interval=2)
+    committed = {"winner": 3, "loser": 3, "third": 0}
+    with life(tmp_path, dense_directory, committed) as one, slow_disk(monkeypatch) as disk:
+        one.waits_for_the_disk = False
+        one.until_step(winner=3, loser=0)
+        assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
+        if how == "evicted":
+            control_files.evict(tmp_path, "winner", "an operator wants it")
+        else:
+            shutil.rmtree(tmp_path / "run_winner")
+        threading.Timer(0.2, disk.go_on, (1000,)).start()  # it is waited for
+        one.turn_until(lambda: one.step_of("winner") == -1, "the leaving")
+        one.until_step(loser=3)
+        kept = tmp_path / "trainer" / ("winner" if how == "evicted" else ".deleted-winner")
+        assert 2 in published_steps(kept / "checkpoints")
 
 
 def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(

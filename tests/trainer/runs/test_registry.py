@@ -16,7 +16,7 @@ from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT
 from counterpoint.trainer.runs.registry import RunRegistry
 from counterpoint.trainer.runs.run import Progress
 from counterpoint.transport.messages import Hello
-from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.conftest import make_run_config
 
 NOWHERE = Path("/nonexistent")
 
@@ -215,7 +215,6 @@ class RegistryMachine(RuleBasedStateMachine):
         assert registry.queue == changes.waiting
         for slot, run_id in changes.leaving.items():
             run = registry.in_slot(slot)
-            assert not run.waiting
             if run_id not in directories or directories[run_id].directory != run.directory:
                 registry.end(run_id, Stage.DELETED)
             self.note()
@@ -246,20 +245,10 @@ class RegistryMachine(RuleBasedStateMachine):
             self.registry.advance(run.slot, self.now)
 
     @rule()
-    def receive_batches(self) -> None:
-        for run in self.registry.at(*TAKES_BATCHES):
-            run.waiting[run.progress.step + 1] = make_batch(run.progress.step + 1, (3,))
-
-    @rule()
     def train(self) -> None:
         for run in self.registry.at(Stage.TRAINING):
-            step = run.progress.step + 1
-            if run.open_step is None:
-                self.registry.open_step(run.slot, step, self.now)
-            else:
-                run.progress.step = step
-                assert self.registry.close_step(run.slot, self.now)
-                self.registry.advance(run.slot, self.now)
+            run.progress.step += 1
+            self.registry.advance(run.slot, self.now)
 
     @precondition(lambda self: self.registry.at())
     @rule(data=st.data(), refused=st.booleans())
@@ -323,7 +312,6 @@ class RegistryMachine(RuleBasedStateMachine):
                 assert record.admissible
             if record.stage is Stage.LEAVING:
                 assert record.run is not None
-                assert not record.run.waiting
 
     @invariant()
     def of_a_deleted_run_its_end_alone_is_left(self) -> None:

@@ -15,11 +15,13 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.record import Stage
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.runs.sessions import MAX_CALLERS, Sessions
+from counterpoint.trainer.work.order import Order
+from counterpoint.trainer.work.sessions import MAX_CALLERS, Sessions
+from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from counterpoint.transport.outages import Kind
 from counterpoint.transport.records import Batch
-from tests.trainer.conftest import make_batch, make_run_config, occupy_slot
+from tests.trainer.conftest import end_step, make_batch, make_run_config, new_order, occupy_slot, take_batch
 from tests.trainer.runs.test_manager import write
 
 
@@ -48,22 +50,15 @@ class Wire:
         """There is nothing to free."""
 
 
-def make_sessions(directory: Path) -> tuple[Sessions, MultiRunManager, Wire]:
+def make_sessions(directory: Path, order: Order[Item] | None = None) -> tuple[Sessions, MultiRunManager, Wire]:
+    """The only slot has `order`."""
     config = TrainerConfig(output_dir=directory, model="/model")
     wire, manager = Wire(), MultiRunManager(directory, 1)
-    return Sessions(config, wire, manager), manager, wire
+    return Sessions(config, wire, manager, {0: new_order() if order is None else order}), manager, wire
 
 
 def make_run(directory: Path, manager: MultiRunManager) -> Run:
     return occupy_slot(manager.registry, make_run_config(directory, directory, steps=100))
-
-
-def train(manager: MultiRunManager, run: Run) -> None:
-    """Ends the open step."""
-    assert run.open_step is not None
-    run.progress.step = run.open_step
-    manager.registry.close_step(run.slot, 0.0)
-    manager.registry.advance(run.slot, 0.0)
 
 
 def deliver(sessions: Sessions, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
@@ -74,7 +69,8 @@ def deliver(sessions: Sessions, wire: Wire, *messages: Hello | Batch | Commit | 
 
 def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_path: Path) -> None:
     """A step of many rows takes a while, and the orchestrator sends on as soon as it is acknowledged."""
-    sessions, manager, wire = make_sessions(tmp_path)
+    order = new_order()
+    sessions, manager, wire = make_sessions(tmp_path, order)
     run = make_run(tmp_path, manager)
     deliver(sessions, wire, Hello("default", 0))
     sessions.admit(run)
@@ -83,34 +79,35 @@ def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_pa
     deliver(sessions, wire, Commit(100, wire.sent[-1][1].session))
     deliver(sessions, wire, *(make_batch(step) for step in range(1, credit + 1)))
     for step in range(1, 2 * credit):
-        batch = sessions.next_batch(run)
+        batch = take_batch(sessions, run, order)
         assert batch is not None
         assert wire.sent[-1] == ("default", Acknowledged(step, 0))
         deliver(sessions, wire, make_batch(step + credit))
         assert wire.sent[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
         deliver(sessions, wire, make_batch(step + credit + 1))
         assert isinstance(wire.sent[-1][1], Rejected), "and the one after it is not"
-        train(manager, run)
+        end_step(run, order)
 
 
 def test_a_batch_is_trained_once_its_step_is_committed_and_forgotten_when_the_run_begins_anew(tmp_path: Path) -> None:
-    sessions, manager, wire = make_sessions(tmp_path)
+    order = new_order()
+    sessions, manager, wire = make_sessions(tmp_path, order)
     run = make_run(tmp_path, manager)
     deliver(sessions, wire, Hello("default", 0))
     sessions.admit(run)
     deliver(sessions, wire, make_batch(1), make_batch(2))
-    assert sessions.next_batch(run) is None, "not committed"
+    assert take_batch(sessions, run, order) is None, "not committed"
     deliver(sessions, wire, Commit(1, 0))
-    batch = sessions.next_batch(run)
+    batch = take_batch(sessions, run, order)
     assert batch is not None
     assert batch.step == 1
-    train(manager, run)
-    assert sessions.next_batch(run) is None
+    end_step(run, order)
+    assert take_batch(sessions, run, order) is None
     deliver(sessions, wire, Bye())
-    assert run.waiting == {}, "its orchestrator ended before the commit of step 2"
+    assert order.waiting == {}, "its orchestrator ended before the commit of step 2"
     deliver(sessions, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
-    assert list(run.waiting) == [2], "step 3 belonged to an earlier session, and may never be committed"
-    batch = sessions.next_batch(run)
+    assert list(order.waiting) == [2], "step 3 belonged to an earlier session, and may never be committed"
+    batch = take_batch(sessions, run, order)
     assert batch is not None
     assert batch.step == 2
 
@@ -148,7 +145,7 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     wire.sent.clear()
     sessions.answer()
     assert {run_id for run_id, message in wire.sent if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
-    monkeypatch.setattr("counterpoint.trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.trainer.work.sessions.ANSWER_SECONDS", 0.0)
     wire.reaches = False
     sessions.answer()
     wire.sent.clear()
@@ -165,12 +162,12 @@ def test_a_run_that_the_trainer_does_not_see_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mount may come late, or a list on NFS be old: this is no verdict, for a new run and for one made anew alike."""
-    monkeypatch.setattr("counterpoint.trainer.runs.sessions.GRACE_SECONDS", -1.0)
+    monkeypatch.setattr("counterpoint.trainer.work.sessions.GRACE_SECONDS", -1.0)
     sessions, manager, wire = make_sessions(tmp_path)
     for is_first in (True, False):
         deliver(sessions, wire, Hello("a", 0), run_id="a")
         for _ in range(3):
-            monkeypatch.setattr("counterpoint.trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+            monkeypatch.setattr("counterpoint.trainer.work.sessions.ANSWER_SECONDS", 0.0)
             manager.discover_runs({"a"})
             sessions.answer()
             run_id, message = wire.sent[-1]
@@ -212,7 +209,7 @@ def test_a_configuration_that_cannot_be_reached_for_a_moment_is_not_refused(
 def test_an_orchestrator_that_is_not_there_is_an_outage_until_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("counterpoint.trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.trainer.work.sessions.ANSWER_SECONDS", 0.0)
     sessions, manager, wire = make_sessions(tmp_path)
     run = make_run(tmp_path, manager)
     deliver(sessions, wire, Hello("default", 0))
@@ -238,12 +235,13 @@ def test_an_orchestrator_that_is_not_there_is_an_outage_until_it_is_back(
 
 def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    sessions, manager, wire = make_sessions(tmp_path)
+    order = new_order()
+    sessions, manager, wire = make_sessions(tmp_path, order)
     run = make_run(tmp_path, manager)
     batch = make_batch(1)
     deliver(sessions, wire, Hello("default", 0), *[batch] * 200)
     sessions.admit(run)
-    run.progress.step = 1
+    run.progress.step = order.done = 1
     deliver(sessions, wire, *[batch] * 200)
     for _ in range(200):
         deliver(sessions, wire, Bye(), Hello("default", 0))

@@ -31,7 +31,8 @@ def test_the_spans_of_two_runs_add_up_to_their_steps(tmp_path: Path, dense_direc
         write_member(tmp_path, dense_directory, run_id, steps=3, checkpoint_interval=2)
     with life(tmp_path, dense_directory, {"one": 3, "two": 2}) as trainer:
         trainer.until_step(one=3, two=2)
-        trainer.trainer._telemetry.settle()
+        trainer.trainer._telemetry._due = 0.0  # a turn has written a moment ago
+        trainer.trainer._telemetry.settle({})
         runs = orjson.loads((tmp_path / "trainer" / RUNS_FILE).read_bytes())
     assert not runs["ended"]
     assert {run["run"]: (run["stage"], run["step"]) for run in runs["runs"]} == {
@@ -71,14 +72,14 @@ def test_a_value_that_is_no_json_costs_only_the_files(
 ) -> None:
     (tmp_path / "trainer").mkdir()
     monkeypatch.setattr(
-        "counterpoint.trainer.telemetry.published._described", lambda record: {"reason": "a cut emoji: \ud83d"}
+        "counterpoint.trainer.telemetry.published._described", lambda *_: {"reason": "a cut emoji: \ud83d"}
     )
     telemetry = TrainerTelemetry(tmp_path, 2, cast(RunRegistry, ["one"]))
     telemetry.spans.record("wait", 1.0, 2.0, of="\ud83d")
     telemetry.close()
     assert caplog.text.count("cannot be written") == 2, "one line of each file"
     telemetry.spans.record("wait", 2.0, 3.0)
-    monkeypatch.setattr("counterpoint.trainer.telemetry.published._described", lambda record: {})
+    monkeypatch.setattr("counterpoint.trainer.telemetry.published._described", lambda *_: {})
     telemetry.close()
     assert len(spans_of(tmp_path)) == 1
     assert (tmp_path / "trainer" / RUNS_FILE).exists()

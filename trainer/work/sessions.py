@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.control_files import run_directory
@@ -19,6 +19,8 @@ from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.record import TAKES_BATCHES, RunRecord
 from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.work.order import Order
+from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.codec import digest_of
 from counterpoint.transport.messages import (
     Acknowledged,
@@ -55,14 +57,21 @@ MAX_REFUSALS = 8
 
 
 class Sessions:
-    """Receives from all orchestrators and answers them. What it keeps of a run is in the run's record."""
+    """Receives from all orchestrators and answers them. What it keeps of a run is in the run's record, and in its order."""
 
-    def __init__(self, config: TrainerConfig, receiver: BatchReceiver, manager: MultiRunManager) -> None:
-        """Receives by `receiver`, for the runs of `manager`."""
+    def __init__(
+        self,
+        config: TrainerConfig,
+        receiver: BatchReceiver,
+        manager: MultiRunManager,
+        orders: Mapping[int, Order[Item]],
+    ) -> None:
+        """Receives by `receiver` for the runs of `manager`; `orders`, by slot, are of those whose batches are taken."""
         self._config = config
         self._receiver = receiver
         self._manager = manager
         self._registry = manager.registry
+        self._orders = orders
         self._epochs = Epochs(config.output_dir, manager)
         self._reached_out = 0.0
         self._peer_log = RateLimitedLog(logger)
@@ -91,10 +100,12 @@ class Sessions:
                 case Commit(step):
                     if (run := self._registry.taking(run_id)) is not None:
                         self._confirm(run_id)
-                        run.committed = max(step, run.committed)
+                        self._orders[run.slot].commit(step)
                 case Bye():
                     self._peer_log.note(logging.INFO, f"the orchestrator of run {run_id} left")
                     self._registry.disconnected(run_id, time.monotonic())
+                    if (run := self._registry.taking(run_id)) is not None:
+                        self._forget_uncommitted(run)
                     self.has_news = True
             received = self._receiver.receive(0.0) if time.monotonic() < deadline else None
         for run_id, reason in self._receiver.take_invalid_batches().items():
@@ -111,24 +122,10 @@ class Sessions:
         if run.run_id in self._registry.present(now):
             self._welcome(run)
 
-    def has_next(self, run: Run) -> bool:
-        """Returns whether the run's next batch is there and committed."""
-        step = run.progress.step + 1
-        return step <= run.committed and step in run.waiting
-
-    def next_batch(self, run: Run) -> Batch | None:
-        """Returns the run's next batch, if it is there and committed, and opens its step.
-
-        The batch is acknowledged, since there is now room for another.
-        """
-        if not self.has_next(run):
-            return None
-        step = run.progress.step + 1
-        batch = run.waiting.pop(step)
+    def taken(self, run: Run, step: int, batch: Batch) -> None:
+        """Acknowledges a batch that is taken to be trained, since there is now room for another."""
         run.batch = digest_of(batch)
-        self._registry.open_step(run.slot, step, time.monotonic())
         self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
-        return batch
 
     def durable(self, run: Run) -> None:
         """Sends an acknowledgement after a checkpoint was written."""
@@ -154,19 +151,30 @@ class Sessions:
             self.has_news = True
 
     def _welcome(self, run: Run) -> None:
-        self._registry.drop_uncommitted(run.run_id)
+        self._forget_uncommitted(run)
         run.session = session = secrets.randbits(62)
-        config, (taken, batch) = self._config, _newest_batch(run)
+        config, (taken, batch) = self._config, self._newest_batch(run)
         limits = (config.waiting_share, config.transport.largest_batch)
         self._receiver.send(run.run_id, Ready(taken + 1, config.transport.credit, session, *limits, batch))
         if run.durable_step:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
         self._registry.advance(run.slot, time.monotonic())
 
+    def _forget_uncommitted(self, run: Run) -> None:
+        """Forgets the batches that are not committed; those of the next session replace them.
+
+        All are forgotten, also commits, where another process has taken the run over: it sends those of its own history.
+        """
+        order, record = self._orders[run.slot], self._registry.find(run.run_id)
+        hello = record.orchestrator.hello if record is not None else None
+        if hello is not None and hello.holder != run.holder:
+            run.holder, order.committed = hello.holder, 0
+        order.forget_uncommitted()
+
     def _on_batch(self, run: Run, batch: Batch) -> str | None:
         """Keeps the batch, or drops it and sends why. Returns a reason to evict the run, if there is one."""
-        credit = self._config.transport.credit
-        taken, digest = _newest_batch(run)
+        credit, order = self._config.transport.credit, self._orders[run.slot]
+        taken, digest = self._newest_batch(run)
         if self._conflicts(run, batch, taken, digest):
             self.send_away(
                 run.run_id,
@@ -184,16 +192,22 @@ class Sessions:
             logger.warning("run %s sends more than its credit: %s", run.run_id, reason)
             self._receiver.send(run.run_id, Rejected(batch.step, reason, run.session))
         else:
-            run.waiting[batch.step] = batch
-            return self._too_much(run)
+            order.ask(batch.step, Item(batch))
+            return self._too_much(order)
         return None
 
     def _conflicts(self, run: Run, batch: Batch, taken: int, digest: str) -> bool:
         """Returns whether another batch is known of the step, and no repetition: trained, or committed by this process."""
         if batch.step == taken and digest:
             return digest_of(batch) != digest
-        known = run.waiting.get(batch.step) if batch.step <= run.committed else None
-        return known is not None and digest_of(known) != digest_of(batch)
+        order = self._orders[run.slot]
+        known = order.waiting.get(batch.step) if batch.step <= order.committed else None
+        return known is not None and known.batch is not None and digest_of(known.batch) != digest_of(batch)
+
+    def _newest_batch(self, run: Run) -> tuple[int, str]:
+        """Returns the last step whose batch was taken to be trained, and its digest; the weights may be of the step before."""
+        newest = self._orders[run.slot].newest
+        return newest, run.progress.batch if newest == run.progress.step else run.batch
 
     def _confirm(self, run_id: str) -> None:
         """Notes, once a `HELLO`, that its process has sent something in its session."""
@@ -203,12 +217,12 @@ class Sessions:
                 self._epochs.confirm(record.orchestrator.hello)
             record.orchestrator.confirmed = True
 
-    def _too_much(self, run: Run) -> str | None:
+    def _too_much(self, order: Order[Item]) -> str | None:
         share = self._config.waiting_share
-        held = sum(batch.nbytes for batch in run.waiting.values())
-        if held <= share or len(run.waiting) == 1:
+        held = sum(item.batch.nbytes for item in order.waiting.values() if item.batch is not None)
+        if held <= share or len(order.waiting) == 1:
             return None
-        return f"its {len(run.waiting)} waiting batches take {held} bytes; a run may use at most {share}, which READY states"
+        return f"its {len(order.waiting)} waiting batches take {held} bytes; a run may use at most {share}, which READY states"
 
     def forget(self, run_id: str) -> None:
         """Ends the outage of a run's orchestrator: the run leaves its slot."""
@@ -243,7 +257,9 @@ class Sessions:
         """Notes whether the orchestrator of a run in a slot can be reached; its place is another's only while runs wait."""
         who = _orchestrator_of(run.run_id)
         record = self._registry.find(run.run_id)
-        has_left = record is not None and not record.orchestrator.connected
+        if record is None or record.orchestrator.hello is None:
+            return  # its items come from elsewhere
+        has_left = not record.orchestrator.connected
         if not self._registry.queue and (has_left or self.outages.of(who) is not None):
             reached = False
         else:
@@ -298,8 +314,3 @@ class Sessions:
 
 def _orchestrator_of(run_id: str) -> str:
     return f"the orchestrator of run {run_id}"
-
-
-def _newest_batch(run: Run) -> tuple[int, str]:
-    """Returns the last step whose batch was taken to be trained, and its digest; the weights may be of the step before."""
-    return (run.progress.step, run.progress.batch) if run.open_step is None else (run.open_step, run.batch)

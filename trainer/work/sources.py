@@ -1,0 +1,80 @@
+"""Where the items of a run come from, and what follows its updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.optimizer import UpdateValues
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.work.contribution import Objective
+from counterpoint.transport.messages import ToOrchestrator
+from counterpoint.transport.records import Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """What is asked of a run under one number. Without a batch it has no contribution, and only what an asker wants follows."""
+
+    batch: Batch | None = None
+    objective: Objective | None = None
+    """Of the contribution; None: the run's own."""
+    updates: bool = False
+    values: UpdateValues | None = None
+    """Of the update; None: those of the configured schedule."""
+    publication: str | None = None
+    """The name under which the weights are published then."""
+    saves: bool = False
+    answer: Future[Any] = field(default_factory=Future)
+    """For an asker: what the last of these comes to, or the error of the first that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Of the items of a run. Except of an asker, each is a step: a contribution and an update by the configured schedule."""
+
+    publishes: Literal["updates", "saves", "nothing"]
+    """After an update follow its publication, its metrics line and, at the interval and at the end, its checkpoint. With "saves",
+    only what gets a checkpoint is published, before it. With "nothing" none of them follows, and what fails is the answer."""
+    commits: bool = False
+    """Whether an item counts with its commit only, as what comes by the wire. It is acknowledged, and `BYE` ends the run."""
+    make: Callable[[int], Batch | None] | None = None
+    """Returns the batch of a step; None after the last. None: all that is asked for arrives."""
+    line: Callable[[int, dict[str, MetricValue]], dict[str, MetricValue]] = lambda _, metrics: metrics
+    """Returns what the metrics line of a step has, of all its metrics."""
+    on_saved: Callable[[], object] = lambda: None
+    """Called when a checkpoint is durable."""
+    answer: Callable[[Run, Item], object] | None = None
+    """Does what an asker wants beside a contribution, whose samples are trained; returns the answer."""
+
+
+ORCHESTRATED = Source("updates", commits=True)
+"""The others are made of data (`trainer/sft/train.py`), and by an asker (`trainer/driven.py`)."""
+
+Sources = Mapping[str, Source]
+"""Of runs without an orchestrator, by their ids."""
+
+
+class NoWire:
+    """A `BatchReceiver` without an orchestrator."""
+
+    rejected = 0
+
+    def receive(self, timeout: float) -> None:
+        """See `BatchReceiver`."""
+        time.sleep(timeout)
+
+    def take_invalid_batches(self) -> dict[str, str]:
+        """See `BatchReceiver`."""
+        return {}
+
+    def send(self, run_id: str, message: ToOrchestrator) -> bool:
+        """See `BatchReceiver`."""
+        return True
+
+    def close(self) -> None:
+        """See `BatchReceiver`."""
