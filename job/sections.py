@@ -100,9 +100,6 @@ class JobSections(Config):
     """Address at which the metrics of supervisor, trainer and runs are served. `0.0.0.0` in a container, whose loopback
     Prometheus does not reach: whoever reaches the ports can read them."""
 
-    sft: SftSection | None = None
-    """Train on conversations first, with the job's model, trainer and adapter; the runs begin with the result."""
-
     inference: ServersConfig
     """The section of the vLLM servers."""
 
@@ -115,6 +112,9 @@ class JobSections(Config):
     runs: list[RunConfig] = []
     """The runs: each has a `run_id`, takes every key and section of `[orchestrator]`, and needs those that differ. Tables are
     merged, any other value is replaced."""
+
+    sft: SftSection | None = None
+    """Train on conversations first, with the job's model, trainer and adapter; the runs begin with the result."""
 
     serve: ServeConfig | None = None
     """The web page and the admin API of this job, as `counterpoint serve` has them; `serve = true` for the defaults. The job goes
