@@ -104,17 +104,20 @@ def _notes(metric: Metric) -> str:
 
 def _lines_table(lines: Iterable[LineName]) -> str:
     rows = ["| name | meaning | for Prometheus |", "|---|---|---|"]
-    rows += [f"| `{line.pattern}` | {_cell(line.help)} | {_shown_as(line)} |" for line in lines]
+    noted: set[Metric | None] = set()
+    for line in lines:
+        rows.append(f"| `{line.pattern}` | {_cell(line.help)} | {_shown_as(line, noted=line.metric in noted)} |")
+        noted.add(line.metric)
     return "\n".join(rows) + "\n"
 
 
-def _shown_as(line: LineName) -> str:
+def _shown_as(line: LineName, *, noted: bool) -> str:
     if line.metric is None:
         return ""
     values = {label: f'{label}="{value}"' for label, value in line.labels.items()}
     labels = ",".join(values.get(label, label) for label in line.metric.labels if f"<{label}>" not in line.pattern)
     shown = f"`{line.metric.full_name}{{{labels}}}`" if labels else f"`{line.metric.full_name}`"
-    return shown + _notes(line.metric)
+    return shown if noted else shown + _notes(line.metric)
 
 
 def _cell(text: str) -> str:
