@@ -17,9 +17,10 @@ _BEGINNING = re.compile(
 """Where a message begins; a group is its role. Those of ChatML, Llama, Gemma, DeepSeek, Phi and GLM, and Mistral."""
 
 _END = re.compile(
-    r"(?:\s*(?:<\|im_end\|>|<\|end\|>|<\|eot_id\|>|<\|eom_id\|>|<\|endoftext\|>|<\|end_of_text\|>|<end_of_turn>"
+    r"(?<!\s)(?:\s*(?:<\|im_end\|>|<\|end\|>|<\|eot_id\|>|<\|eom_id\|>|<\|endoftext\|>|<\|end_of_text\|>|<end_of_turn>"
     r"|<\uff5cend\u2581of\u2581sentence\uff5c>|</s>|<eos>))+\s*$"
 )
+"""It begins where no space is before it: else each of many spaces would be tried as its begin."""
 _START = re.compile(r"^\s*(?:<\|begin_of_text\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>|<bos>|<s>)\s*")
 _ROLES = {"inst": "user", "/inst": "assistant", "model": "assistant"}
 _RESULT = re.compile(r"\s*<tool_response>(.*)</tool_response>\s*", re.DOTALL)

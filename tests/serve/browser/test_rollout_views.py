@@ -19,6 +19,8 @@ from tests.serve.browser.test_accessibility import findings
 from tests.serve.rollouts.jobs import name_model, spoken, write_step
 from tests.serve.test_cluster_api import Master
 from tests.serve.test_population_api import experiment, trial, write_results
+from tests.support.conversations import HOSTILE as HOSTILE_PROMPTS
+from tests.support.conversations import PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -101,25 +103,18 @@ async def test_a_rollout_is_a_conversation_with_the_right_answer_beside_it(reade
         await stays_text(page)
 
 
-TEMPLATES = [
-    ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", "ChatML"),
-    ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
-     "<|end_header_id|>\n\n2+2?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "Llama"),
-    ("<|system|>\nBe brief.<|end|>\n<|user|>\n2+2?<|end|>\n<|assistant|>\n", "Phi"),
-]  # fmt: skip
-
-
-async def test_messages_are_found_in_the_usual_templates(reader: Open, tmp_path: Path) -> None:
+async def test_messages_are_found_as_the_console_finds_them(reader: Open, tmp_path: Path) -> None:
     async with reader(job_with_rollouts(tmp_path / "job")) as page:
-        ask = "text => import('./views/conversation.js').then(({ messagesOf }) => messagesOf(text).map(Object.values))"
-        for text, name in TEMPLATES:
-            assert await page.page.evaluate(ask, text) == [["system", "Be brief."], ["user", "2+2?"]], name
-        gemma = "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyes<end_of_turn>\n"
-        assert await page.page.evaluate(ask, gemma) == [["user", "hi"], ["assistant", "yes"]]
-        assert await page.page.evaluate(ask, "<s>[INST] hi [/INST]") == [["user", " hi "]]
-        result = "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
-        assert await page.page.evaluate(ask, result) == [["tool", "\n4\n"]]
-        assert await page.page.evaluate(ask, "Q: 2+2?\nA:") == [["", "Q: 2+2?\nA:"]]
+        ask = """texts => import('./views/conversation.js').then(({ messagesOf }) =>
+            texts.map((text) => messagesOf(text).map(({ role, text }) => [role, text])))"""
+        found = await page.page.evaluate(ask, [prompt for prompt, _ in PROMPTS])
+        assert found == [[list(message) for message in messages] for _, messages in PROMPTS]
+        took = (
+            "texts => { const began = performance.now(); return ("
+            + ask
+            + ")(texts).then(() => performance.now() - began) }"
+        )
+        assert await page.page.evaluate(took, HOSTILE_PROMPTS) < 1000
 
 
 async def test_a_search_finds_a_rollout_and_the_example_leads_to_other_steps(reader: Open, tmp_path: Path) -> None:
