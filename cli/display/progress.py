@@ -135,7 +135,7 @@ class DroppedExamples:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         try:
             records = dropped_records(history.job, history.run_id)
-        except UserError:
+        except (UserError, OSError):
             return  # a guest's file; whoever asks for it is told
         for record in records[:1]:
             print_rollout(

@@ -22,6 +22,9 @@ from counterpoint.transport.printable import clipped, printable
 
 INDENT = 4
 
+MOST_TEXTS = 20
+"""Turns, and messages of a prompt, that are printed of a rollout whose texts are cut."""
+
 LONGEST_CELL = 160
 """Most characters in a cell of the table. A rollout printed in full is not cut."""
 
@@ -57,15 +60,17 @@ def print_rollout(
     """Prints a rollout in full: its numbers, the right answer, what was kept of it, and its turns as a conversation.
 
     With `tokens` prompts and completions are as they were sent, the template's tokens included. Of a text of more than `longest`
-    characters the middle is left out.
+    characters the middle is left out, as are turns and messages after the first `MOST_TEXTS`.
     """
+    most = None if longest is None else MOST_TEXTS
 
     def heading(text: str, style: str = "bold") -> None:
-        console.print(Text(_one_line(text), style), soft_wrap=True)
+        console.print(Text(_one_line(text if longest is None else clipped(text, 4 * longest)), style), soft_wrap=True)
 
     def say(title: str, text: object, style: str) -> None:
-        shown = clipped(text, longest) if isinstance(text, str) and longest is not None else text
-        _print_text(console, title, shown, style)
+        if longest is not None:
+            title, text = clipped(title, longest), clipped(text, longest) if isinstance(text, str) else text
+        _print_text(console, title, text, style)
 
     heading(f"rollout {record.rollout_id} of {where}: example {record.example} of {record.environment}")
     reward = "none" if record.reward is None else f"{record.reward:.6g}"
@@ -78,8 +83,8 @@ def print_rollout(
             shown = _as_json(content)
             heading(f"{name} {shown if longest is None else clipped(shown, longest)}", "")
     turns = record.turns
-    others = _opponent_turns(record)
-    for number, turn in enumerate(turns, start=1):
+    others = _opponent_turns(record)[:most]
+    for number, turn in enumerate(turns[:most], start=1):
         while others and others[0][0] < number:
             say(*others.pop(0)[1:], "magenta")
         title = f"turn {number} of {len(turns)}" + (f", {player}" if (player := turn.get("player")) else "")
@@ -87,7 +92,7 @@ def print_rollout(
         completion: object = turn.get("completion")
         spoken = messages_of(prompt) if isinstance(prompt, str) and not tokens else []
         if any(role for role, _ in spoken):
-            for role, content in spoken:
+            for role, content in spoken[:most]:
                 say(f"{title}, {role or 'prompt'}", content, "cyan")
             completion = without_end(completion) if isinstance(completion, str) else completion
         else:
@@ -99,6 +104,8 @@ def print_rollout(
         if untrained := turn.get("untrained_tokens"):
             how += f", {untrained} tokens untrained"
         say(f"{title}, {name}: {how}", completion, "green")
+    if most is not None and len(turns) > most:
+        heading(f"and {len(turns) - most} turns more")
     for _, title, text in others:
         say(title, text, "magenta")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -191,7 +192,7 @@ def dropped_records(job: Path, run_id: str) -> list[RolloutRecord]:
     Raises `UserError` for a damaged file.
     """
     file = records_file(job, run_id, UNSTEPPED)
-    return list(_records_in(file)) if file.exists() else []
+    return list(islice(_records_in(file), EXAMPLES)) if file.exists() else []
 
 
 def _records_in(path: Path) -> Iterator[RolloutRecord]:
@@ -208,7 +209,7 @@ def _records_in(path: Path) -> Iterator[RolloutRecord]:
                     raise UserError(f"{path}:{number}: {error}") from None
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
-    except UntrustedFileError as error:
+    except (UntrustedFileError, OSError) as error:
         raise UserError(str(error)) from None
 
 

@@ -12,12 +12,15 @@ import pytest
 from rich.console import Console
 
 import counterpoint.cli.display.progress
+import counterpoint.job.inspection.rollout_records
 from counterpoint.cli.display.plot import plot
 from counterpoint.cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
-from counterpoint.orchestrator.step.differences import Notice
+from counterpoint.job.inspection.rollout_records import dropped_records
+from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
+from counterpoint.transport.errors import UserError
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of
 
@@ -255,3 +258,41 @@ def test_one_rollout_in_full_is_printed_with_the_reason_why_nothing_is_learned(p
         assert said.count(part) == 2, part
     assert "<|user|>" not in said
     assert "x" * 1000 not in said
+
+
+def test_a_guests_record_of_any_size_is_printed_in_few_lines_and_no_damage_ends_the_job(past: Path) -> None:
+    history = History.of(past, "test", 20)
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": history})
+    file = past / "run_test" / "discarded.jsonl"
+    turn = {"prompt": "<|user|>hello<|end|>" * 100, "completion": "y" * 2000, "finish_reason": "z" * 5000}
+    record = {"turns": [turn] * 1000, "opponent_turns": [{"completion": "w"}] * 1000, "environment": "e" * 10**6}
+    for number, content in enumerate([b"no record", orjson.dumps(record), None]):
+        if content is None:
+            file.mkdir()
+        else:
+            file.write_bytes(content)
+        report = {"step": 20, "discarded": 32, "notable": True, "reason": "abc"[number], "failure": ""}
+        history.discarded = report
+        progress.update([worker(State.READY)], [])
+        file.rmdir() if content is None else file.unlink()
+    progress.close()
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count("turn 1 of 1000, user") == 20
+    assert "and 980 turns more" in said
+    assert len(said) < 1_000_000
+
+
+def test_a_record_that_may_not_be_read_is_an_error_for_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run_one").mkdir()
+    (tmp_path / "run_one" / "discarded.jsonl").write_bytes(b"{}\n" * 1000)
+    assert len(dropped_records(tmp_path, "one")) == EXAMPLES
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(counterpoint.job.inspection.rollout_records, "open_regular", refuse)
+    with pytest.raises(UserError, match="Permission denied"):
+        dropped_records(tmp_path, "one")
