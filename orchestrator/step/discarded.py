@@ -64,7 +64,7 @@ _UNRECORDED = "rollouts/unrecorded"
 _saving = threading.Lock()
 
 Report = dict[str, Any]
-"""`step`, `time`, `discarded` (a number), `reason`, `failure` (the commonest error of failed rollouts, in full), `notable`
+"""`step`, `time`, `discarded` (a number), `reason`, `failure` (the commonest error since that step, in full), `notable`
 (whether to show it) and the additive metrics so far."""
 
 
@@ -141,6 +141,7 @@ class DiscardedRollouts:
             logger.warning("%s: %s", what, error)
             return
         known.number += 1
+        known.since_step += 1
         if now >= known.due:
             known.seconds *= 2
             known.due = now + known.seconds
@@ -163,6 +164,8 @@ class DiscardedRollouts:
     def take(self, step: int) -> tuple[list[Rollout], Mapping[str, int]]:
         """Returns the rollouts to record with `step`, and the additive metrics of those not recorded; resets both."""
         taken = self.rollouts, self.counts()
+        for known in self._failures.values():
+            known.since_step = 0
         self.rollouts, self._totals, self._unrecorded = [], Counter(), Counter()
         self._number = self._unrecorded_number = 0
         self._step, self._reason = step, ""
@@ -173,12 +176,13 @@ class DiscardedRollouts:
 
     def report(self) -> Report:
         """Returns the numbers since the last step, and why the last group was dropped."""
+        commonest = max(self._failures.values(), key=lambda each: each.since_step, default=None)
         return {
             "step": self._step,
             "time": time.time(),
             "discarded": self._number,
             "reason": self._reason,
-            "failure": max(self._failures.values(), key=lambda each: each.number).error if self._failures else "",
+            "failure": commonest.error if commonest is not None and commonest.since_step else "",
             "notable": self._is_notable(),
             **self._totals,
         }
@@ -217,6 +221,7 @@ class _Failures:
     """The time of the next line."""
     seconds: float = FAILURE_SECONDS
     number: int = 1
+    since_step: int = 1
 
 
 def is_counted(name: str) -> bool:

@@ -135,6 +135,17 @@ def test_failures_of_one_cause_are_one_line_and_another_ever_more_rarely(caplog:
     assert "rollout failed: KeyError: 'x' (in rollout, my.py:9)" in caplog.text
 
 
+def test_a_report_names_the_commonest_failure_since_the_step_and_no_older_one() -> None:
+    discarded = Played().discarded
+    for error in ["OSError: before (in a)"] * 9 + ["KeyError: now (in b)"]:
+        discarded.rollout_failed(error)
+    assert discarded.report()["failure"] == "OSError: before (in a)"
+    discarded.take(1)
+    assert discarded.report()["failure"] == ""
+    discarded.rollout_failed("KeyError: again (in b)")
+    assert discarded.report()["failure"] == "KeyError: now (in b)"
+
+
 def test_the_pause_grows_while_everything_fails_and_only_then() -> None:
     played = Played()
     pauses = [played.discarded.rollout_failed("down") for _ in range(2000)]
