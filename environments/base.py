@@ -32,20 +32,37 @@ class Example:
 LONGEST_ANSWER = 2000
 """Characters of a right answer in a rollout's record."""
 
-_REPR = reprlib.Repr()
-_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 50
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = LONGEST_ANSWER
+
+class _Beginning(reprlib.Repr):
+    """Writes a value as `repr` does, and no more of it than is recorded: it is written on the loop, for each rollout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 50
+        self.maxstring = self.maxother = self.maxlong = self._left = LONGEST_ANSWER
+
+    def repr1(self, x: Any, level: int) -> str:
+        if self._left <= 0:
+            return self.fillvalue
+        before = self._left
+        text = super().repr1(x[:LONGEST_ANSWER] if isinstance(x, bytes | bytearray) else x, level)
+        self._left = min(self._left, before - len(text))
+        return text
 
 
 def answer_of(example: Example) -> str | None:
     """Returns the right answer of an example for people: what it has, which may be no text, cut where it is long.
 
-    None if it has none.
+    None if it has none. Never raises.
     """
-    answer: object = getattr(example, "answer", None)
-    text = answer if isinstance(answer, str) else "" if answer is None else _REPR.repr(answer)
-    # Lone surrogates are not UTF-8: JSON and msgpack refuse them.
-    return shortened(text, LONGEST_ANSWER).encode(errors="backslashreplace").decode() or None
+    try:
+        answer: object = getattr(example, "answer", None)
+        text = answer if isinstance(answer, str) else "" if answer is None else _Beginning().repr(answer)
+        # Lone surrogates are not UTF-8: JSON and msgpack refuse them.
+        safe = text[: LONGEST_ANSWER + 1].encode(errors="backslashreplace").decode()
+    except Exception as error:  # noqa: BLE001 - it is foreign code; no rollout fails for it
+        return f"(it cannot be shown: {type(error).__name__})"
+    return shortened(safe, LONGEST_ANSWER) or None
 
 
 @dataclass(frozen=True, slots=True)
