@@ -65,10 +65,15 @@ def read_row(data: bytes) -> Any:
     """Returns the value of JSON as `loads`. The decimals of an object have the text that they are written with."""
     row = loads(data, MAX_WRITTEN_DEPTH)
     if isinstance(row, dict) and (decimals := [name for name, value in row.items() if type(value) is float]):
-        parts = _PARTS.decode(data)
+        parts = raw_parts(data)
         for name in decimals:
             row[name] = written_decimal(bytes(parts[name]).decode(), row[name])
     return row
+
+
+def raw_parts(data: bytes) -> dict[str, msgspec.Raw]:
+    """Returns the JSON of each value of an object, unread. For what we wrote: only its brackets are checked."""
+    return _PARTS.decode(data)
 
 
 def written_decimal(text: str, value: float) -> float:

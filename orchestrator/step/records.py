@@ -19,7 +19,7 @@ from counterpoint.orchestrator.rollouts.rollout_file import in_portions, saved_s
 from counterpoint.orchestrator.rollouts.token_file import write_tokens
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber, TurnText
 from counterpoint.orchestrator.scheduling.outcomes import outcome_of
-from counterpoint.transport.exact_json import dumps, loads
+from counterpoint.transport.exact_json import dumps, loads, raw_parts
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import Rollout
@@ -32,7 +32,7 @@ STATE_BYTES = 16 * 2**10
 LONGEST_VALUE = 1000
 """Characters of one value of a state that exceeds these: its JSON, cut."""
 
-MOST_READ_STATE = 256 * 2**10
+MOST_READ_STATE = 128 * 2**10
 """Bytes of a state that is read for its record without `state_columns`: longer ones would hold the GIL over a millisecond."""
 
 OTHERS = "(others)"
@@ -92,21 +92,20 @@ def _recorded_state(rollout: Rollout, encoded: bytes, names: Sequence[str]) -> d
     """Returns the columns `names` of the state, whole, and of what else it holds as much as `STATE_BYTES` allow."""
     if not names and len(encoded) <= STATE_BYTES:
         return orjson.Fragment(encoded)
-    # A state of any size must not be read with the GIL.
-    state = loads(encoded) if names or len(encoded) <= MOST_READ_STATE else {}
+    # A state of any size must not be read with the GIL. Written again, a deeply nested value would exceed the encoder's depth.
+    state = raw_parts(encoded) if names or len(encoded) <= MOST_READ_STATE else {}
     _say_missing(rollout, names, state)
-    recorded: dict[str, Any] = dict.fromkeys(names)
+    recorded: dict[str, Any] = {name: orjson.Fragment(bytes(state.get(name, b"null"))) for name in names}
     left = STATE_BYTES
-    for name in dict.fromkeys([*names, *state]):
-        # Each is encoded by itself: within a record, a deeply nested state would exceed the encoder's depth.
-        value = dumps(state.get(name))
+    for name, part in state.items():
         if name not in recorded:
+            value = bytes(part)
             if len(value) > LONGEST_VALUE and len(encoded) > STATE_BYTES:
-                text = held if isinstance(held := state[name], str) else value.decode()
+                text = loads(value) if value.startswith(b'"') else value.decode()
                 value = dumps(shortened(text, LONGEST_VALUE))
             if (left := left - len(value) - len(name)) < 0:
                 break
-        recorded[name] = orjson.Fragment(value)
+            recorded[name] = orjson.Fragment(value)
     if left < 0 or (len(encoded) > MOST_READ_STATE and not names):
         recorded[OTHERS] = (
             f"not recorded: the state has {len(encoded)} bytes as JSON; name in state_columns what is to be"
