@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import threading
@@ -37,9 +38,10 @@ from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.base import BatchReceiver
 from counterpoint.transport.wires.link import TrainerLink
 from counterpoint.transport.wires.open import open_connection, open_link, open_receiver
+from counterpoint.transport.wires.zmq_wire import ZmqConnection
 from tests.support.batches import assert_equal, make_batch, with_changes
 from tests.support.niceness import niceness_of, own_niceness
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.transport.ends import (
     SESSION,
     Stranger,
@@ -357,6 +359,27 @@ async def test_a_run_of_many_that_is_replaced_comes_back_by_its_connection(
         await link.close()
 
 
+async def test_a_run_that_starts_again_is_not_ended_by_what_was_said_to_its_earlier_self(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    shared = open_connection(config, tmp_path)
+    links = {run_id: shared.link() for run_id in ("a", "b")}
+    for run_id, link in links.items():
+        await link.start(Hello(run_id, 0))
+        await handshake(link, receiver)
+    await links["b"].close()
+    again = shared.link()
+    await again.start(Hello("b", 0))
+    receiver.send("b", Evicted("its directory was deleted"))  # before it has read the BYE
+    await asyncio.to_thread(take, receiver, Hello)
+    await handshake(again, receiver)  # by another HELLO, since it cannot know whom the verdict means
+    await assert_works(again, receiver, run_id="b")
+    receiver.send("b", Evicted("it sends nonsense"))
+    assert await hear(again) == Evicted("it sends nonsense")
+    for link in (links["a"], again):
+        await link.close()
+
+
 async def test_all_runs_of_a_connection_hear_that_the_trainer_is_of_another_version(
     config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -517,6 +540,24 @@ async def test_what_cannot_travel_is_told_to_who_sends_it(
     with pytest.raises(ValueError, match="<f8 does not travel"):
         await link.send(Offer(with_changes(make_batch(), advantages_T=np.zeros(8)), SESSION))
     await assert_works(link, receiver)
+    await link.close()
+
+
+async def test_a_thread_that_fails_ends_the_send_that_it_was_at(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    monkeypatch.setattr(ZmqConnection, "write", fail)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with pytest.raises(ConnectionError, match="no descriptor is left"):
+            await link.send(Offer(make_batch(), SESSION))
+        with pytest.raises(ConnectionError, match="no descriptor is left"):
+            await link.receive()
     await link.close()
 
 

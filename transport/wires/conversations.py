@@ -49,6 +49,8 @@ class Conversation:
     awaits_answer: bool = False
     """Whether nothing has come since `hello` was said."""
     displaced: int = 0
+    may_hear_of_earlier: bool = False
+    """Whether what comes may be meant for its earlier self, which has left by this connection."""
 
 
 class Conversations:
@@ -60,6 +62,8 @@ class Conversations:
         self._peer = connection.peer
         self._outages = outages
         self._of: dict[str, Conversation] = {}
+        self._left: set[str] = set()
+        """The runs that have left by this connection."""
         self._has_left = False
         """Whether the trainer's last message was BYE, which says more about its absence than what the wire sees."""
         self.connected = False
@@ -73,7 +77,9 @@ class Conversations:
 
     def join(self, conversation: Conversation) -> None:
         """Begins a run's: it greets now, or once there is a connection."""
-        self._of[conversation.hello.run_id] = conversation
+        run_id = conversation.hello.run_id
+        self._of[run_id] = conversation
+        conversation.may_hear_of_earlier = run_id in self._left
         if self.connected:
             self._greet(conversation)
 
@@ -95,6 +101,7 @@ class Conversations:
         """Ends a run's with `Bye`."""
         run_id = conversation.hello.run_id
         del self._of[run_id]
+        self._left.add(run_id)
         if self.connected:
             self._connection.write(codec.encode_message(Bye(), run_id))
             self._end_outage()
@@ -104,7 +111,9 @@ class Conversations:
     def begin(self) -> None:
         """Notes that there is a connection: every run greets."""
         self.connected, self._has_left = True, False
+        self._left.clear()
         for conversation in self._of.values():
+            conversation.may_hear_of_earlier = False
             self._greet(conversation)
 
     def lose(self, reason: str, since: float) -> None:
@@ -137,7 +146,14 @@ class Conversations:
         return False
 
     def _is_displaced(self, conversation: Conversation, message: ToOrchestrator) -> bool:
-        """Whether the message says that another connection has the run's place, which it then takes back for some times."""
+        """Whether the message says that another connection has the run's place, which it then takes back for some times.
+
+        Also whether it sends the run's earlier self away: if it means this one, the trainer says it again.
+        """
+        if isinstance(message, Evicted) and conversation.may_hear_of_earlier:
+            conversation.may_hear_of_earlier = False
+            self._greet(conversation)
+            return True
         if not isinstance(message, Rejected) or message.session is not None:
             return False
         if conversation.session is not None:

@@ -240,12 +240,13 @@ class SharedConnection:
         except BlockingIOError:
             return  # nothing was queued
         while self._outbox and not self._closing:
-            conversation, message, handed_over = self._outbox.popleft()
+            conversation, message, handed_over = self._outbox[0]  # and left there if this fails, for `_end`
             error: Exception | None = None
             try:
                 self._pass_on(conversation, message)
             except ValueError as caught:
                 error = caught
+            self._outbox.popleft()
             self.post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
 
     def _pass_on(self, conversation: Conversation, message: Hello | Offer | Commit | Bye) -> None:
