@@ -29,7 +29,7 @@ from counterpoint.job.claim_directory import check_directory, claim_directory
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
 from counterpoint.job.directory import JOB_FILE, control_directory, read_json
-from counterpoint.job.fine_tuning import begun_with, fine_tune
+from counterpoint.job.fine_tuning import as_begun, fine_tune
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.redaction import redact
@@ -84,15 +84,14 @@ def main(arguments: list[str]) -> int:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
         if config.resume:
-            _print_changed_keys(resolved, console)
+            _print_changed_keys(as_begun(resolved), console)
             _print_kept_changes(resolved, console)
-        files = write_job(resolved, given)
+        files = write_job(as_begun(resolved), given)
         if resolved.sft is not None:
-            begins = fine_tune(resolved, say)
-            if isinstance(begins, int):
+            if code := fine_tune(resolved, say):
                 console.print(f"\nIt goes on with: {resuming_command(arguments)}", highlight=False)
-                return begins
-            resolved = begun_with(resolved, begins)
+                return code
+            resolved = as_begun(resolved)
             files = write_job(resolved, given)
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, console)

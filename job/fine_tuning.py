@@ -41,6 +41,9 @@ LOOK_SECONDS = 0.25
 SAY_SECONDS = 10.0
 """Pause between two lines of progress."""
 
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes after which it is not started again: it was asked to end."""
+
 
 def check_resumed(job: JobConfig, has_steps: bool) -> None:
     """Raises `UserError` for a resume whose weights would not be those that the job began with. `has_steps`: of a run."""
@@ -79,28 +82,37 @@ def begun_with(job: JobConfig, weights: Path) -> JobConfig:
     return job.model_copy(update={"orchestrator": of(job.orchestrator), "runs": [of(run) for run in job.runs]})
 
 
-def fine_tune(job: JobConfig, say: Callable[[str], None]) -> Path | int:
-    """Trains until the end, unless that was reached before; returns the weights, or the exit code of a job that goes no further.
+def as_begun(job: JobConfig) -> JobConfig:
+    """Returns the job whose runs begin with the weights of its fine-tuning, once that is done."""
+    found = fine_tuning_of(job.output_dir.absolute()) if job.sft is not None else None
+    return job if found is None or found.weights is None else begun_with(job, found.weights)
+
+
+def fine_tune(job: JobConfig, say: Callable[[str], None]) -> int:
+    """Trains until the end, unless that was reached before; returns the exit code of a job that goes no further, or 0.
 
     Call it from the main thread. SIGTERM and SIGINT end it in order, with a checkpoint.
     """
     found = fine_tuning_of(job.output_dir)
     if found is not None and found.weights is not None:
-        return found.weights
+        return 0
     config = sft_of(job)
     config.output_dir.mkdir(exist_ok=True)
     file, log = config.output_dir / "sft.toml", config.output_dir / LOG
     write_atomically(file, to_toml(config).encode())
     say(f"supervised fine-tuning first; its log is {log}")
     notify_ready()
+    code = 0
     for attempt in range(job.max_restarts + 1):
+        if attempt:
+            say(f"supervised fine-tuning ended with exit code {code}; start {attempt + 1} of {job.max_restarts + 1}")
         code = _train(job, file, log, say)
-        if code in (0, UserError.code) or code > 128:
+        if code in (0, UserError.code, *_STOPPED):
             break
-        say(f"supervised fine-tuning ended with exit code {code}; start {attempt + 2} of {job.max_restarts + 1}")
     if code:
-        if code <= 128:
-            say(f"supervised fine-tuning ended with exit code {code}: {last_lines(log, 1)[-1]}; its log is {log}")
+        if code not in _STOPPED:
+            said = last_lines(log, 1) or ["it has said nothing"]
+            say(f"supervised fine-tuning ended with exit code {code}: {said[-1]}; its log is {log}")
         return code
     broadcast = Path(f"run_{RUN_ID}") / "broadcast"
     step = published_steps(config.output_dir / broadcast)[-1]
@@ -110,7 +122,7 @@ def fine_tune(job: JobConfig, say: Callable[[str], None]) -> Path | int:
     say(
         f"supervised fine-tuning is done after {step} steps; rollouts begin with its weights, {config.output_dir / weights}"
     )
-    return config.output_dir / weights
+    return 0
 
 
 def _settings(job: JobConfig) -> dict[str, Any]:

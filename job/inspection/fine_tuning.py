@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.job.directory import steps_of
+from counterpoint.job.directory import JOB_FILE, steps_of
+from counterpoint.job.directory import read_json as read_job
 from counterpoint.job.inspection.metrics_lines import Follower
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import read_json
@@ -51,7 +52,9 @@ def fine_tuning_of(directory: Path) -> FineTuning | None:
         done = read_json(own / DONE, MOST_BYTES)
         return FineTuning(int(done["steps"]), int(done["steps"]), own / str(done["weights"]))
     except FileNotFoundError:
-        pass
+        job = directory / JOB_FILE
+        if not job.exists() or read_job(job).get("sft") is None:  # a folder of the user's, or [sft] was removed again
+            return None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{own / DONE}: {error}; restore it from a copy; --fresh starts anew") from None
     lines = Follower(own / "trainer" / "metrics.jsonl").new_lines(lambda: None)

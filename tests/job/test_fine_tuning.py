@@ -10,10 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from counterpoint.cli.main import main
+from counterpoint.job import fine_tuning
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import merge
 from counterpoint.job.derive import sft_of
-from counterpoint.job.fine_tuning import begun_with, check_resumed, fine_tune
+from counterpoint.job.fine_tuning import LOG, as_begun, begun_with, check_resumed, fine_tune
 from counterpoint.job.inspection.fine_tuning import fine_tuning_of
 from counterpoint.transport.errors import UserError
 
@@ -86,16 +87,21 @@ def note_done(directory: Path, settings: dict[str, Any]) -> None:
     (directory / "sft" / "done.json").write_text(json.dumps(done))
 
 
-def test_a_resume_keeps_what_the_job_began_with(tmp_path: Path) -> None:
+def test_a_resume_keeps_what_the_job_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(tmp_path)
     check_resumed(job, has_steps=False)
+    assert as_begun(job) == job
     with pytest.raises(UserError, match="before the first step"):
         check_resumed(job, has_steps=True)
     settings = sft_of(job).model_dump(mode="json", exclude_unset=True, include={"epochs", "data", "training", "seed"})
     note_done(tmp_path, settings)
     check_resumed(job, has_steps=True)
-    assert fine_tune(job, pytest.fail) == tmp_path / "sft" / "run_sft" / "broadcast" / "step_2", (
-        "nothing is trained again"
+    assert fine_tune(job, pytest.fail) == 0, "nothing is trained again"
+    monkeypatch.chdir(tmp_path)
+    begun = as_begun(job_of(Path())).orchestrator.training.lora
+    assert begun is not None
+    assert begun.start_from == tmp_path / "sft" / "run_sft" / "broadcast" / "step_2", (
+        "also where guests start elsewhere"
     )
     check_resumed(job_of(tmp_path, sft={"training": {"checkpoint_interval": 3}}), has_steps=True)
     with pytest.raises(UserError, match=r"another sft\.epochs, sft\.training:"):
@@ -108,7 +114,10 @@ def test_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert fine_tuning_of(tmp_path) is None
     (tmp_path / "sft" / "trainer").mkdir(parents=True)
     own = {"run_id": "default", "steps": 2, "environments": [{}]}
-    (tmp_path / "job.json").write_text(json.dumps({"model": "tiny-dense", "orchestrator": own}))
+    job = {"model": "tiny-dense", "orchestrator": own, "sft": None}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert fine_tuning_of(tmp_path) is None, "a folder of the user's, or [sft] was removed before it was done"
+    (tmp_path / "job.json").write_text(json.dumps(job | {"sft": {}}))
     (tmp_path / "sft" / "trainer" / "metrics.jsonl").write_text('{"step": 1, "time": 1.0}\n{"step": 2, "time": 2.0}\n')
     assert str(fine_tuning_of(tmp_path)) == "supervised fine-tuning: step 2/?; rollouts begin after it"
     assert main(["status", str(tmp_path)]) == 0
@@ -118,6 +127,28 @@ def test_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (tmp_path / "sft" / "done.json").write_text("[]")
     with pytest.raises(UserError, match=r"done\.json.*restore it"):
         fine_tuning_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ([137, 1, 137], 137, ["start 2 of 3", "start 3 of 3", "exit code 137: out of memory"]),
+        ([134, 143], 143, ["start 2 of 3"]),
+        ([130], 130, []),
+        ([2], 2, ["exit code 2: out of memory"]),
+    ],
+)
+def test_what_was_killed_is_started_again_and_what_was_asked_to_end_is_not(
+    codes: list[int], code: int, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / LOG).write_text("out of memory\n")
+    monkeypatch.setattr(fine_tuning, "_train", lambda *_: codes.pop(0))
+    lines: list[str] = []
+    assert fine_tune(job_of(tmp_path, max_restarts=2), lines.append) == code
+    assert not codes
+    assert len(lines) == 1 + len(said)
+    assert all(part in line for part, line in zip(said, lines[1:], strict=True))
 
 
 @pytest.mark.slow
