@@ -145,22 +145,22 @@ class AgentEnvironment:
 
 
 class AgentRefused(RuntimeError):
-    """The agent failed after a request that no repetition would make right."""
+    """The agent failed, and no request of it was answered: its newest was one that no repetition would make right."""
 
 
 def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
     if result.flooded:
         raise RuntimeError("the agent wrote more than 16 MiB to its output and was killed")
+    # One that was answered before or after may have failed for anything else, or have asked what it would not ask again.
+    kind = AgentRefused if not calls and refused and refused[-1].startswith("400:") else RuntimeError
     if result.exit_code:
         ended = f"by signal {-result.exit_code}" if result.exit_code < 0 else f"with exit code {result.exit_code}"
         requests = f" Its newest refused request: {refused[-1]}" if refused else ""
         if "KeyError: 'AGENT_REWARD_FILE'" in result.errors:
             requests += " args.reward_file = true gives it that file."
-        kind = AgentRefused if refused and refused[-1].startswith("400:") else RuntimeError
         raise kind(f"the agent ended {ended}.{requests} Its errors: {result.errors[-_SHOWN_ERRORS:].strip()}")
     if not calls:
         requests = f"; its newest request was refused: {refused[-1]}" if refused else ""
-        kind = AgentRefused if refused and refused[-1].startswith("400:") else RuntimeError
         raise kind(f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL")
 
 

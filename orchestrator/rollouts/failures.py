@@ -65,12 +65,19 @@ def cause_of(error: str) -> str:
 
 def lasting_failure(rollouts: Sequence[Rollout]) -> Failure | None:
     """Returns why a group failed of which every rollout did, if that cannot pass by itself: each failed for such a reason."""
-    errors = [rollout.error or "" for rollout in rollouts if not rollout.inference_failed]
-    kinds = {_LASTING.get(kind_of(error)) for error in errors}
-    if not errors or None in kinds:
+    failed = [rollout for rollout in rollouts if not rollout.inference_failed]
+    kinds = {_lasting(rollout) for rollout in failed}
+    if not failed or None in kinds:
         return None
     kind = Lasting.REFUSED if kinds == {Lasting.REFUSED} else Lasting.CODE
-    return Failure(kind, cause_of(errors[0]), errors[0])
+    error = failed[0].error or ""
+    return Failure(kind, cause_of(error), error)
+
+
+def _lasting(rollout: Rollout) -> Lasting | None:
+    kind = kind_of(rollout.error or "")
+    # A prompt may be too long for what was sampled before it, and another sample be shorter: that has to last, too.
+    return Lasting.CODE if kind == "RequestRefused" and rollout.turns else _LASTING.get(kind)
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:

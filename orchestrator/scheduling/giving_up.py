@@ -28,7 +28,7 @@ class Lasting(StrEnum):
     REFUSED = "refused"
     """A server or the gateway refused the request for what it asks; it refuses it each time."""
     CODE = "code"
-    """Code raised an exception that speaks of an error in it."""
+    """Code raised an exception that speaks of an error in it, or a request was refused that followed answered ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,13 +149,15 @@ async def scored(example: Any, rollout: Rollout) -> float:
         (ONE_CALL + "print('0.0 \\u2028 1.0')", "expected the reward"),
         (ONE_CALL + "os.environ['AGENT_REWARD_FILE']", r"args\.reward_file = true"),
         ("ask([])", "exit code 1. Its newest refused request: 400: messages is a list of 0"),
+        ("try: ask([])\nexcept OSError: pass\n" + ONE_CALL + "sys.exit('its tool is down')", "400: .*its tool is down"),
+        (ONE_CALL + "ask([])", "exit code 1. Its newest refused request: 400: messages is a list of 0"),
         (ONE_CALL + "while True: print('x' * 65536)", "wrote more than 16 MiB"),
     ],
 )
 async def test_an_agent_that_fails_costs_its_rollout(chat: Chat, code: str, error: str) -> None:
     with pytest.raises((RuntimeError, ValueError), match=error) as caught:
         await played(agent(code), chat, "x")
-    assert isinstance(caught.value, AgentRefused) == ("refused request: 400" in error), "no repetition would help"
+    assert isinstance(caught.value, AgentRefused) == code.startswith("ask([])"), "no repetition would help"
 
 
 async def test_only_named_variables_are_passed_on(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

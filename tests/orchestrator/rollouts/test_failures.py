@@ -25,7 +25,7 @@ from tests.support.rollouts import make_rollout
 
 
 def failed(error: str, environment: str = "reverse") -> Rollout:
-    rollout = make_rollout()
+    rollout = make_rollout(turns=[])
     rollout.error, rollout.environment = error, environment
     return rollout
 
@@ -113,6 +113,16 @@ def test_only_what_cannot_pass_by_itself_lasts(errors: list[str], lasting: Lasti
     failure = lasting_failure([failed(error) for error in errors])
     assert (failure and failure.lasting) == lasting
     assert failure is None or failure.error == errors[0]
+
+
+def test_a_refusal_after_answered_turns_has_to_last_as_errors_of_code_do() -> None:
+    groups = [
+        [failed("RequestRefused: http://one answered 400: too long (in rollout, my.py:3)") for _ in range(2)]
+        for _ in "ab"
+    ]
+    groups[1][1].turns = make_rollout().turns
+    found = [failure.lasting for group in groups if (failure := lasting_failure(group)) is not None]
+    assert found == [Lasting.REFUSED, Lasting.CODE]
 
 
 def test_what_got_no_answer_does_not_last() -> None:
