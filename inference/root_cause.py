@@ -23,6 +23,12 @@ _OF_PYDANTIC = re.compile(r"\d+ validation errors? for \w+$")
 _INPUT = re.compile(r"unsupported|not supported|NotImplementedError|ValidationError", re.IGNORECASE)
 """Exceptions that no other moment spares: they are about the model or the arguments, not about memory, files or neighbours."""
 
+_KILLED = re.compile(r"core proc\(s\): .*: -\d+")
+"""What vLLM says of an engine that a signal ended, which leaves no exception: those above it are of something else."""
+
+_OF_MACHINE = re.compile(rf"errno|os error|other processes|EADDRINUSE|CUDA error|NCCL|{_KILLED.pattern}", re.IGNORECASE)
+"""What the system, a device or a neighbour refused, perhaps only now, whatever its words ("Operation not supported")."""
+
 MOST_LINES = 500
 """Lines searched from the end of the output."""
 
@@ -50,10 +56,17 @@ def root_cause(log_file: Path, start: int = 0) -> str | None:
         cause = shortened(cause, MOST_CHARACTERS)
         if not _REFERS.search(cause):
             return cause
+        if _KILLED.search(cause):
+            return cause
         referring = referring or cause
     return referring
 
 
 def is_of_input(cause: str) -> bool:
     """Whether a cause is about the model or the arguments, so that the next start would end alike."""
-    return _INPUT.search(cause) is not None
+    return _INPUT.search(cause) is not None and not is_of_machine(cause)
+
+
+def is_of_machine(cause: str) -> bool:
+    """Whether a cause is about the machine or its other processes, so that the next start may end otherwise."""
+    return _OF_MACHINE.search(cause) is not None

@@ -37,14 +37,14 @@ from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.inference.model_facts import attention_heads, head_size, kept_bytes, longest_context
 from counterpoint.inference.port_claim import claimed
-from counterpoint.inference.root_cause import is_of_input, root_cause
+from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_cause
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.process.child import size_of
 from counterpoint.transport.process.cores import own_cores
 from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
-from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
+from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING, exit_code_of, is_disk_full, is_passing
 from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ def serve(
             finally:
                 _stop(child, signals)
     except OSError as error:
-        return _failed(DISK_FULL if is_disk_full(error) else EXIT_FAILED, str(error))
+        passing = PASSING if is_passing(error) else EXIT_FAILED
+        return _failed(DISK_FULL if is_disk_full(error) else passing, str(error))
 
 
 def _failed(code: int, reason: str) -> int:
@@ -467,12 +468,16 @@ def _watch(
 def _ended(code: int, config: InferenceConfig, cause: str, *, ready: bool) -> int:
     """Says why vLLM ended by itself; returns the exit code of the server."""
     death = describe_exit(code if code >= 0 else 128 - code)
-    short = ", as the kernel does when memory is short" if code == -signal.SIGKILL else ""
-    what = "did not start" if cause and not ready else f"{death}{'' if ready else ' before it was ready'}{short}"
+    short = ", as the kernel does when memory is short" if (killed := code == -signal.SIGKILL) else ""
+    cause = "" if killed else cause  # what is in the output was survived
+    refused = bool(cause) and not ready and code >= 0
+    what = "did not start" if refused else f"{death}{'' if ready else ' before it was ready'}{short}"
     why = f": {cause}" if cause else ""
     where = f"; its output is in {config.log_file}" if config.log_file else ""
-    is_final = not ready and (code == EXIT_BAD_CONFIG or is_of_input(cause))  # 2: argparse refused an argument
-    return _failed(EXIT_BAD_CONFIG if is_final else EXIT_FAILED, f"vLLM on port {config.port} {what}{why}{where}")
+    its_code = PASSING if not ready and (killed or is_of_machine(cause)) else EXIT_FAILED
+    if not ready and (code == EXIT_BAD_CONFIG or (refused and is_of_input(cause))):  # 2: argparse refused an argument
+        its_code = EXIT_BAD_CONFIG
+    return _failed(its_code, f"vLLM on port {config.port} {what}{why}{where}")
 
 
 def _trouble(child: subprocess.Popen[bytes]) -> str:

@@ -21,7 +21,14 @@ from counterpoint.orchestrator.run_directory import (
 from counterpoint.orchestrator.step.checkpoint import CheckpointError
 from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
 from counterpoint.transport.files.atomic import DISK_FAULTS
-from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full, not_written, way_on
+from counterpoint.transport.process.permanent_errors import (
+    DISK_FULL,
+    PASSING,
+    is_disk_full,
+    is_passing,
+    not_written,
+    way_on,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +61,9 @@ def report_failure(error: Exception, run_dir: Path) -> int:
         return 2 if config_is_refused(run_dir) else 3
     if any(isinstance(leaf, ConflictError) for leaf in expected):
         return 3  # a restart would change nothing
-    return DISK_FULL if any(map(is_disk_full, expected)) else 1
+    if any(map(is_disk_full, expected)):
+        return DISK_FULL
+    return PASSING if any(map(is_passing, expected)) else 1
 
 
 def _described(error: BaseException, run_dir: Path) -> str:

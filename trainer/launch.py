@@ -43,8 +43,8 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready: called once the model is loaded and the wire is open.
 
     Returns:
-        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 74 the disk is full; 128 + a signal that ended it before
-        it was done, with a checkpoint.
+        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 74 the disk is full; 75 an obstacle that may pass; 128 +
+        a signal that ended it before it was done, with a checkpoint.
     """
     try:
         (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,8 @@
 By its role's restart scope the worker alone is created again, or all of its role, or the whole job: those are asked to end
 first, *recycled*. The scope counts for a worker that had begun to work; one that died before that has left no mark on others, and
 is created again alone. The deaths of a worker in a row are bounded; those with a lost node or an agent, and those of a full disk,
-do not count. A command that was never ready and gives the same reason for its second death has no third one.
+do not count. A command that was never ready and gives the same reason for its second death has no third one, unless an obstacle
+ended it that may pass.
 
 When the job ends, all tasks stop first, at once, since they do not need one another; then role by role in reverse, as
 `JobSpec.stop_order` says, the workers of a role at once and its SubMaster after them, since a service may need those before it to
@@ -32,7 +33,7 @@ from counterpoint.cluster.manager.state import (
     add_worker,
 )
 from counterpoint.cluster.spec import RestartScope, worker_name
-from counterpoint.transport.process.permanent_errors import DISK_FULL
+from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING
 from counterpoint.transport.process.stop_requests import REPETITION_SECONDS
 
 FIRST_BACKOFF_SECONDS = 1.0
@@ -84,7 +85,7 @@ def exited(ledger: Ledger, worker: WorkerRecord, event: events.WorkerExited) -> 
     words = words_of(event) + (", although the job still needs it" if code == 0 else "")
     if worker.stuck:  # of a node that is gone, nobody can say that it was killed there
         words = f"{worker.stuck}, and {words}" if event.lost or event.reason else f"{worker.stuck} and was killed"
-    hopeless = bool(event.reason) and _ended_alike(ledger, worker, words)
+    hopeless = bool(event.reason) and code != PASSING and _ended_alike(ledger, worker, words)
     return died(ledger, worker, code, words, at, with_node=event.lost, hopeless=hopeless)
 
 
@@ -253,10 +254,13 @@ def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) 
 
 
 def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> events.Outcome:
-    """Returns the outcome of a job that fails since this worker did; 1 for a death by signal or an unexpected 0."""
+    """Returns the outcome of a job that fails since this worker did.
+
+    Its code is 1 for a death by signal, an unexpected 0, and an obstacle that has not passed.
+    """
     log = ledger.spec_of(worker).log_of(worker.name) or f"logs/{worker.name}.log"
     reason = f"{worker.name} {worker.last_death}"[: events.LONGEST_REASON - 500]
-    return events.Outcome(code if 0 < code < 126 else 1, f"{reason} (log: {log})", worker.name)
+    return events.Outcome(code if 0 < code < 126 and code != PASSING else 1, f"{reason} (log: {log})", worker.name)
 
 
 def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:

@@ -41,6 +41,18 @@ KILLED = "RuntimeError: Engine core initialization failed. See root cause above.
         ),
         (ARGUMENT, "unrecognized arguments: --nope", False),
         (KILLED, KILLED.strip(), False),
+        ("NotImplementedError: a faster path\n" + KILLED, KILLED.strip(), False),
+        ("OSError: [Errno 95] Operation not supported\n", "OSError: [Errno 95] Operation not supported", False),
+        (
+            "RuntimeError: not bound (errno: 97 - Address family not supported by protocol)\n",
+            "RuntimeError: not bound (errno: 97 - Address family not supported by protocol)",
+            False,
+        ),
+        (
+            "RuntimeError: CUDA error: operation not supported\n",
+            "RuntimeError: CUDA error: operation not supported",
+            False,
+        ),
         ("INFO: all is well\n", None, None),
         (MEMORY + "KeyboardInterrupt: terminated\n", "ValueError: less memory than is asked for", False),
     ],

@@ -30,6 +30,7 @@ from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.run.config import RunConfig, ScheduleConfig
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.messages import PROTOCOL_VERSION, Evicted, Rejected
+from counterpoint.transport.process.permanent_errors import PASSING
 from counterpoint.transport.records import Batch, Rollout
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -371,15 +372,15 @@ def test_what_may_be_free_at_the_next_attempt_is_no_bad_configuration(
 ) -> None:
     with taken_port() as port:
         config = make_config(prometheus_port=port)
-        assert run(config, lambda: None) == 1
+        assert run(config, lambda: None) == PASSING
     assert f"prometheus_port = {port}" in capsys.readouterr().err
     with taken_over(config.model_copy(update={"resume": True})):
-        assert run(config.model_copy(update={"resume": True}), lambda: None) == 1
+        assert run(config.model_copy(update={"resume": True}), lambda: None) == PASSING
     assert "another orchestrator runs in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("when", ["made", "started"])
-@pytest.mark.parametrize(("error", "code"), [("refused", 1), ("absent", 2)])
+@pytest.mark.parametrize(("error", "code"), [("refused", PASSING), ("absent", 2)])
 def test_a_service_that_does_not_answer_at_the_start_is_no_bad_configuration(
     make_config: Callable[..., RunConfig], when: str, error: str, code: int
 ) -> None:
@@ -420,7 +421,7 @@ def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., RunCon
 
 def test_a_trainer_that_does_not_come(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(trainer_timeout_seconds=0.2)
-    assert run(config, lambda: None) == 1
+    assert run(config, lambda: None) == PASSING
     assert (
         "no trainer was ready for run 'one' within trainer_timeout_seconds = 0.2"
         in (config.run_dir / "orchestrator.log").read_text()

@@ -14,6 +14,7 @@ from counterpoint.orchestrator.daemon import run
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import publish_directory, published_steps
 from counterpoint.transport.messages import Acknowledged
+from counterpoint.transport.process.permanent_errors import PASSING
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
@@ -112,6 +113,6 @@ def test_a_trainer_that_was_killed_before_it_could_say_it_is_known_by_its_checkp
 
 def test_a_trainer_that_never_comes_back_is_not_waited_for_without_end(committed: RunConfig) -> None:
     leave_checkpoint(committed, STEPS - 1)
-    assert run(committed.model_copy(update={"trainer_timeout_seconds": 0.3}), lambda: None) == 1
+    assert run(committed.model_copy(update={"trainer_timeout_seconds": 0.3}), lambda: None) == PASSING
     assert "no trainer was ready for run 'one'" in (committed.run_dir / "orchestrator.log").read_text()
     assert batches(committed) != []

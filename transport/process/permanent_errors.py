@@ -1,7 +1,8 @@
 """Tells permanent errors of the system, at which another attempt would fail in the same way, from passing ones.
 
 A role that a permanent error stops ends with the exit code of a bad configuration, and its supervisor does not restart it. One
-that a full disk stops ends with `DISK_FULL`, and is started again until there is space.
+that a full disk stops ends with `DISK_FULL`, and is started again until there is space; one that a passing error stops, with
+`PASSING`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ another process holds, a file system that is unreachable for a moment."""
 DISK_FULL = 74
 """Exit code of a process that a full disk stopped; `EX_IOERR` of sysexits.h."""
 
+PASSING = 75
+"""Exit code of a process that an obstacle stopped which the next attempt may not meet, such as a port in use; `EX_TEMPFAIL`."""
+
 
 def exit_code_of(error: Exception) -> int:
     """Returns the exit code of a role that this error of its files or its values stopped."""
     if is_disk_full(error):
         return DISK_FULL
-    return 2 if isinstance(error, OSError | ValueError) and is_final(error) else 1
+    if isinstance(error, OSError | ValueError) and is_final(error):
+        return 2
+    return PASSING if is_passing(error) else 1
 
 
 def is_disk_full(error: BaseException | None) -> bool:

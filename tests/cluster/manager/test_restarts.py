@@ -9,7 +9,7 @@ import pytest
 from counterpoint.cluster.manager.ending import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
 from counterpoint.cluster.manager.events import Outcome, WorkerSuspected
 from counterpoint.cluster.manager.state import FENCE_LEASES
-from counterpoint.transport.process.permanent_errors import DISK_FULL
+from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING
 from tests.cluster.manager.driver import Driver, managed, role
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, three
 
@@ -60,6 +60,17 @@ def test_a_reason_that_comes_again_counts_only_before_a_command_was_ever_ready(w
         job.exit("server-0", 1, at, reason)
         job.tick()
     assert job["server-0"].phase.value == ("initializing" if was_ready else "failed")
+
+
+def test_an_obstacle_that_may_pass_is_met_again_as_often_as_a_command_may_die() -> None:
+    job = three(max_restarts=2)
+    job.begin()
+    for at in (10.0, 20.0):
+        assert job.exit("trainer-0", PASSING, at, "the port is in use") == []
+        assert job.tick() == ["create trainer-0 again"]
+    job.exit("trainer-0", PASSING, 30.0, "the port is in use")
+    job.exits("server-0")
+    assert job.outcome == failed(1, "trainer-0", f"ended with exit code {PASSING}: the port is in use")
 
 
 def test_a_command_that_gives_no_reason_is_started_as_often_as_it_may_be() -> None:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, is_final, is_passing
+from counterpoint.transport.process.permanent_errors import (
+    DISK_FULL,
+    PASSING,
+    exit_code_of,
+    is_disk_full,
+    is_final,
+    is_passing,
+)
 
 
 def failed(cause: BaseException, explicitly: bool) -> BaseException:
@@ -65,6 +72,9 @@ def test_a_start_is_not_tried_again_for_what_a_person_must_correct() -> None:
     unread = failed(OSError(errno.ESTALE, "stale"), explicitly=True)
     assert isinstance(unread, ValueError)
     assert not is_final(unread), "the value was never seen"
+    errors = (ValueError("wrong"), PermissionError(errno.EACCES, "denied"), OSError(errno.EADDRINUSE, "in use"), unread)
+    assert [exit_code_of(error) for error in errors] == [2, 2, PASSING, PASSING]
+    assert exit_code_of(FileNotFoundError(errno.ENOENT, "no such file")) == 1
 
 
 def test_a_full_disk_has_an_exit_code_of_its_own() -> None:
@@ -73,5 +83,4 @@ def test_a_full_disk_has_an_exit_code_of_its_own() -> None:
     assert exit_code_of(raised.value) == DISK_FULL
     assert is_disk_full(failed(OSError(errno.EDQUOT, "quota"), explicitly=True))
     assert is_disk_full(SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"))
-    assert [exit_code_of(error) for error in (ValueError("wrong"), PermissionError(errno.EACCES, "denied"))] == [2, 2]
-    assert exit_code_of(OSError(errno.EIO, "broken")) == 1
+    assert exit_code_of(OSError(errno.EIO, "broken")) == PASSING
