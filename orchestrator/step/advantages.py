@@ -87,7 +87,7 @@ def _rewards(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 def _over_deviation(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Returns values over their (population) standard deviation; zeros if all are equal, as what is left of a step may be."""
-    return values / values.std() if _differ(values) else np.zeros_like(values)
+    return values / values.std() if differ(values) else np.zeros_like(values)
 
 
 def _standardised(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -100,7 +100,7 @@ def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
     A rounding error would pass the zero-advantage filter, and divided by its own deviation, or a step's, it would become 1.
     """
-    if not _differ(rewards):
+    if not differ(rewards):
         return np.zeros_like(rewards)
     shifted = rewards - rewards[0]
     centred: npt.NDArray[np.float64] = shifted - shifted.mean()
@@ -264,8 +264,8 @@ def _array(values: Iterable[float]) -> npt.NDArray[np.float64]:
     return np.fromiter(values, dtype=np.float64)
 
 
-def _differ(rewards: npt.NDArray[np.float64]) -> bool:
-    """Whether rewards differ by more than rounding."""
+def differ(rewards: npt.ArrayLike) -> bool:
+    """Tells whether rewards differ by more than rounding."""
     return bool(np.ptp(rewards) > ROUNDING * np.abs(rewards).max())
 
 

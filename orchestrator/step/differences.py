@@ -20,6 +20,7 @@ from typing import Literal
 
 import orjson
 
+from counterpoint.orchestrator.step.advantages import differ as rewards_differ
 from counterpoint.orchestrator.step.filters import ZERO
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import write_atomically
@@ -146,11 +147,11 @@ class Differences:
         return any(_learned_from(rollout) != before for rollout in completed)
 
     def _count(self, completed: Sequence[Rollout], size: int, among: Literal["group", "run"], differ: bool) -> None:
-        rewards = {rollout.reward for rollout in completed}
+        rewards = [_reward_of(rollout) for rollout in completed]
         if len(completed) == 1 < size and among == "group":
             reason = _ONE_COMPLETED
-        elif len(rewards) == 1:
-            reason = f"each rollout has the reward {rewards.pop():.3g}"
+        elif not rewards_differ(rewards):
+            reason = f"each rollout has the reward {rewards[0]:.3g}"
         elif differ:
             reason = (
                 f"the filters caught each rollout ({', '.join(sorted({str(each.filtered_by) for each in completed}))})"

@@ -20,7 +20,7 @@ from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_st
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
-from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
+from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError, differ
 from counterpoint.orchestrator.step.filters import FilterCounts, apply_filters
 from counterpoint.orchestrator.step.players import fault_of_players, set_advantages
 from counterpoint.run.config import FilterConfig
@@ -151,9 +151,9 @@ def _why_filtered(rollouts: Sequence[Rollout]) -> str:
     """Returns which filters caught the rollouts, for a person."""
     caught = Counter(rollout.filtered_by for rollout in rollouts)
     text = ", ".join(f"{count} by {kind}" for kind, count in caught.most_common())
-    rewards = {rollout.reward for rollout in rollouts}
-    if "zero_advantage" in caught and len(rewards) == 1:
-        text += f" (each has the reward {rewards.pop():g}, and a group learns from differences)"
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if "zero_advantage" in caught and not differ(rewards):
+        text += f" (each has the reward {rewards[0]:g}, and a group learns from differences)"
     return text
 
 

@@ -50,6 +50,9 @@ def test_a_notice_comes_after_so_many_groups_and_whenever_their_number_has_doubl
     assert notice is not None
     assert (notice.groups, notice.since) == (4 * GROUPS, 7.0)
     assert f"in {4 * GROUPS} of them each rollout has the reward 0 (environment toy)" in str(notice)
+    rounded = Differences(first=4)
+    assert [rounded.add(group(number, 0.1, 0.1 * 3 / 3), "group") for number in range(4)] == [False] * 3 + [True]
+    assert "in 4 of them each rollout has the reward 0.1 " in str(rounded.notice)
     assert "env check" in notice.advice
     assert differences.add(group(0, 0.0, 1.0, advantages=(-0.5, 0.5)), "group")
     assert (differences.notice, differences.groups) == (None, 0)

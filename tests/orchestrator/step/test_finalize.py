@@ -53,6 +53,8 @@ def test_a_group_that_is_filtered_as_a_whole_says_why() -> None:
     outcome = finalize_group(make_group([0.25, 0.25, 0.25]), group_mean, [zero_advantage])
     assert outcome.event.detail == "3 by zero_advantage (each has the reward 0.25, and a group learns from differences)"
     assert (outcome.event.kept, outcome.event.filtered) == (0, 3)
+    rounded = finalize_group(make_group([0.1, 0.1 * 3 / 3]), group_mean, [zero_advantage])
+    assert rounded.event.detail.startswith("2 by zero_advantage (each has the reward 0.1,")
 
 
 def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
