@@ -87,7 +87,6 @@ def describe_step(line: Line, history: History) -> str:
     Loss, entropy and mismatch KL are of the newest trained step, which is named if it is an earlier one.
     """
     failed, trained = int(line.get("rollouts/failed", 0)), history.last_trained
-    completed = line.get("rollouts/completed", 0)
     words, late = failures_in_words(sum_failures([line])), line.get("event_loop_lag/max", 0.0)
     parts = [
         f"step {line['step']}/{history.steps or '?'}",
@@ -97,7 +96,7 @@ def describe_step(line: Line, history: History) -> str:
         f"loss {number(trained.get('loss'))}" if "loss" in trained else "",
         f"entropy {number(trained.get('entropy'))}" if "entropy" in trained else "",
         f"mismatch KL {scientific(trained.get('mismatch_kl'))}" if "mismatch_kl" in trained else "",
-        f"length {number(line.get('tokens/completion', 0) / completed, 0)}" if completed else "",
+        f"length {number(line['length/mean'], 0)}" if "length/mean" in line else "",
         f"staleness {number(line.get('staleness/mean'), 1)}",
         f"lag max {milliseconds(late)}" if late > LATE_SECONDS else "",
         f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s",

@@ -44,6 +44,7 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
         "batch/tokens": len(batch.token_ids_T),
         "batch/bytes": batch.nbytes,
         **_reward_metrics(completed),
+        "length/mean": float(np.mean([sum(len(turn.completion_ids) for turn in each.turns) for each in completed])),
         **_cache_metrics(rollouts),
         **environment_metrics(completed),
     }

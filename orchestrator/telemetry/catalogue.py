@@ -86,6 +86,12 @@ FAILURES = Metric(
     "rollouts that their environment failed, by the error's kind",
     labels=("environment", "error"),
 )
+LENGTH_MEAN = Metric(
+    "counterpoint_completion_length_mean_tokens",
+    "gauge",
+    "mean completion tokens of the step's completed rollouts",
+    "tokens",
+)
 STALENESS_MEAN = Metric("counterpoint_staleness_mean_steps", "gauge", "mean of the batch's samples", "steps")
 STALENESS_MAX = Metric("counterpoint_staleness_max_steps", "gauge", "highest of the batch's samples", "steps")
 TOKENS = Metric(
@@ -271,6 +277,7 @@ LINES = (
     ),
     LineName("staleness/mean", "of the batch's samples, in steps", STALENESS_MEAN),
     LineName("staleness/max", "of the batch's samples, in steps", STALENESS_MAX),
+    LineName("length/mean", "completion tokens of a completed rollout, of all its turns", LENGTH_MEAN),
     LineName("tokens/prompt", "of all turns", TOKENS, {"kind": "prompt"}),
     LineName("tokens/completion", "of all turns", TOKENS, {"kind": "completion"}),
     LineName(
@@ -354,7 +361,7 @@ LINES = (
 METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
     ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
-    CAUGHT, FAILURES, STALENESS_MEAN,
+    CAUGHT, FAILURES, LENGTH_MEAN, STALENESS_MEAN,
     STALENESS_MAX, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
     OUTAGE_START,
