@@ -44,6 +44,9 @@ RECENT_STEPS = 10
 NO_DIFFERENCE = "no difference"
 """What is said of a run of which nothing is learned."""
 
+NOTICED_STEPS = 50
+"""A run that alternates between learning and not is told again after so many steps, or once it lasts longer."""
+
 MOST_EXAMPLES = 20
 """Rollouts that a job prints in full by itself."""
 
@@ -157,8 +160,8 @@ class PlainProgress:
         """When each worker sent its last status, on the monotonic clock, by name."""
         self._started: dict[str, float] = {}
         """The time when each worker last began to start, in Unix seconds, by name."""
-        self._noticed: dict[str, int] = {}
-        """The groups without a difference of the notice that was last printed, by run."""
+        self._noticed: dict[str, tuple[int, int]] = {}
+        """The groups without a difference of the notice that was last printed, and the step then, by run."""
         self._told: dict[str, str] = {}
         """What the newest heartbeat said of each worker, by name."""
         self._dropped = DroppedExamples(console)
@@ -214,12 +217,15 @@ class PlainProgress:
         self._shown[worker.name] = worker
 
     def _print_notice(self, history: History) -> None:
-        """Says that a run's groups show no difference, whenever that is a new notice."""
-        noticed = history.no_difference.groups if history.no_difference is not None else 0
-        if noticed > (before := self._noticed.get(history.run_id, 0)):
-            said = f"{history.no_difference}" if before else history.advice_without_difference
+        """Says that a run's groups show no difference, if more of them do than it last said, or many steps ago."""
+        if history.no_difference is None:
+            return
+        groups, (told, step) = history.no_difference.groups, self._noticed.get(history.run_id, (0, 0))
+        is_first = not told or history.step >= step + NOTICED_STEPS
+        if is_first or groups > told:
+            said = history.advice_without_difference if is_first else f"{history.no_difference}"
             self._print(f"{self._run_column(history)}{printable(said)}", logging.WARNING)
-        self._noticed[history.run_id] = noticed
+            self._noticed[history.run_id] = groups, history.step
 
     def _print_heartbeat(self, workers: list[WorkerView]) -> None:
         several = self._has_several_runs

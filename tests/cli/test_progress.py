@@ -207,7 +207,8 @@ def test_groups_without_a_difference_are_told_once_and_with_what_to_do(past: Pat
     history = History.of(past, "test", 20)
     console = Console(file=io.StringIO(), width=300, force_terminal=terminal)
     progress = choose(console, {"test": history})
-    for groups in (64, 64, 128, None, 64):
+    for groups, step in ((64, 20), (64, 20), (128, 20), (None, 21), (64, 22), (128, 69), (64, 70)):
+        history.shipped = {step: shipped_line(step, float(step))}
         reason = "in 60 of them each rollout has the reward 0"
         history.no_difference = None if groups is None else Notice(groups, reason, "take easier examples", 0.0)
         progress.update([worker(State.READY)], [])
@@ -215,6 +216,7 @@ def test_groups_without_a_difference_are_told_once_and_with_what_to_do(past: Pat
     said = console.file.getvalue()  # type: ignore[attr-defined]
     if not terminal:
         assert [said.count(f"the last {groups} groups") for groups in (64, 128)] == [2, 1]
+        assert said.count("take easier examples") == 2, "with what to do at first, and again after many steps"
     assert (
         "each rollout has the reward 0. What to do: take easier examples. Three of the worst: counterpoint show" in said
     )
