@@ -230,7 +230,7 @@ def test_one_rollout_in_full_is_printed_with_the_reason_why_nothing_is_learned(p
     record = {
         "rollout_id": "4-1",
         "reward": 0,
-        "answer": "42",
+        "answer": "forty-two",
         "turns": [{"prompt": "<|user|>6 x 7<|end|>", "completion": "x" * 5000}],
     }
     report = {
@@ -256,7 +256,7 @@ def test_one_rollout_in_full_is_printed_with_the_reason_why_nothing_is_learned(p
     assert said.count("run test: 32 rollouts discarded since step 20: group 4: \\x1b[2Jno rollout survived") == 1
     assert "failed: KeyError: 'x'" in said
     assert [said.count(f"rollout {each} of run test, of a dropped group") for each in ("4-1", "9-9")] == [1, 1]
-    for part in ("right answer", "42", "6 x 7"):
+    for part in ("right answer", "forty-two", "6 x 7"):
         assert said.count(part) == 2, part
     assert "<|user|>" not in said
     assert "x" * 1000 not in said
