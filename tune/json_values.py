@@ -28,7 +28,7 @@ def as_json(value: Any, where: str = "config", *, finite: bool = True, depth: in
         return value
     if kind is int:
         if not -(2**63) <= value < 2**64:
-            raise TuneError(f"{where}: {value} has more than 64 bits and would not survive the journal; give a string")
+            raise TuneError(f"{where}: an integer of more than 64 bits would not survive the journal; give a string")
         return value
     if kind is float:
         if finite and not math.isfinite(value):
@@ -44,10 +44,12 @@ def as_json(value: Any, where: str = "config", *, finite: bool = True, depth: in
         for key in value:
             if not isinstance(key, str):
                 raise TuneError(f"{where}: the key {key!r} is of type {type(key).__name__}; keys must be strings")
-        return {str(key): inner(item, f"/{key}") for key, item in value.items()}
+        return {str.__str__(key): inner(item, f"/{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [inner(item, f"[{index}]") for index, item in enumerate(value)]
-    for plain in (str, bool, int, float):
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enumeration's member the text that it is; `str(value)` may be its name
+    for plain in (int, float):
         if isinstance(value, plain):  # a subclass, such as an enumeration's member or numpy's float64
             return inner(plain(value), "")
     if _is_array(value) and (finite or value.ndim == 0):
