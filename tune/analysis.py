@@ -315,5 +315,5 @@ def _best_of(results: Iterable[Result], metric: str, largest: bool) -> Result | 
     return (max if largest else min)(scored, key=lambda one: one[0])[1]
 
 
-def _iteration(checkpoint: Checkpoint) -> int:
+def _iteration(checkpoint: Checkpoint) -> float:
     return checkpoint.iteration

@@ -22,8 +22,8 @@ class Checkpoint:
 
     trial_id: str
     """The trial whose state it is; not always the one that restores it."""
-    iteration: int
-    """The `training_iteration` of the last result before it."""
+    iteration: int | float
+    """The `training_iteration` of the last result before it. A user's executor may give any number."""
     path: str
     """The directory, absolute, or a URI that the executor understands."""
     result: Result = field(default_factory=dict)

@@ -54,7 +54,7 @@ class KeptCheckpoints:
         yield from self.release(before)
 
 
-def score(checkpoint: Checkpoint, attribute: str) -> tuple[float, int]:
+def score(checkpoint: Checkpoint, attribute: str) -> tuple[float, float]:
     """The rank of a checkpoint: higher is better, later is better among equals. One without a number ranks last."""
     sign = -1.0 if attribute.startswith("min-") else 1.0
     value = lookup(checkpoint.result, attribute.removeprefix("min-"))

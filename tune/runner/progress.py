@@ -52,7 +52,7 @@ class Progress:
     """The resources of a trial, as `needs_of` writes them."""
     attempt: int = 0
     phase: Phase = Phase.OUT
-    counted: int = 0
+    counted: int | float = 0
     """The `training_iteration` of the newest result that counted; an earlier one is a repetition after a restore."""
     lacks_metric: bool = False
     """Whether a result lacked a metric on which someone must decide."""

@@ -105,7 +105,7 @@ class OurSide(Trials):
     def exploit(self, trial: Trial, source: Checkpoint, config: dict[str, Any], experiment_tag: str) -> None:
         assert self.scheduler.needs_checkpoint(source)
         trial.config, trial.experiment_tag = config, experiment_tag
-        self.world.took_over(trial.trial_id, source.trial_id, source.iteration, config, experiment_tag)
+        self.world.took_over(trial.trial_id, source.trial_id, int(source.iteration), config, experiment_tag)
 
     def pause_trial(self, trial: Trial) -> None:
         raise AssertionError("none of the schedulers pauses another trial")
