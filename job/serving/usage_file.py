@@ -6,13 +6,15 @@ A worker counts with its descendants, such as a server's engine. What runs on ot
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 from counterpoint.cluster.worker_view import State, WorkerView
@@ -51,17 +53,35 @@ class UsageFile:
         self.path = directory / USAGE_FILE
         self._is_local = backend == "local"
         self._looked, self._before = float("-inf"), dict[int, _Process]()
+        self._thread: Thread | None = None
+        self._trouble: OSError | None = None
 
     def write(self, state: State, workers: Sequence[WorkerView]) -> None:
-        """Appends a line if it is time. Raises `OSError`."""
-        now, pids = time.monotonic(), {worker.name: worker.pid for worker in workers if worker.pid}
-        seconds = now - self._looked
-        if not self._is_local or not pids or seconds < EVERY_SECONDS:
+        """Begins to measure if it is time, in a thread of its own: `nvidia-smi` may hang. Raises an earlier `OSError`."""
+        pids = {worker.name: worker.pid for worker in workers if worker.pid}
+        if self._thread is not None and self._thread.is_alive():
             return
-        before, self._before, self._looked = self._before, _processes(), now
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+        if self._is_local and pids and time.monotonic() - self._looked >= EVERY_SECONDS:
+            self._thread = Thread(target=self._try, args=(pids,), name="measuring", daemon=True)
+            self._thread.start()
+
+    def _try(self, pids: Mapping[str, int]) -> None:
+        try:
+            self.measure(pids)
+        except OSError as error:
+            self._trouble = error
+
+    def measure(self, pids: Mapping[str, int]) -> None:
+        """Appends a line of these processes, from the second time on: of CPU time the difference counts. Raises `OSError`."""
+        now = time.monotonic()
+        seconds, before = now - self._looked, self._before
+        self._before, self._looked = _processes(), now
         if not before:
-            return  # of CPU time the difference counts
-        gpu_memory = _gpu_figures("--query-compute-apps=pid,used_gpu_memory")
+            return
+        gpus, gpu_memory = map(_gpu_figures, ("gpu=index,utilization.gpu", "compute-apps=pid,used_gpu_memory"))
         children = defaultdict[int, list[int]](list)
         for pid, process in self._before.items():
             children[process.parent].append(pid)
@@ -69,13 +89,12 @@ class UsageFile:
         for name, pid in pids.items():
             tree = [pid] if pid in self._before else []
             for each in tree:
-                tree += children[each]
+                tree += [child for child in children[each] if child not in tree]  # an id may be used anew while we look
             ticks = sum(_ticks_since(self._before[each], before.get(each)) for each in tree)
             resident = sum(self._before[each].resident for each in tree)
             taken[name] = {"cpu": ticks / _TICKS / seconds, "memory": resident * _PAGE_BYTES}
             if gpu_memory:
                 taken[name]["gpu_memory"] = 2**20 * sum(gpu_memory.get(each, 0) for each in tree)
-        gpus = _gpu_figures("--query-gpu=index,utilization.gpu") if gpu_memory else {}
         line = {"time": time.time(), "workers": taken, "gpus": {str(at): share / 100 for at, share in gpus.items()}}
         append_line(self.path, line)
         if self.path.stat().st_size > MOST_BYTES:
@@ -98,14 +117,14 @@ def _processes() -> dict[int, _Process]:
     return found
 
 
-def _gpu_figures(query: str) -> dict[int, int]:
-    """Returns pairs of whole numbers that `nvidia-smi` tells; none without it."""
+def _gpu_figures(query: str) -> Counter[int]:
+    """Returns pairs of whole numbers that `nvidia-smi` tells, equal firsts summed up; none without it."""
+    figures = Counter[int]()
     if shutil.which("nvidia-smi") is None:
-        return {}
-    try:
-        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SECONDS, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    pairs = [line.split(",") for line in shown.splitlines()]
-    return {int(at): int(value) for at, value in pairs if at.strip().isdecimal() and value.strip().isdecimal()}
+        return figures
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
+        shown = subprocess.run(command, capture_output=True, timeout=NVIDIA_SECONDS, check=False).stdout
+        for at, value in re.findall(rb"^ *(\d+) *, *(\d+) *$", shown, re.MULTILINE):  # else it says why it cannot
+            figures[int(at)] += int(value)
+    return figures
