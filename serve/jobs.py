@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,9 +29,9 @@ Reader = TypeVar("Reader")
 Kind = Literal["job", "cluster", "experiment", "sweep", "other", "missing"]
 
 MOST_JOBS = 500
-"""Jobs of one folder that are shown."""
+"""Jobs of one folder that are shown: those in which something was made last."""
 
-MOST_READERS = 512
+MOST_READERS = 2 * MOST_JOBS
 """Readers that are kept, of all jobs; the one that was used longest ago goes first."""
 
 
@@ -94,6 +95,7 @@ class Jobs:
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._jobs: dict[str, Job] = {}
+        self._by_directory: dict[Path, Job] = {}
         self.named = [*dict.fromkeys(path.absolute().resolve() for path in directories)]
         """What stands on the command line."""
         self._readers: OrderedDict[Hashable, _Kept] = OrderedDict()
@@ -140,15 +142,14 @@ class Jobs:
 
     def _add(self, directory: Path) -> Job:
         """Returns the job in a directory. Its id, which no other job has, is made of the directory's name."""
-        known = next((job for job in self._jobs.values() if job.directory == directory), None)
-        if known is not None:
+        if (known := self._by_directory.get(directory)) is not None:
             return known
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.name)[:48].lstrip("_.-") or "job"
         number = 2
         unique = name
         while unique in self._jobs:
             unique, number = f"{name}-{number}", number + 1
-        job = self._jobs[unique] = Job(unique, directory)
+        job = self._jobs[unique] = self._by_directory[directory] = Job(unique, directory)
         return job
 
 
@@ -157,10 +158,20 @@ def _jobs_in(directory: Path) -> list[Path]:
     try:
         if kind_of(directory) != "other" or kind_of(control_directory(directory)) == "cluster":
             return []
-        found = (Path(each.path) for each in os.scandir(directory) if each.is_dir(follow_symlinks=False))
-        return sorted(path for path in found if kind_of(path) in ("job", "cluster", "experiment"))[:MOST_JOBS]
+        with os.scandir(directory) as entries:
+            found = [each for each in entries if each.is_dir(follow_symlinks=False)]
+        found.sort(key=_changed, reverse=True)
+        jobs = (path for each in found if kind_of(path := Path(each.path)) in ("job", "cluster", "experiment"))
+        return sorted(islice(jobs, MOST_JOBS))
     except OSError:
         return []
+
+
+def _changed(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except OSError:  # it has gone
+        return 0.0
 
 
 def _identity_of(directory: Path) -> tuple[int, int] | None:

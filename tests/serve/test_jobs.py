@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_a_folder_of_jobs_stands_for_the_jobs_in_it(tmp_path: Path) -> None:
     assert [job.id for job in jobs] == ["b", "with_run", "away"]
     (outputs / "job.json").write_text("{}")
     assert [job.id for job in jobs] == ["outputs", "away"], "a job's own folders are its own"
+
+
+def test_of_many_jobs_in_a_folder_the_newest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counterpoint.serve.jobs, "MOST_JOBS", 2)
+    for age, name in enumerate(["c", "a", "b"]):
+        (tmp_path / name / "run_x").mkdir(parents=True)
+        os.utime(tmp_path / name, (1e9 + age, 1e9 + age))
+    assert [job.id for job in Jobs([tmp_path])] == ["a", "b"]
+    os.utime(tmp_path / "c", (2e9, 2e9))
+    assert [job.id for job in Jobs([tmp_path])] == ["b", "c"]
 
 
 def test_a_reader_that_failed_is_used_again_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
