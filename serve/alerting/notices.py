@@ -88,7 +88,7 @@ class Ledger:
                 self._told[key] = {
                     "severity": problem.severity,
                     "since": problem.since,
-                    "reason": clipped(problem.reason, LONGEST_MESSAGE),
+                    "reason": _safe(problem.reason),
                     "gone": None,
                 }
             else:
@@ -111,6 +111,11 @@ class Ledger:
         message = reason if event == "problem" else f"ended{lasted}: {reason}"
         runs = tuple(run for key in keys if (run := key.split("|")[1]))
         return Notice(event, severity, kind, message, since, runs, worker, tuple(keys))
+
+
+def _safe(reason: str) -> str:
+    """Returns it in one line of bounded length, first without what looks like a secret: its name may be in what is cut."""
+    return clipped(redact_line(" ".join(reason.split())), LONGEST_MESSAGE)
 
 
 def _is_whole(key: str, told: object) -> bool:
@@ -146,7 +151,7 @@ def body_of(notice: Notice, job_id: str, page: str, now: float) -> dict[str, Any
 
     The message may have text of a run's own: what looks like a secret is hidden, and it is cut at `LONGEST_MESSAGE` characters.
     """
-    message = clipped(redact_line(" ".join(notice.message.split())), LONGEST_MESSAGE)
+    message = _safe(notice.message)
     run = notice.runs[0] if len(notice.runs) == 1 else ""
     link = f"{page.rstrip('/')}/#/jobs/{quote(job_id, safe='')}" + (f"/runs/{quote(run, safe='')}" if run else "")
     names = ", ".join(notice.runs[:SHOWN_RUNS]) + (" and more" if len(notice.runs) > SHOWN_RUNS else "")

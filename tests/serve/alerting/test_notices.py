@@ -116,6 +116,17 @@ def test_text_of_a_run_cannot_mention_a_channel_or_show_a_key_and_is_bounded() -
     assert body["link"] is None
 
 
+def test_what_is_cut_of_a_reason_that_was_told_leaves_no_secret_without_its_name() -> None:
+    for rest in range(LONGEST_MESSAGE // 3):
+        ledger = Ledger(["error"], {})
+        reason = "word " * (LONGEST_MESSAGE // 4) + f"password: hunter2hunter2 {'z' * rest}"
+        ledger.observe([replace(EVICTED, reason=reason)], 100)
+        told(ledger, 100)
+        ledger.observe([], 110)
+        (notice,) = ledger.due(110 + GONE_SECONDS)
+        assert "hunter2" not in str(body_of(notice, "demo", "", 200.0))
+
+
 def ended(*runs: RunFacts, workers: list[dict[str, Any]] | None = None, running: bool = True) -> tuple[str, str]:
     notice = end_of(JobFacts(Path("job"), 100.0, running, "stopping", workers or [], [*runs]))
     return notice.event, notice.message
