@@ -172,18 +172,18 @@ def records_without_difference(job: Path, run_id: str) -> tuple[str, list[Rollou
     if (job / f"run_{run_id}" / EXAMPLES_FILE).exists():
         return "a group without a difference", list(_records_in(job / f"run_{run_id}" / EXAMPLES_FILE))
     step = find_step(job, run_id, None)
-    groups: dict[object, list[RolloutRecord]] = {}
+    groups: dict[str, tuple[RolloutRecord, set[float]]] = {}
     for record in read_records(job, run_id, step):
         if record.reward is not None and record.error is None:
-            groups.setdefault(record.fields.get("group_id"), []).append(record)
-    alike = [group for group in groups.values() if len({record.reward for record in group}) == 1]
+            _, rewards = groups.setdefault(str(record.fields.get("group_id")), (record, set()))
+            rewards.add(record.reward)
+    alike = [first for first, rewards in groups.values() if len(rewards) == 1]
     if not alike:
         raise UserError(
             f"the rewards differ within each of the {len(groups)} groups of step {step}, the newest of run {run_id} in {job}"
         )
-    alike.sort(key=lambda group: group[0].reward or 0.0)
     where = f"step {step}, of whose {len(groups)} groups {len(alike)} have equal rewards"
-    return where, [group[0] for group in alike[:EXAMPLES]]
+    return where, sorted(alike, key=lambda record: record.reward or 0.0)[:EXAMPLES]
 
 
 def dropped_records(job: Path, run_id: str) -> list[RolloutRecord]:
