@@ -331,5 +331,5 @@ def test_groups_without_a_difference_are_those_that_are_said_or_those_of_the_new
     with pytest.raises(UserError, match="differ within each of the 1 groups of step 2"):
         main([str(tmp_path), "--no-difference"])
     damaged = tmp_path / "run_one" / "rollouts" / "step_2" / "rollouts.jsonl"
-    damaged.write_bytes(said_by([], rollout_id="8-8", group_id=[8]) + b"\n")
+    damaged.write_bytes(said_by([], rollout_id="8-8", group_id=[8], reward=0.0) + b"\n")
     assert "rollout 8-8 of run one, step 2" in shown(capsys, tmp_path, "--no-difference")
