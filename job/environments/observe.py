@@ -189,6 +189,9 @@ def _noting(seen: Observations) -> Iterator[None]:
                 seen.printed.append(text)
             return sys.stderr.write(text)
 
+        def fileno(self) -> int:  # for processes that the environment starts
+            return sys.stderr.fileno()
+
     depth = sys.get_coroutine_origin_tracking_depth()
     with warnings.catch_warnings(), redirect_stdout(Printed()):
         warnings.simplefilter("always", RuntimeWarning)

@@ -23,6 +23,9 @@ PATIENCE_SECONDS = 10.0
 BLOCKED_SECONDS = 1.0
 """An event loop that does not answer for so long is blocked."""
 
+END = signal.SIGRTMAX
+"""The signal that ends code which blocks the loop. An environment may have a use of its own for the others, such as alarms."""
+
 
 @contextmanager
 def saying(
@@ -37,8 +40,10 @@ def saying(
     caller = asyncio.current_task()
     file = getattr(sys.modules.get(module), "__file__", None)
 
-    def end(*_: object) -> None:
-        if not ended.is_set():
+    def end(_number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
+            frame = frame.f_back
+        if frame is not None and not ended.is_set():  # else the loop has just been given back
             raise TimeoutError(
                 f"held the event loop for over {most_blocked_seconds:g} s; all other rollouts wait meanwhile"
             )
@@ -55,17 +60,17 @@ def saying(
                 say(f"after {seconds:g} s {line}")
             if blocked >= most_blocked_seconds:
                 blocked = 0.0
-                signal.pthread_kill(own, signal.SIGALRM)
+                signal.pthread_kill(own, END)
 
     thread = threading.Thread(target=watch, name="environment check, waiting")
-    before = signal.signal(signal.SIGALRM, end)
+    before = signal.signal(END, end)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(END, before)
 
 
 def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], str]) -> str | None:

@@ -6,8 +6,12 @@ import asyncio
 import os
 import random
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -310,6 +314,31 @@ class Forever(Sound):
         return 1.0
 
 
+class ForeverAfterAlarms(Forever):
+    """Has a time limit of its own, which is an alarm, and lets that be afterwards."""
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        return await super().score(example, rollout)
+
+
+@pytest.fixture
+def keeps_alarms() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+class Insisting(Sound):
+    """Asks until the answer has the form that it wants, and has others write."""
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        subprocess.run(["/bin/true"], stdout=sys.stdout, check=True)  # noqa: ASYNC221 - it ends at once
+        prompt = model.chat.start([{"role": "user", "content": example.prompt}])
+        while "<answer>" not in model.chat.decode((await model.generate(prompt)).completion_ids.tolist()):
+            pass
+
+
 @pytest.mark.slow
 async def test_answers_that_are_told_and_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -324,11 +353,45 @@ async def test_answers_that_are_told_and_secrets(
 
 
 @pytest.mark.slow
-async def test_a_loop_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("keeps_alarms")
+@pytest.mark.parametrize("kind", ["Forever", "ForeverAfterAlarms"])
+async def test_a_loop_without_an_end_is_ended(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.1)
     monkeypatch.setattr(observing, "SECONDS", 0.3)
     with pytest.raises(
         ValueError, match=rf"TimeoutError: held the event loop for over 0\.3 s.* \(in score, {HERE}:\d+"
     ):
-        await seen_of("Forever", tmp_path)
+        await seen_of(kind, tmp_path)
+
+
+@pytest.mark.slow
+async def test_what_made_up_answers_never_end_is_left_to_real_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.5)
+    monkeypatch.setattr(observing, "SECONDS", 0.3)
+
+    class Started(Exception):
+        pass
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
+        raise Started
+        yield
+
+    with pytest.raises(Started):
+        await seen_of("Insisting", tmp_path, serving=serving())
+
+
+async def test_code_that_gives_the_loop_back_at_the_last_moment_is_not_ended() -> None:
+    main, waits = threading.get_ident(), asyncio.create_task(asyncio.sleep(60))
+
+    def end() -> None:
+        wait_until(lambda: sys._current_frames()[main].f_code.co_name == "select", "the loop to be idle")
+        signal.pthread_kill(main, waiting.END)
+
+    with waiting.saying([waits], __name__, print, 1.0):
+        await asyncio.to_thread(end)
+    waits.cancel()
