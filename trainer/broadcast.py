@@ -70,7 +70,7 @@ class Assembled:
     """What all ranks of a sharded model have put together for a broadcast."""
 
     weights: dict[str, Tensor]
-    """On the CPU, by name; empty on all ranks but the first, and where only an adapter is published."""
+    """The weights on the CPU, by name; empty on all ranks but the first, and where only an adapter is published."""
     digests: dict[str, Digest]
     """The weights' digests, by the precision of a server; empty where only an adapter is published."""
     answers: Answers

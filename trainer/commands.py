@@ -35,7 +35,7 @@ class Begin(Command[Contribution], frozen=True):
     slot: int
     number: int
     header: dict[str, Any]
-    """Of `trainer/work/batch_parts.py: outline`, as the arrays; both are empty with one rank."""
+    """The header of `trainer/work/batch_parts.py: outline`, as the arrays are; both are empty with one rank."""
     arrays: bytes
     objective: Objective
 
@@ -51,7 +51,7 @@ class Train(Command[None], frozen=True):
 
     rows: Sequence[Row]
     parts: list[list[tuple[int, list[int], list[int]]]]
-    """For each rank, by slot, the samples that are sent to it, and the sizes of their frames."""
+    """The samples, for each rank and by slot, that are sent to it, and the sizes of their frames."""
 
 
 class EndPass(Command[None], frozen=True):

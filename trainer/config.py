@@ -32,7 +32,7 @@ class TrainerConfig(Config):
     """Continue from the newest checkpoint. False: the trainer's directory must not hold a checkpoint yet."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    """The device to train on."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of weights and activations; `auto` is bfloat16 on a GPU, float32 on a CPU. The optimizer's state is float32."""
@@ -116,9 +116,9 @@ class TrainerConfig(Config):
     `inference.dtype` is set and its own servers serve. At a server of another precision the probe is the only proof."""
 
     broadcast: Literal["files", "memory"] = "files"
-    """Where full weights are published. `memory`: in this machine's shared memory (/dev/shm), `keep_broadcasts` + 1 times their
-    size; the servers have to be on this machine and run as this user. What does not fit is on the disk, as are the versions to
-    which a checkpoint returns, and adapters."""
+    """The place of published full weights. `memory`: in this machine's shared memory (/dev/shm), `keep_broadcasts` + 1 times
+    their size; the servers have to be on this machine and run as this user. What does not fit is on the disk, as are the versions
+    to which a checkpoint returns, and adapters."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Port of the metrics; 0 takes a free one, which the log names. Of several ranks the first one serves."""

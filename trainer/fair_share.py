@@ -45,7 +45,7 @@ class FairShare:
         self._max_tokens = max_tokens
         self._ranks = ranks
         self._flows: dict[int, _Flow] = {}
-        """By slot, in the order of the round."""
+        """The flows by slot, in the order of the round."""
 
     def add(self, slot: int, weight: float, lengths: Mapping[int, int]) -> None:
         """Opens a step; `lengths`: sample to tokens, at most `max_tokens`. A run whose last step just ended keeps its credit."""

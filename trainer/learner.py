@@ -82,9 +82,9 @@ class Learner:
         self.ranks = ranks
         self.manager = manager
         self.runs: dict[int, Run] = {}
-        """By slot, the runs that could be made; the records of the others say why not."""
+        """The runs that could be made, by slot; the records of the others say why not."""
         self.contributions: dict[int, list[Contribution]] = {}
-        """By slot, the contributions of a run since its last update, in order."""
+        """The contributions, by slot, of a run since its last update, in order."""
         self.heartbeat_seconds = min(HEARTBEAT_SECONDS, config.rank_silence_seconds / 4)
         self._slices = SliceWriter(config.output_dir, ranks.index)
         self._references = References(config.model, config.dtype, ranks, sharded=config.sharded)

@@ -69,7 +69,7 @@ class MicroBatch:
     """One packed row, on the device. All index tensors are int64."""
 
     parts: list[Part]
-    """In the order of the row. The trained tokens `P` are in the order of the samples."""
+    """The parts in the order of the row. The trained tokens `P` are in the order of the samples."""
     sample_lengths: list[int]
     """The lengths of whole samples, also where they share a prompt."""
     families: Families | None

@@ -203,7 +203,7 @@ UNIT = 2.0**-9
 """The largest relative error of a number that is rounded to bfloat16."""
 
 STRENGTH = 8.0
-"""With it, what is seen in 32 passes bounds the difference between two engines (`docs/inference.md` has figures)."""
+"""Strength with which what is seen in 32 passes bounds the difference between two engines (`docs/inference.md` has figures)."""
 
 _ROUNDING_SEED = 0
 

@@ -24,7 +24,7 @@ with trainer_imports():
     from counterpoint.trainer.train import train
 
 BAD_CONFIGURATION = 2
-"""Exit code."""
+"""The exit code for a configuration that cannot be."""
 
 
 def _rank_main(file: Path, resume: bool) -> int:

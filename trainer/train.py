@@ -68,13 +68,13 @@ WRITING_POLL_SECONDS = 0.05
 """The same while a checkpoint is being written: what it makes durable is acknowledged soon after."""
 
 DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
-"""Between two discoveries: when nothing is known to have changed, and after a `HELLO` or `BYE`."""
+"""The times between two discoveries: when nothing is known to have changed, and after a `HELLO` or `BYE`."""
 
 EVICTED = 3
 """Exit code, equal to the orchestrator's, so that a job's does not depend on which of them ends first."""
 
 WAITING_REPORT_SECONDS = 30.0
-"""Between log lines about what is awaited."""
+"""The time between log lines about what is awaited."""
 
 
 def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Sources | None = None) -> int:
@@ -164,7 +164,7 @@ class Trainer:
         self._registry = self._manager.registry
         self._sources = sources or {}
         self.orders: dict[int, Order[Item]] = {}
-        """By slot, of the runs whose items are taken."""
+        """The orders by slot, of the runs whose items are taken."""
         self._sessions = Sessions(config, receiver, self._manager, self.orders)
         self._shares = FairShare(config.row_tokens, learner.ranks.count // config.context_parallel)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
@@ -179,7 +179,7 @@ class Trainer:
         """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, self.checkpoints)
         self.broadcasters: dict[int, Broadcaster] = {}
-        """By slot; each writes one run's directory, and holds a tensor of its last probe."""
+        """The broadcasters by slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._status = StatusLine()
         self._discovered = 0.0
         self._slots_change = True

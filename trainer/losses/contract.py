@@ -24,9 +24,9 @@ class LossInputs:
     """The trained tokens of one run in one row; `[P]` float32 each, if nothing else is said, and without gradient."""
 
     trainer_log_probabilities_P: Tensor
-    """Under the weights that are trained, with gradient."""
+    """Log-probabilities under the weights that are trained, with gradient."""
     inference_log_probabilities_P: Tensor
-    """As the inference engine returned them with the tokens."""
+    """Log-probabilities as the inference engine returned them with the tokens."""
     advantages_P: Tensor
     sample_P: Tensor
     """int64: the token's sample, counted within this row from 0, ascending."""
@@ -36,11 +36,11 @@ class LossInputs:
     """The entropies of the distributions that the tokens were drawn from, under the weights that are trained, in nats. With
     gradient if the loss has used it when it was loaded."""
     old_log_probabilities_P: Tensor | None = None
-    """Under the weights before the step. None: a step is one update, so the trainer's own, without gradient, are these."""
+    """Log-probabilities under the weights before the step. None: a step is one update, so the trainer's own are these."""
     reference_log_probabilities_P: Tensor | None = None
-    """Under the reference policy; None without one."""
+    """Log-probabilities under the reference policy; None without one."""
     teacher_log_probabilities_P: Tensor | None = None
-    """Under the teacher; None without one."""
+    """Log-probabilities under the teacher; None without one."""
     values_P: Tensor | None = None
     """The value head's estimates at the positions that predict the tokens, with gradient; None without one."""
 

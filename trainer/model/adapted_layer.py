@@ -65,7 +65,7 @@ class PeftNames:
     """How a layer is called in the files of an adapter (`trainer/lora/peft_names.py`)."""
 
     stored: Mapping[str, str]
-    """By a part's name in the layer, such as `0.gate_proj` of experts, or `""` of a layer without parts: its name in the file."""
+    """The names in the file, by a part's name in the layer: `0.gate_proj` of experts, or `""` of a layer without parts."""
     target_modules: tuple[str, ...]
     """What the description calls it, as a module."""
     target_parameters: tuple[str, ...]

@@ -55,7 +55,7 @@ class _Call:
 
     gathers: bool
     output: int
-    """Elements."""
+    """The number of elements of the output."""
     input: int
     dtype: torch.dtype
     device: torch.device
@@ -130,7 +130,7 @@ class Passes:
         self.lacked_memory = False
         """Whether a rank lacked memory in the round that was discarded last."""
         self._idle_failures = 0
-        """Since the last idle pass that succeeded, without those for which others may be to blame."""
+        """The failures since the last idle pass that succeeded, without those for which others may be to blame."""
         for exchange in exchanges(model):
             exchange.made = self._made
         if context is not None:

@@ -110,9 +110,9 @@ class Snapshot:
     run_id: str
     step: int
     tensors: dict[str, Tensor]
-    """On the CPU; the generators' state as well."""
+    """The tensors on the CPU; the generators' state as well."""
     description: dict[str, Any]
-    """For `state.json`."""
+    """The values for `state.json`."""
     others: OtherSlices | None = None
     """The slices of the other ranks, if the state is divided; they are being written."""
 

@@ -31,10 +31,10 @@ SLOW_SECONDS = 1.0
 """A wait for the disk that is worth a line in the log."""
 
 LATE_SECONDS = 60.0
-"""After these a checkpoint on its way is reported once, with the ranks whose disks it waits for."""
+"""The seconds after which a checkpoint on its way is reported once, with the ranks whose disks it waits for."""
 
 ASKING_SECONDS = 0.02
-"""Between two questions to the other ranks while nothing but their slices is waited for."""
+"""The time between two questions to the other ranks while nothing but their slices is waited for."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Checkpoints:
         self._spans = spans
         self._memory = memory
         self._writing: dict[str, _Writing] = {}
-        """In the order in which they were begun, and are written."""
+        """The checkpoints in the order in which they were begun, and are written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
 
     @property

@@ -35,7 +35,7 @@ _MAX_HOLDER = 1000
 
 
 _MOST_TAKEOVERS = 2**20
-"""Between two messages of a run. A peer that states a much larger epoch would lock the run's own processes out for ever."""
+"""The most take-overs between two messages of a run. A peer's much larger epoch would lock the run's processes out for ever."""
 
 
 @dataclass(frozen=True, slots=True)

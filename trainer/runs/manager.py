@@ -112,7 +112,7 @@ class MultiRunManager:
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._modules: dict[str, MultiLora] = {}
         self.scaling_factors = ScalingFactors(self.registry)
-        """By slot, alpha over rank: the product of a run's adapter is multiplied by it. A discovered hook may set it."""
+        """The factors of the products of adapters, alpha over rank, by slot. A discovered hook may set one."""
 
     @property
     def max_runs(self) -> int:

@@ -60,18 +60,18 @@ class Orchestrator:
     """Whether the orchestrator of a run is connected, and the last answer to it. Times are of one monotonic clock, in seconds."""
 
     connected: bool = False
-    """From `HELLO` to `BYE`."""
+    """Whether its orchestrator is connected: from `HELLO` to `BYE`."""
     hello: Hello | None = None
-    """The last one."""
+    """The last `HELLO`."""
     confirmed: bool = False
     """Whether a message of a session has come since then."""
     unreachable_since: float = math.inf
     patience: float = math.inf
     """Seconds for which an orchestrator that cannot be reached still counts as present."""
     bye_deadline: float = math.inf
-    """When the trainer stops waiting for the `BYE` of an orchestrator whose run is trained to its end."""
+    """The time at which the trainer stops waiting for the `BYE` of an orchestrator whose run is trained to its end."""
     unanswered_since: float | None = None
-    """Since when the orchestrator of a run without a slot awaits an answer."""
+    """The time since when the orchestrator of a run without a slot awaits an answer."""
     last_answer: tuple[str, float] | None = None
     """The last answer to the orchestrator of a waiting run, and its time."""
 
@@ -104,7 +104,7 @@ class RunRecord:
     """How the run ended after it had a slot; None before, and again after another admission."""
     orchestrator: Orchestrator = field(default_factory=Orchestrator)
     run: Run | None = None
-    """From the admission to a slot until the run leaves it."""
+    """The run, from the admission to a slot until it leaves that."""
 
     @property
     def admissible(self) -> bool:

@@ -31,13 +31,13 @@ class Shards:
 
     rank: int
     ranks: int
-    """With different slices: files of a checkpoint."""
+    """The ranks with different slices: files of a checkpoint."""
     rows: dict[str, int]
     """The rows of each divided weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
     parallel: dict[str, int]
-    """For the experts' weights among them: the ranks of a group that divides them before the groups do."""
+    """The ranks of a group that divides experts' weights before the groups do, by name; no other weights."""
     write_others: Callable[[], OtherSlices]
-    """On rank 0: makes the other ranks copy their part of a checkpoint, which they then write while training goes on."""
+    """On rank 0, has the other ranks copy their part of a checkpoint, which they then write while training goes on."""
     experts: ExpertGroup | None = None
     """Set where only experts are divided: all other weights are whole, and their gradients have to be added over the ranks."""
 
@@ -118,15 +118,15 @@ class Run:
     reference: nn.Module | None = None
     """The model of its reference policy; None without a reference, or where that is the base under the adapter."""
     reference_slot: int | None = None
-    """Where its layers have the adapter of its reference policy; None if that has none."""
+    """The slot where its layers have the adapter of its reference policy; None if that has none."""
     mismatches: list[tuple[str, float]] = field(default_factory=list)
     """The rollouts of the last step with the largest mismatch KL over the trained tokens of a sample, the largest first."""
     saves: dict[str, int] = field(default_factory=dict)
-    """By request, the step whose checkpoint a save waits for; on rank 0."""
+    """The step whose checkpoint a save waits for, by request; on rank 0."""
     rates: LearningRates | None = None
     """The changes of its learning rate, once they were read; on rank 0."""
     held: dict[str, Tensor] | None = None
-    """Between the first and the last update of a step: the state of before the step, in host memory."""
+    """The state of before the step, between its first and its last update, in host memory."""
 
     @property
     def finished(self) -> bool:

@@ -58,7 +58,7 @@ class Jump:
     samples: tuple[tuple[str, float], ...]
     """The rollouts of the samples with the largest, and the mean over the trained tokens of each, in nats."""
     time: float
-    """When the step was trained, in Unix seconds."""
+    """The time at which the step was trained, in Unix seconds."""
 
     def __str__(self) -> str:
         before = f"after {self.before:.3g} in the steps before" if self.before else "where it should be near 0"

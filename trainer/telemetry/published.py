@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a run imports torch, and `status` and the page read what is
 logger = logging.getLogger(__name__)
 
 RUNS_FILE = "runs.json"
-"""In `trainer/`."""
+"""The file in `trainer/` that says what the runs do."""
 
 PUBLISH_SECONDS = 1.0
 
@@ -39,7 +39,7 @@ MAX_REASON = 300
 
 
 Work = Mapping[int, tuple[int | None, int]]
-"""By slot, the step in progress, if there is one, and how many batches wait."""
+"""The step in progress, if there is one, and the number of batches that wait, by slot."""
 
 
 class TrainerTelemetry:
@@ -53,7 +53,7 @@ class TrainerTelemetry:
         self._registry = registry
         self._due = 0.0
         self._ended: dict[str, float] = {}
-        """When the last step of each run ended, on the monotonic clock."""
+        """The time at which the last step of each run ended, on the monotonic clock."""
         self._is_failing = False
 
     def end_step(self, run: Run, times: StepTimes | None, waited: float, closed: float, published: float) -> None:

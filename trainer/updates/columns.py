@@ -46,7 +46,7 @@ class Columns:
         self._given = {name: column_T.to(device) for name, column_T in (given or {}).items()}
         self.results = {name: torch.zeros(len(batch.token_ids_T), device=device) for name in results}
         self.advantages: Tensor | None = None
-        """In place of the batch's, once `conclude` has computed them; None where the batch's are used."""
+        """The advantages in place of the batch's, once `conclude` has computed them; None where the batch's are used."""
         self.returns: Tensor | None = None
         """What the value head learns."""
 

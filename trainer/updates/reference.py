@@ -34,7 +34,7 @@ class References:
         self._sharded = sharded
         self._models: dict[Path, nn.Module] = {}
         self._used: dict[int, Path] = {}
-        """By slot."""
+        """The references in use, by slot."""
 
     def open(self, slot: int, config: TrainingConfig, vocabulary: int) -> nn.Module | None:
         """Returns the model of a run's reference, in evaluation mode; None if it has none, or it is the model that is trained.

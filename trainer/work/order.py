@@ -20,7 +20,7 @@ class Due(Generic[Item]):
     drops: bool = False
     """Whether what has begun is dropped."""
     item: Item | None = None
-    """With what to begin, or to go on, if with anything."""
+    """The item with which to begin, or to go on, if there is one."""
     counts: bool = False
     """Whether the item counts: it is to be carried out, and `end` or `drop` follows. If not, `refuse` may follow."""
     has_begun: bool = False
@@ -36,7 +36,7 @@ class Order(Generic[Item]):
         """The last item that was carried out."""
         self.committed = committed
         self.waiting: dict[int, Item] = {}
-        """By number, items that were asked for and not taken."""
+        """The items that were asked for and not taken, by number."""
         self.taken: Item | None = None
         """The item that is being carried out."""
         self.waited = 0.0

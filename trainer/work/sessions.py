@@ -44,10 +44,10 @@ INTAKE_SECONDS = 0.1
 """Longest duration of one call of `receive`."""
 
 ANSWER_SECONDS = 5.0
-"""Between two equal answers to a run that waits, and between two checks whether orchestrators of runs in slots are reachable."""
+"""Time between two equal answers to a run that waits, and between two checks whether orchestrators are reachable."""
 
 GRACE_SECONDS = 10.0
-"""After these a run whose directory is not seen is told what to look at. It waits on: what is not seen may be there."""
+"""Time after which a run whose directory is not seen is told what to look at. It waits on: what is not seen may be there."""
 
 MAX_CALLERS = 1000
 """Unanswered runs beyond which one without a directory has to come again later: such names are made up."""

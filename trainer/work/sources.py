@@ -22,15 +22,15 @@ class Item:
 
     batch: Batch | None = None
     objective: Objective | None = None
-    """Of the contribution; None: the run's own."""
+    """The contribution's; None: the run's own."""
     updates: bool = False
     values: UpdateValues | None = None
-    """Of the update; None: those of the configured schedule."""
+    """The values of the update; None: those of the configured schedule."""
     publication: str | None = None
     """The name under which the weights are published then."""
     saves: bool = False
     answer: Future[Any] = field(default_factory=Future)
-    """For an asker: what the last of these comes to, or the error of the first that fails."""
+    """What an asker gets: the result of the last of these, or the error of the first that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Source:
     """Of the items of a run. Except of an asker, each is a step: a contribution and an update by the configured schedule."""
 
     publishes: Literal["updates", "saves", "nothing"]
-    """After an update follow its publication, its metrics line and, at the interval and at the end, its checkpoint. With "saves",
-    only what gets a checkpoint is published, before it. With "nothing" none of them follows, and what fails is the answer."""
+    """What follows an update. With "updates": publication, metrics line and, at the interval and at the end, checkpoint. With
+    "saves", only what gets a checkpoint is published, before it. With "nothing", none of them, and what fails is the answer."""
     commits: bool = False
     """Whether an item counts with its commit only, as what comes by the wire. It is acknowledged, and `BYE` ends the run."""
     make: Callable[[int], Batch | None] | None = None
@@ -56,7 +56,7 @@ ORCHESTRATED = Source("updates", commits=True)
 """The others are made of data (`trainer/sft/train.py`), and by an asker (`trainer/driven.py`)."""
 
 Sources = Mapping[str, Source]
-"""Of runs without an orchestrator, by their ids."""
+"""The sources of runs without an orchestrator, by the runs' ids."""
 
 
 class NoWire:
