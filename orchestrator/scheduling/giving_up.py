@@ -18,6 +18,9 @@ GROUPS = 32
 """The first groups of a process, of which no rollout completed. Where one example in five can succeed, one run in 1,000 begins
 so."""
 
+REFUSED_SECONDS = 30.0
+"""The time that refusals have to last, in seconds: a proxy before servers that begin, too, may refuse everything for a while."""
+
 SECONDS = 300.0
 """The time that failures of code have to last, in seconds: what the code asks may be away for a while, and answer nonsense."""
 
@@ -72,7 +75,7 @@ class GivingUp:
         self._is_refused &= failure.lasting is Lasting.REFUSED
         self._causes[failure.cause] += 1
         self._errors.setdefault(failure.cause, failure.error)
-        if self._groups < GROUPS or (not self._is_refused and at - self._began < SECONDS):
+        if self._groups < GROUPS or at - self._began < (REFUSED_SECONDS if self._is_refused else SECONDS):
             return None
         self._until = self._until or begun
         if any(group_id < self._until for group_id in unfinished):

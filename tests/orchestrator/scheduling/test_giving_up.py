@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterpoint.orchestrator.scheduling.giving_up import GROUPS, SECONDS, Failure, GivingUp, Lasting
+from counterpoint.orchestrator.scheduling.giving_up import GROUPS, REFUSED_SECONDS, SECONDS, Failure, GivingUp, Lasting
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 
 REFUSED = Failure(
@@ -30,10 +30,18 @@ def given_up_after(ended: list[Ended], seconds_apart: float = 0.0) -> tuple[int,
 
 
 def test_requests_that_are_always_refused_end_the_run_with_the_reason_in_full() -> None:
-    found = given_up_after([FAILED_REFUSED] * 2 * GROUPS)
+    found = given_up_after([FAILED_REFUSED] * 2 * GROUPS, REFUSED_SECONDS / (GROUPS - 2))
     assert found is not None
     assert found[0] == GROUPS
     assert found[1].endswith(f"the first {GROUPS} groups failed, each for this reason: {REFUSED.error}")
+
+
+def test_refusals_of_a_server_that_begins_end_nothing() -> None:
+    assert given_up_after([FAILED_REFUSED] * 100 * GROUPS) is None, "many at once are no long time"
+    apart = REFUSED_SECONDS / (4 * GROUPS)
+    found = given_up_after([FAILED_REFUSED] * 10 * GROUPS, apart)
+    assert found is not None
+    assert found[1].startswith(f"nothing can succeed: all rollouts of the first {4 * GROUPS + 1} groups failed")
 
 
 def test_code_that_always_fails_ends_the_run_once_that_has_lasted() -> None:
@@ -54,7 +62,7 @@ def test_anything_else_and_the_run_goes_on_for_ever(other: Ended, place: int) ->
 
 def test_what_inference_failed_counts_neither_way() -> None:
     assert given_up_after([UNANSWERED] * 1000 * GROUPS, SECONDS) is None
-    found = given_up_after([UNANSWERED, FAILED_REFUSED] * GROUPS)
+    found = given_up_after([UNANSWERED, FAILED_REFUSED] * GROUPS, REFUSED_SECONDS / GROUPS)
     assert found is not None
     assert found[0] == 2 * GROUPS
 
@@ -68,7 +76,7 @@ def test_the_commonest_reason_is_named() -> None:
 def test_what_began_earlier_and_takes_longer_is_waited_for() -> None:
     rule = GivingUp()
     for number in range(1, GROUPS + 1):
-        assert rule.group_finalized(*FAILED_REFUSED, 0.0, begun=40, unfinished=[3, 50]) is None, number
-    assert rule.group_finalized(*FAILED_REFUSED, 0.0, begun=60, unfinished=[39, 50]) is None
-    assert rule.group_finalized(*FAILED_REFUSED, 0.0, begun=70, unfinished=[40, 50]) is not None
-    assert rule.group_finalized(*FAILED_REFUSED, 0.0, begun=70, unfinished=[]) is None, "once is enough"
+        assert rule.group_finalized(*FAILED_REFUSED, float(number), begun=40, unfinished=[3, 50]) is None, number
+    assert rule.group_finalized(*FAILED_REFUSED, 40.0, begun=60, unfinished=[39, 50]) is None
+    assert rule.group_finalized(*FAILED_REFUSED, 50.0, begun=70, unfinished=[40, 50]) is not None
+    assert rule.group_finalized(*FAILED_REFUSED, 50.0, begun=70, unfinished=[]) is None, "once is enough"

@@ -364,7 +364,7 @@ def fail_groups(scheduler: Scheduler, first: int, last: int) -> list[Instruction
     instructions: list[Instruction] = []
     for group_id in range(first, last):
         end(scheduler, group_id, "ff")
-        event = GroupFinalized(group_id, 0, 0, DropReason.FAILED, "none survived", failure)
+        event = GroupFinalized(group_id, 0, 0, DropReason.FAILED, "none survived", failure, at=float(group_id))
         instructions += [each for each in scheduler.handle(event) if isinstance(each, GiveUp)]
     return instructions
 
