@@ -40,7 +40,7 @@ from counterpoint.job.workers import is_done, needs_servers, specification
 from counterpoint.job.write_job import write_job
 from counterpoint.run.changes import kept
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.printable import shortened
+from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.extras import SERVING, TRAINING, require
 from counterpoint.transport.process.journal import prioritized
 
@@ -240,7 +240,7 @@ def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console:
         quoted = "".join(f"\n  | {line}" for line in failed.last_lines)
         log = f"The end of {failed.log_file}:{quoted}" if quoted else f"Its log: {failed.log_file}"
         message = f"\ncounterpoint: {failed.name} {failed.death.removesuffix('.')}. {log}"
-        print(prioritized(message, logging.ERROR, sys.stderr), file=lasting(sys.stderr))
+        print(prioritized(printable(message), logging.ERROR, sys.stderr), file=lasting(sys.stderr))
     summary, run_dir = job.summary(outcome), config.orchestrator.run_dir
     files = {
         "summary": job.write_summary(summary),

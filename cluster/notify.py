@@ -66,7 +66,7 @@ def notify(state: str) -> bool:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         try:
-            sender.sendto(state.encode(), socket.MSG_DONTWAIT, _path(address))
+            sender.sendto(state.encode(errors="backslashreplace"), socket.MSG_DONTWAIT, _path(address))
         except OSError as error:
             if isinstance(error, BlockingIOError):
                 _full_since = min(_full_since, time.monotonic())

@@ -260,7 +260,7 @@ class PlainProgress:
     def _print(self, text: str, level: int = logging.INFO) -> None:
         """Prints a line. `level`, one of `logging`, is for systemd's journal."""
         self._last_line = time.monotonic()
-        line = prioritized(f"{time.strftime('%H:%M:%S')} {text}", level, cast(TextIO, self._console.file))
+        line = prioritized(f"{time.strftime('%H:%M:%S')} {printable(text)}", level, cast(TextIO, self._console.file))
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -51,9 +52,13 @@ def _remarks(run: Summary) -> list[str]:
     return [remark for remark in remarks if remark]
 
 
+def _title(summary: Summary) -> str:
+    return f"Counterpoint: {escape(printable(shortened(summary['outcome'], LONGEST_TITLE)))}"
+
+
 def _table_of_runs(summary: Summary) -> Table:
     """A row for each run. Steps: trained of wanted. Reward: mean of the first and of the last steps."""
-    title = f"Counterpoint: {shortened(summary['outcome'], LONGEST_TITLE)}, {duration(summary['elapsed_seconds'])}"
+    title = f"{_title(summary)}, {duration(summary['elapsed_seconds'])}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for column in (*TEXT_COLUMNS, *NUMBER_COLUMNS):
         is_text = column in TEXT_COLUMNS
@@ -76,8 +81,7 @@ def _table_of_runs(summary: Summary) -> Table:
 
 
 def _table_of_run(summary: Summary) -> Table:
-    title = f"Counterpoint: {shortened(summary['outcome'], LONGEST_TITLE)}"
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=_title(summary), title_justify="left")
     table.add_column(style="dim")
     table.add_column()
     for name, text in _rows_of_run(summary).items():

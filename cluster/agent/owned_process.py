@@ -19,7 +19,7 @@ from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
 from counterpoint.cluster.process import INHERITED, Command, Process
 from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.printable import clipped
+from counterpoint.transport.printable import clipped, printable
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class OwnedProcess:
             "kind": protocol.BEAT,
             "worker": self.order.worker,
             "incarnation": self.order.incarnation,
-            "status": clipped(self.status or self._process.status, MOST_SAID),
-            "trouble": clipped(self._process.trouble, MOST_SAID),
+            "status": clipped(printable(self.status or self._process.status), MOST_SAID),
+            "trouble": clipped(printable(self._process.trouble), MOST_SAID),
             "pid": self._process.main_pid or 0,
             "alive": alive,
         }

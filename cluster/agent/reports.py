@@ -14,7 +14,7 @@ from typing import Any
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.events import LONGEST_REASON, Event
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.printable import clipped
+from counterpoint.transport.printable import clipped, printable
 from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown
 
@@ -43,8 +43,8 @@ REPORTED: Mapping[str, type[Event]] = {
 
 
 def cut(reason: str) -> str:
-    """Returns a reason at its greatest length."""
-    return clipped(reason, LONGEST_REASON)
+    """Returns a reason for people, at its greatest length: a worker may have said it."""
+    return clipped(printable(reason), LONGEST_REASON)
 
 
 def event_of(report: Mapping[str, Any], at: float) -> Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import select
 import socket
 import threading
@@ -11,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.notify import MAX_STATUS, Heartbeat, NotifySocket, StatusLine, beating, notify, notify_ready
+from counterpoint.cluster.notify import (
+    MAX_STATUS,
+    Heartbeat,
+    NotifySocket,
+    StatusLine,
+    beating,
+    notify,
+    notify_failure,
+    notify_ready,
+)
 
 
 def test_what_is_said_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,3 +166,11 @@ def test_a_status_is_sent_when_it_changes_and_is_short(monkeypatch: pytest.Monke
     assert len(sent) == 3
     assert len(sent[2]) <= MAX_STATUS
     socket.close()
+
+
+def test_a_reason_that_no_encoding_has_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
+    notify_failure("cannot read " + os.fsdecode(b"\xff"))
+    assert supervisor.receive() == {"X_FAILURE": "cannot read \\udcff"}
+    supervisor.close()

@@ -289,8 +289,10 @@ def test_the_reason_of_a_hook_is_the_reason_of_the_exit() -> None:
     table = fresh()
     hello(table)
     created(table, description={"any": 1})
-    table.hear("role-0", 1, {"kind": protocol.FAILED, "reason": "`setup` raised ValueError: no"})
-    assert told(table.exited("role-0", 1))[0][1]["reason"] == "`setup` raised ValueError: no"
+    table.hear("role-0", 1, {"kind": protocol.FAILED, "reason": "`setup` raised ValueError: \x1b[2Jno"})
+    assert told(table.exited("role-0", 1))[0][1]["reason"] == "`setup` raised ValueError: \\x1b[2Jno", (
+        "it controls no terminal"
+    )
 
 
 def test_members_reach_workers_that_are_created_later() -> None:

@@ -95,6 +95,16 @@ def test_the_time_of_a_resumed_job_says_of_what_it_is(past: Path) -> None:
         assert expected in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_a_reason_is_shown_as_it_is(tmp_path: Path, several: bool) -> None:
+    history, reason = history_of(tmp_path), "failed: no file [/usr/lib/x] of [bold]"
+    one = summarize(history, tmp_path, elapsed=1.0, outcome=reason)
+    summary = summarize_runs([history], {}, tmp_path, elapsed=1.0, outcome=reason) if several else one
+    console = Console(file=io.StringIO(), width=120)
+    print_summary(summary, {}, console)
+    assert reason in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
     summary = summarize(history_of(tmp_path), tmp_path, elapsed=1.0, outcome="failed")
     assert summary["reward"]["first"] is None
