@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from counterpoint.transport.process.permanent_errors import DISK_FULL
@@ -9,6 +10,10 @@ from counterpoint.transport.process.permanent_errors import DISK_FULL
 ASKED_TO_END = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
 """Exit codes of a process that a signal ended before its work was complete: it ended in order, or, if it had no handler yet, the
 kernel ended it."""
+
+
+_HOW = re.compile(r"(exit code \d+|sys\.exit\(\d+\)|by SIG[A-Z0-9]+)$")
+"""The end of words that say how a process ended and not why."""
 
 
 def describe_exit(code: int) -> str:
@@ -25,4 +30,4 @@ def describe_exit(code: int) -> str:
 
 def is_explained(death: str) -> bool:
     """Whether the words about the end of a process have its reason, behind what the exit code says."""
-    return ": " in death
+    return ": " in death and _HOW.search(death) is None

@@ -19,6 +19,7 @@ import orjson
 from counterpoint.cluster.elastic.config import ElasticConfig
 from counterpoint.cluster.elastic.ranks import LOOPBACK
 from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
+from counterpoint.cluster.start_time import LONGEST_STARTS
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import living_runs
@@ -192,7 +193,7 @@ def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
         "start": StartGate.WORKER,
         "config": elastic.model_dump(mode="json", exclude_defaults=True),
         "environment": _environment(config, "trainer") | {"OMP_NUM_THREADS": str(trainer.threads or 1)},
-        "ready_timeout_seconds": READY_SECONDS + GATHER_SECONDS,
+        "ready_timeout_seconds": LONGEST_STARTS * READY_SECONDS + GATHER_SECONDS,
         "silence_timeout_seconds": SILENCE_SECONDS,
     }
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from counterpoint.cluster.elastic.ranks import RanksProcess, alone, python_command
-from counterpoint.cluster.notify import Heartbeat, NotifySocket, StatusLine, notify_failure
+from counterpoint.cluster.notify import Heartbeat, NotifySocket, StatusLine, notify, notify_failure
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.atomic import write_atomically
@@ -120,6 +120,10 @@ def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_
                 status.show(message["STATUS"])
             if message.get("WATCHDOG") == "1":  # rank 0's heartbeat: this process only waits
                 heartbeat.beat()
+            if message.get("EXTEND_TIMEOUT_USEC", "").isdecimal():
+                notify(f"EXTEND_TIMEOUT_USEC={message['EXTEND_TIMEOUT_USEC']}")
+            if "X_FAILURE" in message:
+                notify_failure(message["X_FAILURE"])
             if "EXIT_STATUS" in message:
                 code = int(message["EXIT_STATUS"])
         if stop.count and not forwarded and not ended:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from counterpoint.cluster.notify import notify, notify_ready
+from counterpoint.cluster.notify import notify, notify_failure, notify_ready
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.process.imports import trainer_imports
 from counterpoint.transport.process.launch import die_with_parent
@@ -31,7 +31,11 @@ def _rank_main(file: Path, resume: bool) -> int:
     text = file.read_text()
     config = TrainerConfig.model_validate(tomllib.loads(text) if file.suffix == ".toml" else json.loads(text))
     config = config.model_copy(update={"resume": config.resume or resume})
-    return run_rank(config, lambda: train(config, notify_ready))
+    try:
+        return run_rank(config, lambda: train(config, notify_ready))
+    except Exception as error:
+        notify_failure(f"{type(error).__name__}: {error}")
+        raise
 
 
 def run_rank(config: TrainerConfig, lead: Callable[[], int]) -> int:

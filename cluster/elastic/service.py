@@ -15,6 +15,7 @@ with these ranks would mean to it:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from counterpoint.cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWor
 from counterpoint.cluster.elastic.events import RoundsStage
 from counterpoint.cluster.elastic.ranks import RanksProcess
 from counterpoint.cluster.notify import NotifySocket
+from counterpoint.cluster.start_time import LONGEST_STARTS
 from counterpoint.cluster.worker import Context, Member
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,9 @@ class RankZero:
         self._began = self._heard = time.monotonic()
         self.pid: int | None = None
         self.is_ready = False
+        self.failure = ""
+        """Why the ranks are about to end, as the first of them said."""
+        self._extended_until = -math.inf
         self.code: int | None = None
         """Its exit code; that of another rank if this means the same on every rank."""
         self._told = False
@@ -74,6 +79,9 @@ class RankZero:
                 self.pid = int(message["MAINPID"])
             if message.get("EXIT_STATUS", "").isdecimal():
                 self.code = int(message["EXIT_STATUS"])
+            if message.get("EXTEND_TIMEOUT_USEC", "").isdecimal():
+                self._extended_until = time.monotonic() + int(message["EXTEND_TIMEOUT_USEC"][:18]) / 1e6
+            self.failure = self.failure or message.get("X_FAILURE", "")
             self.is_ready |= message.get("READY") == "1"
             if self.is_ready:
                 self._heard = time.monotonic()
@@ -83,7 +91,10 @@ class RankZero:
         now = time.monotonic()
         if self.code is not None:
             return ""  # it ends
-        if not self.is_ready and now - self._began > ready_seconds:
+        until = max(
+            self._began + ready_seconds, min(self._extended_until, self._began + LONGEST_STARTS * ready_seconds)
+        )
+        if not self.is_ready and now > until:
             return f"rank 0 was not ready within {ready_seconds:g} s"
         if self.is_ready and self._silence_seconds is not None and now - self._heard > self._silence_seconds:
             return f"rank 0 was silent for {self._silence_seconds:g} s"
@@ -168,9 +179,11 @@ class ServiceWorker(ElasticWorker):
         said = self._said_code()
         if said is None and code == 0 and ranks.succeeded:
             said = 0
+        why = self._rank_zero.failure if self._rank_zero is not None else ""
         if said is None or said == TERMINATED:
-            raise RanksFailed(ranks.failure or f"torch's agent ended with exit code {code}")
-        raise SystemExit(said)
+            how = ranks.failure or f"torch's agent ended with exit code {code}"
+            raise RanksFailed(f"{how}: {why}" if why else how)
+        raise SystemExit(said) from (RanksFailed(why) if why else None)
 
     def _said_code(self) -> int | None:
         if self._rank_zero is None:

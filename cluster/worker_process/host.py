@@ -250,7 +250,10 @@ def call(name: str, hook: Callable[..., Any], *arguments: Any) -> Any:
         code = 0 if error.code is None else error.code
         if isinstance(code, int):
             code = code & 0xFF
-            raise HookEndedError(f"`{name}` called sys.exit({error.code})", code) from error
+            why = f": {error.__cause__}" if error.__cause__ else ""
+            raise HookEndedError(
+                clipped(f"`{name}` called sys.exit({error.code}){why}", LONGEST_REASON), code
+            ) from error
         print(error.code, file=sys.stderr, flush=True)  # noqa: T201 - as the interpreter does
         raise HookEndedError(clipped(f"`{name}` called sys.exit({error.code!r})", LONGEST_REASON), FAILED) from error
     except BaseException as error:

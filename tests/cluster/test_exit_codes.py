@@ -1,21 +1,22 @@
-"""Exit codes, in words."""
+"""Which words about an end have its reason."""
 
 from __future__ import annotations
 
 import pytest
 
-from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.exit_codes import is_explained
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("death", "explained"),
     [
-        (3, "ended with exit code 3"),
-        (74, "ended with exit code 74: the disk is full"),
-        (137, "was killed by SIGKILL"),
-        (143, "was stopped by SIGTERM"),
-        (255, "ended with exit code 255"),
+        ("ended with exit code 1", False),
+        ("ended with exit code 1: the port is in use", True),
+        ("ended with exit code 2: `start` called sys.exit(2)", False),
+        ("ended with exit code 2: `start` called sys.exit(2): no memory", True),
+        ("ended with exit code 1: `start` raised RanksFailed: rank 0 ended with exit code 1", False),
+        ("ended with exit code 1: `start` raised RanksFailed: rank 1 was ended by SIGSEGV", False),
     ],
 )
-def test_exits_are_told_in_words(code: int, words: str) -> None:
-    assert describe_exit(code) == words
+def test_a_death_is_explained_by_more_than_how_it_ended(death: str, explained: bool) -> None:
+    assert is_explained(death) is explained

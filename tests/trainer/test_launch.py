@@ -81,3 +81,20 @@ def test_ranks_that_are_stopped_before_rank_zero_is_there_are_ended(monkeypatch:
     finally:
         socket.close()
     assert ranks.terminated
+
+
+def test_what_ranks_say_of_their_start_and_their_end_reaches_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket, supervisor = NotifySocket(), NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+    for state in ("EXTEND_TIMEOUT_USEC=60000000", "X_FAILURE=no memory", "EXIT_STATUS=1"):
+        assert notify(state)
+    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
+    ranks: Any = EndingRanks(looks=0)
+    try:
+        with StopSignals() as requests:
+            assert _supervise(ranks, socket, requests, lambda: None) == 1
+        assert supervisor.receive() == {"EXTEND_TIMEOUT_USEC": "60000000"}
+        assert supervisor.receive() == {"X_FAILURE": "no memory"}
+    finally:
+        socket.close()
+        supervisor.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from counterpoint.cluster.elastic.service import RanksFailed, ServiceWorker
 from counterpoint.cluster.notify import notify
 from counterpoint.cluster.worker import Context, Member
+from counterpoint.cluster.worker_process.host import HookEndedError, call
 from tests.cluster.elastic.troupe import FakeRanks
 from tests.support.polling import wait_until
 
@@ -114,6 +117,38 @@ def test_it_ends_with_rank_zeros_code_unless_a_rank_died(service: Any, said: lis
     else:
         assert isinstance(end, SystemExit)
         assert end.code == code
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "reason"),
+    [
+        (["EXIT_STATUS=2"], 2, "`start` called sys.exit(2): no memory"),
+        ([], 1, "rank 1 ended with exit code 1: no memory"),
+    ],
+)
+def test_its_end_has_the_reason_that_a_rank_gave(service: Any, said: list[str], code: int, reason: str) -> None:
+    job = service()
+    job.says("X_FAILURE=no memory", *said)
+    job.ranks.fail("rank 1 ended with exit code 1")
+    with pytest.raises(HookEndedError, match=re.escape(reason)) as raised:
+        call("start", raising(job.wait()))
+    assert raised.value.code == code
+
+
+def raising(error: BaseException | None) -> Callable[[], None]:
+    def hook() -> None:
+        assert error is not None
+        raise error
+
+    return hook
+
+
+def test_ranks_that_compute_have_more_time(service: Any) -> None:
+    job = service(ready_seconds=0.5)
+    job.says("EXTEND_TIMEOUT_USEC=60000000")
+    time.sleep(0.8)
+    job.says("READY=1")
+    wait_until(lambda: job.activity == "TRAINING", "the training")
 
 
 def test_the_ranks_train_once_rank_zero_is_ready(service: Any) -> None:
