@@ -43,7 +43,7 @@ class Results:
         """`directory`: the job's. Raises `UserError` if it holds no run, and without pandas."""
         self.directory = Path(directory)
         if not self.runs:
-            raise UserError(f"{directory} holds no run; expected a job's output directory")
+            raise UserError(f"{directory} holds no run; expected the directory of a job whose runs have begun")
         require("counterpoint.read", "pandas")
 
     @property

@@ -1,6 +1,6 @@
 """Starts a job from Python: `counterpoint run` as a process of its own, and what a notebook asks of it.
 
-    job = counterpoint.start("math.toml", fresh=True, run={"steps": 20})
+    job = counterpoint.start("math.toml", fresh=True, orchestrator={"steps": 20})
     job.wait()
     counterpoint.read(job.directory).steps()
 
@@ -75,7 +75,7 @@ def start(file: Path | str, *, resume: bool = False, fresh: bool = False, **over
         file: The job's TOML file.
         resume: As `--resume`.
         fresh: As `--fresh`.
-        overrides: Values that replace those of the file, by section: `run={"steps": 20}`.
+        overrides: Values that replace those of the file, by section: `orchestrator={"steps": 20}`.
 
     Raises:
         UserError: The file or an override is wrong. What only the command finds out, such as a port that is taken, is in the
