@@ -173,9 +173,9 @@ def command_of(name: str) -> Callable[[list[str]], int]:
 def _module(name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
-    from counterpoint.transport.process.imports import without_gc
+    from counterpoint.transport.process.imports import ended_by_interrupt, without_gc
 
-    with without_gc():
+    with ended_by_interrupt(), without_gc():
         return importlib.import_module(name)
 
 

@@ -301,5 +301,29 @@ def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Pa
     assert not (tmp_path / "out").exists()
 
 
+STUBBORN = """
+import os
+import signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:  # as a callback of an import, or a library that wraps whatever is raised
+    pass
+def main(rest):
+    return 0 if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN) else 3
+"""
+
+
+@pytest.mark.parametrize(("handler", "code"), [(signal.SIG_DFL, -signal.SIGINT), (signal.SIG_IGN, 0)])
+def test_ctrl_c_while_a_command_is_imported_ends_it(handler: signal.Handlers, code: int, tmp_path: Path) -> None:
+    """A shell's background commands ignore it, and go on doing so."""
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    program = "from counterpoint.cli import main; main.COMMANDS['run'] = ('stubborn', ''); sys.exit(main.main(['run']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.append({str(tmp_path)!r}); {program}"],
+        capture_output=True, timeout=60, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, handler),
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (code, b"")
+
+
 def test_an_error_cannot_steer_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     assert refused_here(capfd, "run", "\x1b[2J.toml") == "counterpoint: error: \\x1b[2J.toml: there is no such file\n"

@@ -7,12 +7,14 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -38,6 +40,22 @@ def with_room(function: Callable[..., T], *arguments: object) -> T:
 
 
 with_room.__code__ = with_room.__code__.replace(co_stacksize=FRAME_SLOTS)
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Lets Ctrl-C end the process at once while the block imports, where nothing has begun.
+
+    `KeyboardInterrupt` is lost where it is raised in a callback of an import, and is another library's error where that wraps it.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
