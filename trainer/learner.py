@@ -151,7 +151,7 @@ class Learner:
 
         An update that ends it has these values. The samples are those of the next pass then.
 
-        Raises `InvalidBatch`: the run is as before the step.
+        Raises `InvalidBatch`: the run is as before the step, and all contributions since the last update are dropped.
         """
         step = self._step(slot)
         if step.is_last_pass:
@@ -257,7 +257,7 @@ class Learner:
             case commands.Conclude(slot):
                 return self._conclude(slot)
             case commands.EndPass(slot, values):
-                next_pass(self._step(slot), self.ranks, values)
+                self._end_pass(slot, values)
             case commands.Finish(slot, values):
                 return finish(self.contributions.pop(slot), self.ranks, values)
             case commands.PutCopy(slot, step):
@@ -301,6 +301,13 @@ class Learner:
         """Returns the run's newest contribution since its last update."""
         assert self.contributions.get(slot), f"the run in slot {slot} has no contribution"
         return self.contributions[slot][-1]
+
+    def _end_pass(self, slot: int, values: UpdateValues) -> None:
+        try:
+            next_pass(self._step(slot), self.ranks, values)
+        except InvalidBatch:  # no gradient is left
+            self._drop(slot)
+            raise
 
     def _conclude(self, slot: int) -> Outcome:
         try:
