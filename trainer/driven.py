@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -69,9 +70,12 @@ class DrivenRun:
         """Asks for an item, and has all items carried out that are due by their numbers; returns the item's answer.
 
         Items are numbered from 1, the contributions, updates, publications and saves below among them. Without a number it is the
-        next. One whose predecessors are missing waits for them; one that was carried out before has the answer None.
+        next. One whose predecessors are missing waits for them, until another is asked for under its number, which cancels its
+        answer; one that was carried out before has the answer None.
 
-        Raises `InvalidBatch`, with nothing asked for, and `ValueError` if the run has left its slot.
+        Raises `InvalidBatch`, with nothing asked for, and `ValueError` if the run has left its slot or the item was asked for
+        before. After any other error, such as `KeyboardInterrupt`, `item` says after which to go on: an update that was made is
+        not made again, and contributions since the last one, if they were dropped, are.
         """
         order = self._order()
         if item.batch is not None:
@@ -81,15 +85,20 @@ class DrivenRun:
                 raise InvalidBatch(str(error)) from error
         number = order.newest + 1 if number is None else number
         if number <= order.newest:
-            item.answer.set_result(None)
+            if not item.answer.done():
+                item.answer.set_result(None)
             return item.answer
+        if item.answer.done():
+            raise ValueError(f"item {number} was asked for under another number, or cancelled; make another `Item`")
+        if (former := order.waiting.get(number)) not in (None, item):
+            former.answer.cancel()
         order.ask(number, item)
         self._idle.close()
         try:
             while self._order().taken is not None or order.has_next:
                 self._trainer.turn()
         except BaseException:
-            self._trainer.drop(self._run.slot)
+            self._interrupt(order)
             raise
         finally:
             self._idle.enter_context(self._learner.kept_alive())
@@ -137,14 +146,27 @@ class DrivenRun:
         """Ends the run here. What was not saved is lost."""
         self._idle.close()
         self._trainer.close()
-        if self._run.descriptor is not None:
-            os.close(self._run.descriptor)
+        for run in self._learner.manager.registry.at():  # that of a run which has left is closed
+            if run.descriptor is not None:
+                os.close(run.descriptor)
 
     def _order(self) -> Order[Item]:
         registry, run_id = self._learner.manager.registry, self._run.run_id
         if registry.taking(run_id) is not self._run:
             raise ValueError(registry.refused.get(run_id, f"run {run_id} has left its slot"))
         return self._trainer.orders[self._run.slot]
+
+    def _interrupt(self, order: Order[Item]) -> None:
+        """Leaves what is carried out so that nothing counts twice, or is left out, when it is asked for again."""
+        if order.taken is None:
+            return
+        if self._run.progress.item == order.newest:  # its update was made
+            order.end(time.monotonic())
+            return
+        contributes = order.taken.batch is not None
+        self._trainer.drop(self._run.slot)
+        if contributes:  # with it, all contributions since the last update were dropped
+            order.done = self._run.progress.item
 
     def _answer(self, run: Run, item: Item) -> object:
         """Does what is asked for, once the samples are trained; the last part gives the answer."""
@@ -163,8 +185,13 @@ class DrivenRun:
                 raise ValueError(f"run {run.run_id} has no contribution since update {self.step}")
             if run.finished:
                 raise ValueError(f"run {run.run_id} is trained to its end, step {self.step}")
-            answer = learner.finish_step(slot, values)
-            run.progress.item = self._order().newest
+            try:
+                answer = learner.finish_step(slot, values)
+                run.progress.item = self._order().newest
+            except BaseException as error:
+                if not isinstance(error, Exception):  # an interrupt: the weights may be changed in part
+                    run.intact = False
+                raise
         if item.publication is not None:
             assembled = learner.assemble(slot)
             with learner.kept_alive():

@@ -287,7 +287,7 @@ class Trainer:
                     self._slots_change = True
         self._release_memory()
         for run in self._registry.at(Stage.TRAINING, Stage.FINISHED):
-            self._requests.poll(run, self.orders[run.slot].newest)
+            self._poll(run)
         self._sessions.answer()
         self._discovered = time.monotonic()
 
@@ -398,6 +398,11 @@ class Trainer:
         self._sessions.send_away(run.run_id, reason)
         self._slots_change = True
 
+    def _poll(self, run: Run) -> None:
+        """Carries out requests by files. An asker alone says what happens to its run, and its items are no steps."""
+        if self._source(run).answer is None:
+            self._requests.poll(run, self.orders[run.slot].newest)
+
     # --- items ---
 
     def _source(self, run: Run) -> Source:
@@ -446,7 +451,8 @@ class Trainer:
         """Answers an asker with what has failed; another run ends by it."""
         if self._source(run).answer is not None:
             self.orders[run.slot].end(time.monotonic())
-            item.answer.set_exception(error)
+            if not item.answer.done():  # cancelled
+                item.answer.set_exception(error)
         else:
             self._evict(run, f"step {run.progress.step + 1}: {error}")
 
@@ -489,7 +495,8 @@ class Trainer:
         else:
             found = answer(run, item)
             self.orders[slot].end(time.monotonic())
-            item.answer.set_result(found)
+            if not item.answer.done():
+                item.answer.set_result(found)
 
     def _conclude(
         self, run: Run, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
@@ -507,6 +514,8 @@ class Trainer:
         self._report(run, metrics)
         if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
             self._begin_checkpoint(run)
+            if self._registry.taking(run.run_id) is None:  # its weights could not be published
+                return
         self._telemetry.end_step(run, times, order.waited, started, published)
         self._registry.advance(run.slot, time.monotonic())
 
@@ -586,7 +595,7 @@ class Trainer:
         # The orchestrator of a finished run hears of the end only now, and has the whole time for its BYE.
         self._registry.advance(run.slot, time.monotonic())
         self._requests.forget(run)
-        self._requests.poll(run, self.orders[run.slot].newest)
+        self._poll(run)
         self._source(run).on_saved()
 
     def _durable_step(self, run: Run) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from counterpoint.run.requests import CopyRequest, read_answer, write_request
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import broadcast as broadcast_module
 from counterpoint.trainer.broadcast import Broadcaster
@@ -20,6 +23,7 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.driven import DrivenRun, _check, drive
 from counterpoint.trainer.optimizer import AdamW, Sgd, UpdateValues
 from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.updates.columns import Columns
 from counterpoint.trainer.work.contribution import Objective
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.files.atomic import published_steps
@@ -350,3 +354,106 @@ def test_a_run_begins_with_the_state_of_another_which_is_its_reference(dense_dir
             distance = float(two.update()["reference_kl"])
             two.save()
         assert (distance == 0) == (step == 1), distance
+
+
+def test_a_measurement_that_fails_leaves_no_contribution(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conclude = Columns.conclude
+
+    def spoil(columns: Columns, *given: Any) -> None:
+        conclude(columns, *given)
+        columns.measured["reference"].fill_(float("nan"))
+
+    with drive(configured(tmp_path, dense_directory), described(reference={})) as driven:
+        assert driven is not None
+        driven.contribute(make_batch(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(Columns, "conclude", spoil)
+            with pytest.raises(InvalidBatch, match="not finite: reference"):
+                driven.contribute(make_batch(1))
+        with pytest.raises(ValueError, match="no contribution since update 0"):
+            driven.update()
+        driven.contribute(make_batch(1))
+        assert driven.update()["tokens"] == len(make_batch(1).token_ids_T)
+
+
+def test_after_an_interrupt_nothing_counts_twice_or_is_left_out(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(place: object, name: str, call: Callable[[], object]) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+
+    def last() -> Item:
+        return Item(make_batch(2), updates=True, publication="last")
+
+    with drive(configured(tmp_path / "whole", dense_directory), described()) as driven:
+        assert driven is not None
+        driven.ask(Item(make_batch(1)), 1)
+        driven.ask(last(), 2)
+    with drive(configured(tmp_path / "cut", dense_directory), described()) as driven:
+        assert driven is not None
+        driven.ask(Item(make_batch(1)), 1)
+        interrupted(driven._learner, "train_rows", lambda: driven.ask(last(), 2))
+        assert driven.item == 0, "the first contribution is gone, too"
+        driven.ask(Item(make_batch(1)), 1)
+        interrupted(Broadcaster, "publish_as", lambda: driven.ask(last(), 2))
+        assert (driven.step, driven.item) == (1, 2)
+        assert driven.ask(last(), 2).result(0) is None, "the update was made"
+        assert driven.step == 1
+        driven.publish("last")
+        driven.contribute(make_batch(3))
+        interrupted(driven._learner, "finish_step", driven.update)
+        with pytest.raises(ValueError, match="last save"):
+            driven.save()
+    check_equal(published(tmp_path / "cut", "last"), published(tmp_path / "whole", "last"))
+
+
+def test_an_answer_is_given_once_and_no_wait_for_it_is_in_vain(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        first, updates = Item(make_batch(1)), Item(updates=True)
+        answer = driven.ask(first, 1)
+        assert driven.ask(first, 1) is answer, "it was carried out"
+        replaced = driven.ask(Item(saves=True), 3)
+        driven.ask(Item(publication="x"), 3)
+        assert replaced.cancelled()
+        assert driven.ask(Item(make_batch(2)), 4).cancel(), "it is asked for, though nobody wants the answer"
+        driven.ask(updates, 2).result(0)
+        assert (driven.step, driven.item) == (1, 4)
+        with pytest.raises(ValueError, match="another"):
+            driven.ask(updates, 5)
+        assert driven.update()["tokens"] == len(make_batch(2).token_ids_T)
+
+
+def test_a_request_by_a_file_is_not_answered_as_if_it_had_happened(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        write_request(tmp_path / "run_one", CopyRequest(request_id="copy", source="one", step=1))
+        for step in (1, 2, 3, 4):
+            train(driven, step)
+            driven.save()
+            driven._trainer._discovered = 0.0
+        assert read_answer(tmp_path / "run_one", "copy") is None
+        assert not published_steps(tmp_path / "trainer" / "one" / "copies")
+
+
+def test_the_end_of_a_run_that_has_left_closes_no_file_of_another(dense_directory: Path, tmp_path: Path) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        train(driven, 1)
+        shutil.rmtree(tmp_path / "run_one")
+        driven._trainer._discovered = 0.0
+        with pytest.raises(ValueError, match="left its slot"):
+            driven.contribute(make_batch(2))
+        descriptor = driven._run.descriptor
+        assert descriptor is not None
+        os.dup2(os.open(tmp_path, os.O_RDONLY), descriptor)
+    os.fstat(descriptor)
+    os.close(descriptor)
