@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from counterpoint.environments.data.rows import DataError
+from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.probe import BrokenWeights
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.train import newest_weights
+from counterpoint.trainer.train import EVICTED, Trainer
 from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
@@ -52,6 +56,32 @@ def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_
     work = [(each, free_port(), 0) for each in (same, another)]
     launch(2, tmp_path, work, module="tests.trainer.ranked_sft", seconds=DEADLINE_SECONDS)
     assert (tmp_path / "ended").read_text().splitlines() == ["0", "2"]
+
+
+def test_a_run_whose_directory_is_deleted_ends_and_says_so(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Trainer._report
+
+    def delete(trainer: Trainer, *given: Any) -> None:
+        report(trainer, *given)
+        shutil.rmtree(tmp_path / "run_sft")
+        trainer._discovered = 0.0
+
+    monkeypatch.setattr(Trainer, "_report", delete)
+    assert run(make_config(place, tmp_path, training={**TRAINING, "lora": LORA})) == 2
+    assert f"its directory {tmp_path / 'run_sft'} was deleted" in caplog.text
+
+
+def test_weights_that_cannot_be_published_end_it(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BrokenWeights("the probe is not finite")
+
+    monkeypatch.setattr(Broadcaster, "publish", refuse)
+    assert run(make_config(place, tmp_path, training={**TRAINING, "lora": LORA, "checkpoint_interval": 2})) == EVICTED
+    assert "the probe is not finite" in caplog.text
 
 
 @pytest.mark.parametrize(

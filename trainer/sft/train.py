@@ -60,7 +60,10 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     data = _Data(config, batches)
     source = Source("saves", make=data.make, line=data.line, on_saved=data.note)
     code = train(config.of_trainer, on_ready, {config.run_id: source})
-    if code == 0 and (refusal := get_multi_run_manager().registry.refused.get(config.run_id)) is not None:
+    refusal = get_multi_run_manager().registry.refused.get(config.run_id) if code == 0 else None
+    if code == 0 and not run_dir.exists():
+        refusal = f"its directory {run_dir} was deleted"
+    if refusal is not None:
         logger.error("%s", refusal)
         return BAD_CONFIGURATION
     if data.fault is not None:
