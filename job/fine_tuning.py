@@ -26,7 +26,7 @@ from counterpoint.job.configuration.layers import without_configuration
 from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.derive import sft_of
 from counterpoint.job.directory import steps_of
-from counterpoint.job.inspection.fine_tuning import DIRECTORY, DONE, MOST_BYTES, RUN_ID, fine_tuning_of
+from counterpoint.job.inspection.fine_tuning import DIRECTORY, DONE, MOST_BYTES, NEWEST_BYTES, RUN_ID, fine_tuning_of
 from counterpoint.job.inspection.metrics_lines import Follower, Line
 from counterpoint.job.placement import devices
 from counterpoint.transport.errors import UserError
@@ -137,8 +137,7 @@ def _train(job: JobConfig, file: Path, log: Path, say: Callable[[str], None]) ->
     """Runs the command once, and says how far it is; returns its exit code."""
     visible = devices(job)["trainer"] if job.gpus.trainer is not None else []
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, visible))} if visible else {}
-    follower, total = Follower(file.parent / "trainer" / "metrics.jsonl"), None
-    follower.new_lines(lambda: None)
+    follower, total = Follower(file.parent / "trainer" / "metrics.jsonl", NEWEST_BYTES), None
     with log.open("ab") as output:
         process = subprocess.Popen(
             guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "sft", str(file)]),

@@ -18,6 +18,9 @@ RUN_ID = "sft"
 MOST_BYTES = 2**24
 """The size of `done.json`."""
 
+NEWEST_BYTES = 2**16
+"""The end of its metrics, which says how far it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
@@ -57,5 +60,5 @@ def fine_tuning_of(directory: Path) -> FineTuning | None:
             return None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{own / DONE}: {error}; restore it from a copy; --fresh starts anew") from None
-    lines = Follower(own / "trainer" / "metrics.jsonl").new_lines(lambda: None)
+    lines = Follower(own / "trainer" / "metrics.jsonl", NEWEST_BYTES).new_lines(lambda: None)
     return FineTuning(max((line["step"] for line in lines), default=0), steps_of(own, RUN_ID), None)
