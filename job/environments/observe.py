@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,15 +221,13 @@ async def _rehearse(
     async def one(pool: MadeUp) -> Rollout:
         rollout = Rollout("rehearsal", 0, config.name, 0)
         model = PolicyModel(rollout, chat, pool, parameters, dict.fromkeys(opponents, pool))
-        task = asyncio.create_task(play(loaded, rollout, model), name="rehearsal")
-        with waiting.saying([task], type(environment).__module__, say, SECONDS):
-            await task
+        await _watched(play(loaded, rollout, model), environment, say, SECONDS)
         return rollout
 
     # One that only waits for long is left to the rounds, which have the environment's own deadline.
     played = [each for each in await rehearse(one, chat, environment.example(0), SECONDS) if not is_late(each)]
     if environment.group_scoring and played:
-        await score_group(loaded, played)
+        await _watched(score_group(loaded, played), environment, say, SECONDS)
     for rollout in played:
         _finish(rollout)
     gc.collect()
@@ -242,6 +240,14 @@ async def _rehearse(
         )
     for error in dict.fromkeys(failed):
         say(f"with a made-up answer in the model's place a rollout failed: {error}")
+
+
+async def _watched(
+    work: Coroutine[Any, Any, None], environment: Environment, say: Callable[[str], None], most_blocked_seconds: float
+) -> None:
+    task = asyncio.create_task(work, name="watched by a check")
+    with waiting.saying([task], type(environment).__module__, say, most_blocked_seconds):
+        await task
 
 
 class _Timed:
@@ -337,7 +343,8 @@ async def _play_round(
             await asyncio.wait(played)
     for group in groups:
         if environment.group_scoring:
-            await score_group(LoadedEnvironment(config, environment), group)
+            scored = score_group(LoadedEnvironment(config, environment), group)
+            await _watched(scored, environment, say, config.rollout_timeout_seconds)
         for rollout in group:
             _finish(rollout)
     seen.groups += groups

@@ -322,6 +322,14 @@ class ForeverAfterAlarms(Forever):
         return await super().score(example, rollout)
 
 
+class ForeverForAGroup(Sound):
+    group_scoring = True
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> list[float]:
+        while True:
+            pass
+
+
 @pytest.fixture
 def keeps_alarms() -> Iterator[None]:
     before = signal.getsignal(signal.SIGALRM)
@@ -354,13 +362,13 @@ async def test_answers_that_are_told_and_secrets(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("keeps_alarms")
-@pytest.mark.parametrize("kind", ["Forever", "ForeverAfterAlarms"])
+@pytest.mark.parametrize("kind", ["Forever", "ForeverAfterAlarms", "ForeverForAGroup"])
 async def test_a_loop_without_an_end_is_ended(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.1)
     monkeypatch.setattr(observing, "SECONDS", 0.3)
     with pytest.raises(
-        ValueError, match=rf"TimeoutError: held the event loop for over 0\.3 s.* \(in score, {HERE}:\d+"
+        ValueError, match=rf"TimeoutError: held the event loop for over 0\.3 s.* \(in score\w*, {HERE}:\d+"
     ):
         await seen_of(kind, tmp_path)
 
