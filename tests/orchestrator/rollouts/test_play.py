@@ -205,7 +205,7 @@ class Unspeakable(Exception):
         (GeneratorExit(), "GeneratorExit"),
         (Unusual("no exception"), "Unusual: no exception"),
         (asyncio.CancelledError(), "cancelled itself"),
-        (ValueError("x" * 10_000), "x… (in rollout, "),
+        (ValueError("x" * 10_000 + " for that"), "x for that (in rollout, "),
         (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),
         (Unspeakable(), "Unspeakable: (its text cannot be had: KeyError) (in rollout, "),
         ("0.7", "returned '0.7' (str); expected a number"),
