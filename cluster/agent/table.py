@@ -12,6 +12,7 @@ Its promises, which `tests/cluster/agent/test_table.py` holds against arbitrary 
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -52,6 +53,9 @@ NO_PROCESS = 128 + 9
 
 CUT_OFF = 128 + 9
 """Exit code of a worker that ended because its agent ends, whatever it said: whether its work was complete, nobody knows."""
+
+BY_ANOTHER_HAND = ASKED_TO_END | {128 + signal.SIGKILL}
+"""The codes of a process that an operator or the kernel ended."""
 
 ENDED_AS_ASKED = ASKED_TO_END | {0}
 """The codes with which a process ends that was asked to."""
@@ -328,7 +332,8 @@ class Table:
     def exited(self, worker: str, code: int) -> list[Instruction]:
         """The worker's process has ended, and everything below it has."""
         entry = self._entries[worker]
-        reason = entry.failure
+        by_another = code in BY_ANOTHER_HAND and not entry.order.description and not entry.killed
+        reason = "" if by_another else entry.failure  # what a command said then was survived
         lost = entry.cut_off and (code in ENDED_AS_ASKED or entry.killed)
         if lost:  # a master would take a task that was cut off for a complete one
             code, reason = CUT_OFF, reason or cut(f"its agent asked it to end: {self.ending}")

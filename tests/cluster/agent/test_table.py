@@ -295,6 +295,15 @@ def test_the_reason_of_a_hook_is_the_reason_of_the_exit() -> None:
     )
 
 
+@pytest.mark.parametrize(("code", "kept"), [(1, True), (134, True), (137, False), (143, False)])
+def test_an_error_that_a_command_survived_is_no_reason_of_its_end_by_another_hand(code: int, kept: bool) -> None:
+    table = fresh()
+    hello(table)
+    created(table)
+    table.hear("role-0", 1, {"kind": protocol.FAILED, "reason": "no such file"})
+    assert told(table.exited("role-0", code))[0][1]["reason"] == ("no such file" if kept else "")
+
+
 def test_members_reach_workers_that_are_created_later() -> None:
     table = fresh()
     hello(table)
