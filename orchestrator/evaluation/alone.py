@@ -135,7 +135,7 @@ def _of_subject(
     """
     versions: list[int | None] = [each.version for held in weights for each in held.values()] or [subject.step]
     known = [version for version in versions if version is not None]
-    if len(known) < len(versions):
+    if len(known) < len(versions) or len({frozenset(held) for held in weights}) > 1:  # one did not say it each time
         known = []
     first, last = min(known, default=None), max(known, default=None)
     line = {"step": first if first == last else None, "policy_version/min": first, "policy_version/max": last}

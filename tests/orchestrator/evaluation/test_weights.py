@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -13,7 +14,9 @@ from safetensors.numpy import load_file, save_file
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference import delta
 from counterpoint.inference.checkpoint import BASE, DELTA, is_delta
+from counterpoint.inference.loads import Stated
 from counterpoint.orchestrator.evaluation import weights
+from counterpoint.orchestrator.evaluation.alone import Subject, _of_subject
 from counterpoint.orchestrator.evaluation.estimates import proportion
 from counterpoint.orchestrator.evaluation.result import EvaluationResult
 from counterpoint.run.evaluations import EvaluationConfig
@@ -134,3 +137,22 @@ def test_the_best_weights_are_whole_where_what_changed_was_broadcast(tmp_path: P
     assert (load_file(best / "model.safetensors")["w"] == whole * 2).all()
     assert is_delta(kept), "the held weights are links of the broadcast, which never changes"
     assert (load_file(kept / BASE / "model.safetensors")["w"] == whole).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "versions"),
+    [
+        ({"a": 3}, {"a": 3}, (3, 3, 3)),
+        ({"a": 3, "b": 3}, {"a": 5, "b": 4}, (None, 3, 5)),
+        ({"a": None}, {"a": 3}, (None, None, None)),
+        ({}, {"a": 3}, (None, None, None)),
+        ({"a": 3, "b": 3}, {"a": 3}, (None, None, None)),
+        ({}, {}, (None, None, None)),
+    ],
+)
+def test_versions_of_others_servers_are_those_that_all_said_before_and_afterwards(
+    before: dict[str, int | None], after: dict[str, int | None], versions: tuple[int | None, ...]
+) -> None:
+    said = [{url: Stated(1, version) for url, version in held.items()} for held in (before, after)]
+    line = _of_subject(EvaluationResult(cast(Any, None), 0, {}, 0, {}), Subject("m", {}, follows=True), said).line
+    assert (line["step"], line["policy_version/min"], line["policy_version/max"]) == versions
