@@ -26,7 +26,7 @@ export function processList(context) {
       setAttribute(root, "hidden", !job || (job.workers.length === 0 && !isAwaited));
       if (!job) return;
       setAttribute(sentence, "hidden", !isAwaited);
-      setText(sentence, isAwaited ? visible(awaited(job, now), 1000) : "");
+      setText(sentence, isAwaited ? visible(awaited(job, now, context.parameters.run), 1000) : "");
       setAttribute(list.element, "hidden", job.workers.length === 0);
       list.update(job.workers.map((worker) => ({ ...worker, now })));
     },
@@ -73,12 +73,13 @@ export function usageCharts(context) {
   };
 }
 
-/** What the first step of a run waits for, or why there will be none. */
-function awaited(job, now) {
-  const failed = job.workers.find((worker) => worker.state === "failed");
+/** What the first step of a run waits for, or why there will be none. Other runs, tracking and this page are nothing to it. */
+function awaited(job, now, run) {
+  const needed = job.workers.filter(({ name }) => name === `orchestrator_${run}` || !/^(orchestrator_.*|tracking|serve)$/s.test(name));
+  const failed = needed.find((worker) => worker.state === "failed");
   if (failed) return `No step was made: ${failed.name} failed: ${saidBy(failed)}`;
   if (!job.running) return `No process of this job runs: it is ${stateOfJob(job)}, and no step was made.`;
-  const first = job.workers.find((worker) => BEGINNING.includes(worker.state));
+  const first = needed.find((worker) => BEGINNING.includes(worker.state));
   return first ? `The first step waits for ${first.name}, ${first.state} for ${seconds(Math.round(Math.max(0, now - first.since)))}${saidBy(first) && ": "}${saidBy(first)}` : "Every process is ready. Curves begin with the first step.";
 }
 

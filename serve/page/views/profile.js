@@ -8,7 +8,7 @@ export const title = "Profile";
 export const path = "/jobs/{job}/runs/{run}/profiles";
 export const key = "b";
 
-const NONE = "No profile has been taken. The button Profile in the view of the run takes one, as does `counterpoint profile`.";
+const NONE = "No profile has been taken. While the run goes on, the button Profile in its view takes one, as does `counterpoint profile`.";
 
 /** Draws the view. */
 export function render(root, context) {

@@ -74,7 +74,8 @@ class Chart {
     const { x } = this.data;
     if (!this.plot || x.length === 0) return;
     const [min, max] = range ?? this.#rangeOf(x[0], x[x.length - 1]);
-    this.plot.setScale("x", { min, max });
+    const least = this.data.isLogX ? Math.max(min, x[0]) : min; // uPlot never ends at a logarithmic axis that begins at 0
+    if (least < max) this.plot.setScale("x", { min: least, max });
   }
 
   /** Moves the cursor to an x. Called by the group. */
@@ -138,7 +139,7 @@ class Chart {
       cursor: { y: false, sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: axis.isTime, distr: this.data.isLogX ? 3 : 1, range: (_, least, greatest) => this.#rangeOf(least, greatest) }, y: { distr: this.isLog ? 3 : 1 } },
       axes: [
-        { ...look, size: 24, gap: 4, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: (_, splits, __, ___, distance) => splits.map((split) => (split === null ? "" : axis.tick(split, distance))) },
+        { ...look, size: 24, gap: 4, space: axis.isTime ? 70 : 50, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: (_, splits, __, ___, distance) => splits.map((split) => (split === null ? "" : axis.tick(split, distance))) },
         { ...look, size: 54, gap: 6, values: (_, splits, __, ___, step) => splits.map((split) => (split === null ? "" : this.isLog && this.format === number ? number(split, 1) : tickOf(split, step, this.format))) },
       ],
       series,
@@ -152,6 +153,7 @@ class Chart {
 
   /** The range of x: all that the charts of the group have, so that they lie below each other, if this one's points are in it. */
   #rangeOf(least, greatest) {
+    if (least === null) return [1, 2]; // without a point
     const [first, last] = this.group.extent ?? [least, greatest];
     if (this.group.range === null && first < last && first <= least && last >= greatest) return [this.data.isLogX ? Math.max(first, Math.min(1, least)) : first, last];
     return least === greatest ? [this.data.isLogX ? least / 2 : least - 1, greatest + 1] : [least, greatest];

@@ -63,7 +63,7 @@ function placesOf(curves, width, pen) {
 /** A cell; what a spreadsheet would take for a formula begins with an apostrophe. */
 function quoted(text) {
   const shown = visible(text, 200);
-  return `"${/^[=+\-@]/.test(shown) ? "'" : ""}${shown.replaceAll('"', '""')}"`;
+  return `"${/^\s*[=+\-@＝＋－＠]/.test(shown) ? "'" : ""}${shown.replaceAll('"', '""')}"`;
 }
 
 function save(title, kind, blob) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -269,3 +270,42 @@ async def test_evaluations_come_first_with_their_interval(reader: Open, tmp_path
             " return [one.mean, one.minimum, one.maximum]; })"
         )
         assert drawn == [[3, 4], [1, 2], [5, 6]]
+
+
+async def test_a_logarithmic_axis_without_points_or_with_a_zoom_that_begins_at_0_is_drawn(
+    reader: Open, tmp_path: Path
+) -> None:
+    draw = """async ([x, range]) => {
+        const widgets = ["chart", "zoom_group", "palette"].map((name) => import(`./widgets/${name}.js`));
+        const [{ chart }, { ZoomGroup }, { styleOf }] = await Promise.all(widgets);
+        const group = new ZoomGroup();
+        const one = chart({ title: "one", group, isLog: true });
+        document.getElementById("view").replaceChildren(one.element);
+        const curves = [{ key: "a", label: "a", style: styleOf(0), mean: x }];
+        one.update({ x, axis: "step", isLogX: true, curves });
+        if (range) group.zoom(range);
+        await new Promise((done) => setTimeout(done));
+        const shown = one.element.dataset.range.split(" ").map(Number);
+        one.destroy();
+        return shown;
+    }"""
+    async with reader(small_job(tmp_path / "job"), path="/jobs/job/logs") as page:
+        for x, zoom, shown in (([], None, [1, 2]), ([2, 8], [0, 5], [2, 5]), ([2, 8], [-3, 0], [2, 8])):
+            assert await page.page.evaluate(draw, [x, zoom]) == shown
+
+
+async def test_what_a_spreadsheet_would_take_for_a_formula_is_saved_as_text(reader: Open, tmp_path: Path) -> None:
+    head = """async (labels) => {
+        const { saveCsv } = await import("./widgets/chart_export.js");
+        let saved = null;
+        URL.createObjectURL = (blob) => { saved = blob; return "blob:none"; };
+        HTMLAnchorElement.prototype.click = () => {};
+        saveCsv("one", { x: [1], axis: "step", curves: labels.map((label) => ({ label, mean: [1] })) });
+        return (await saved.text()).split("\\n")[0];
+    }"""
+    formulas = ['=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)", "  =1", "\u202e=1", "\uff1d1"]
+    async with reader(small_job(tmp_path / "job"), path="/jobs/job/logs") as page:
+        (row,) = csv.reader([await page.page.evaluate(head, [*formulas, "reward/mean", "a,b"])])
+    assert row[1:3] == ["'" + formulas[0], "'+1"]
+    assert all(cell.startswith("'") or cell.startswith("\\u202e") for cell in row[1:8])
+    assert row[8:] == ["reward/mean", "a,b"]

@@ -114,11 +114,11 @@ async def test_the_configuration_marks_the_keys_of_the_jobs_file(reader: Open, t
         await expect(rows.filter(visible=True)).to_have_count(1)
 
 
-def say_of_server(job: Path, **fields: object) -> None:
-    """Lets the supervisor of a job say something else of its server."""
+def say_of(job: Path, worker: str, **fields: object) -> None:
+    """Lets the supervisor of a job say something else of a worker."""
     processes = job / "processes.json"
     content = json.loads(processes.read_text())
-    next(worker for worker in content["workers"] if worker["name"] == "inference_0").update(fields)
+    next(one for one in content["workers"] if one["name"] == worker).update(fields)
     write_atomically(processes, json.dumps(content).encode())
 
 
@@ -131,11 +131,14 @@ async def test_what_a_run_without_a_step_waits_for_stands_in_place_of_its_charts
         await expect(page.page.get_by_text("No process of this job runs: it is")).to_be_visible()
         assert await page.page.locator(".chart").count() == 0
         with running(job, []):
-            say_of_server(job, state="starting", status="loading <b>")
+            say_of(job, "inference_0", state="starting", status="loading <b>")
             await expect(
                 page.page.get_by_text(re.compile("waits for inference_0, starting .*loading <b>"))
             ).to_be_visible()
-            say_of_server(job, state="failed", last_death="exit code 1", last_output="no kernel for 80 heads")
+            say_of(job, "trainer", name="orchestrator_another", state="failed", last_death="refused")
+            await expect(page.page.get_by_role("row").filter(has_text="refused")).to_be_visible()
+            await expect(page.page.get_by_text("waits for inference_0")).to_be_visible()
+            say_of(job, "inference_0", state="failed", last_death="exit code 1", last_output="no kernel for 80 heads")
             await expect(page.page.get_by_text("inference_0 failed: exit code 1: no kernel")).to_be_visible()
         append_steps(job, "run-0000", 1, 3)
         await expect(page.page.locator(".chart").first).to_be_visible()
