@@ -51,13 +51,13 @@ export function exampleChart(context) {
   /** The newest steps, with the one that is open if it is older. */
   function drawStrip(steps) {
     const at = steps.findIndex((one) => String(one.step) === context.parameters.step);
-    const first = Math.max(0, Math.min(steps.length - STEPS, at < 0 ? Infinity : at - STEPS / 2));
-    const part = steps.slice(first, first + STEPS);
+    const count = Math.max(1, Math.min(STEPS, Math.floor(MOST / Math.max(...steps.map((one) => one.numbers.length)))));
+    const first = Math.max(0, Math.min(steps.length - count, at < 0 ? Infinity : at - Math.floor(count / 2)));
+    const part = steps.slice(first, first + count);
     const known = part.flatMap((one) => one.rewards).filter((reward) => reward !== null);
     const [least, most] = [Math.min(0, ...known), Math.max(...known)];
-    let left = MOST;
     strip.hidden = part.length === 0;
-    list.replaceChildren(...part.map((one) => element("li", {}, element("span", { class: "attempt-bars" }, one.numbers.slice(0, Math.max(0, left)).map((line, index) => attempt(one.step, line, one.rewards[index], (left -= 1, [least, most])))), element("span", { class: "attempt-step", "aria-hidden": "true" }, one === part[0] ? `step ${whole(one.step)}` : whole(one.step)))));
+    list.replaceChildren(...part.map((one) => element("li", {}, element("span", { class: "attempt-bars" }, one.numbers.map((line, index) => attempt(one.step, line, one.rewards[index], [least, most]))), element("span", { class: "attempt-step", "aria-hidden": "true" }, one === part[0] ? `step ${whole(one.step)}` : whole(one.step)))));
     const current = list.querySelector("[aria-current]");
     if (current) list.scrollLeft = current.parentElement.offsetLeft - list.clientWidth / 2;
   }

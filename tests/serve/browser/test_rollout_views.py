@@ -117,6 +117,23 @@ async def test_messages_are_found_as_the_console_finds_them(reader: Open, tmp_pa
         assert await page.page.evaluate(took, HOSTILE_PROMPTS) < 1000
 
 
+async def test_the_strip_shows_the_open_attempt_however_many_there_are(reader: Open, tmp_path: Path) -> None:
+    draw = """async ([step, size]) => {
+        const { exampleChart } = await import("./views/rollout_example.js");
+        const numbers = Array.from({ length: size }, (_, number) => number);
+        const by_step = Array.from({ length: 100 }, (_, at) => ({ step: at, count: size, mean: 0.5, least: 0, most: 1, numbers, rewards: numbers.map(() => 0.5) }));
+        const context = { parameters: { job: "job", run: "one", step: String(step), number: "3" }, shortcut() {}, link: () => "#/", get: async () => ({ by_step, left_out: 0, progress: {} }) };
+        const one = exampleChart(context);
+        one.open({ example_index: 1, environment: "sums", outcome: "completed" });
+        await one.update();
+        one.destroy();
+        return [one.strip.querySelectorAll("[aria-current]").length, one.strip.querySelectorAll(".attempt").length];
+    }"""  # noqa: E501
+    async with reader(job_with_rollouts(tmp_path / "job"), path=ROLLOUTS) as page:
+        for step, size, bars in ((0, 8, 480), (99, 16, 592), (50, 64, 576), (99, 64, 576), (70, 500, 500)):
+            assert await page.page.evaluate(draw, [step, size]) == [1, bars]
+
+
 async def test_a_search_finds_a_rollout_and_the_example_leads_to_other_steps(reader: Open, tmp_path: Path) -> None:
     async with reader(job_with_rollouts(tmp_path / "job"), path=ROLLOUTS) as page:
         await page.page.get_by_label("Search the texts of rollouts").fill("ATTEMPT 1")
