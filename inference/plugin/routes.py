@@ -457,7 +457,8 @@ class CounterpointRoutes:
         if len(token_ids) >= self.max_model_len:
             raise Refusal(
                 HTTPStatus.BAD_REQUEST,
-                f"a prompt of {len(token_ids)} tokens leaves no room in {self.max_model_len} tokens of context",
+                f"a prompt of {len(token_ids)} tokens leaves no room in {self.max_model_len} tokens of context; "
+                "shorten it, or raise max_model_len",
             )
         self._check_ids(token_ids)
 
