@@ -22,7 +22,7 @@ from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.read import metrics_of
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.serve.readers.downsample import Curve, Floats, downsample
-from counterpoint.serve.readers.step_table import Integers, StepTable
+from counterpoint.serve.readers.step_table import LONGEST_NAME, Integers, StepTable
 from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
@@ -167,9 +167,10 @@ class RunSeries:
 
     def _derived(self, name: str) -> Floats:
         """A step begins with the end of the one before, or with its process; a rate is that of `History.tokens_per_second`."""
-        times = self.shipped.times()
-        before = np.append(np.nan, times[:-1])[: len(times)]
-        seconds: Floats = np.fmin(times - before, self.shipped.values("uptime_seconds"))
+        times, uptime = self.shipped.times(), self.shipped.values("uptime_seconds")
+        took, since = (np.append(np.nan, np.diff(each))[: len(times)] for each in (times, uptime))
+        took = np.where(took < 0, np.where(since > 0, since, uptime), took)  # the machine's clock was set back
+        seconds: Floats = np.fmin(took, uptime)
         seconds[~(seconds > 0)] = np.nan
         if name == SECONDS_A_STEP:
             return seconds
@@ -184,7 +185,9 @@ class RunSeries:
     def _add_result(self, rows: list[dict[str, Any]]) -> None:
         """Adds the metrics of one result of an evaluation."""
         name = rows[0]["evaluation"] if rows else None
-        if not isinstance(name, str) or (len(self._evaluated) >= MOST_EVALUATIONS and name not in self._evaluated):
+        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+            return
+        if len(self._evaluated) >= MOST_EVALUATIONS and name not in self._evaluated:
             return
         line = {"step": rows[0]["step"], "time": rows[0]["time"]}
         for row in rows:

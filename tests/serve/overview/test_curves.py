@@ -139,6 +139,8 @@ def test_rates_are_those_of_status(tmp_path: Path) -> None:
         shipped_line(step, 10.0 * step + step % 3, uptime_seconds=10.0 * step + step % 3 - 5) for step in range(1, 19)
     ]
     lines[4]["uptime_seconds"] = 2.0  # a restart
+    for line in lines[12:]:
+        line["time"] -= 60.0  # the clock is set back
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
     history = History.of(tmp_path, "test")
     history.refresh()
@@ -224,6 +226,15 @@ def test_names_that_a_guest_makes_up_are_bounded() -> None:
     table = StepTable("a", ())
     table.add(orjson.dumps({"step": 1, "time": 1.0, "x" * 10_000: 1.0}), 0)
     assert table.seen == {"step", "time"}
+
+
+def test_an_evaluation_with_an_endless_name_is_left_out(tmp_path: Path) -> None:
+    metrics = {"reward/mean": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    results = [{"evaluation": name, "step": 1, "time": 1.0, "metrics": metrics} for name in ("e" * 2**20, "sums")]
+    write_lines(tmp_path / "run_test" / "evaluations.jsonl", results)
+    series = JobSeries(tmp_path).run("test", [])
+    assert series.names() == [f"evaluation/sums/reward/mean{bound}" for bound in ("", "/high", "/low")]
+    assert [*series._evaluated] == ["sums"]
 
 
 def test_numbers_have_seven_digits() -> None:
