@@ -121,7 +121,7 @@ def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str]) ->
     advice = f"Once the configuration is right, it goes on with: {resuming_command(arguments)}"
     if any(map(committed_steps, job.every_run)):
         return advice
-    return f"{advice}\nNo step was done, so that nothing is lost with --fresh in its place, as another model needs"
+    return f"{advice}\nNo step was done yet: --fresh instead of --resume loses nothing, and another model needs it"
 
 
 def _next_commands(job: SupervisedJob, config: JobConfig, file: Path) -> list[str]:

@@ -85,7 +85,7 @@ def current_state(
     """
     exclusion = exclusion_of(output_dir / f"run_{history.run_id}")
     if orchestrator_of(output_dir, history.run_id) is not None:
-        begun = (obstacle or "running") if history.step or exclusion else "not begun"
+        begun = (obstacle or "running") if history.step or exclusion else "before its first step"
         begun = begun if read_pause(output_dir / f"run_{history.run_id}") is None else "paused"
         return f"{begun}, guest" if is_guest else begun
     if exclusion is not None:

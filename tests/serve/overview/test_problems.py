@@ -76,7 +76,9 @@ def test_a_healthy_job_has_no_problem(seed: int, steps: int, late: float) -> Non
 
 
 def test_a_run_without_a_step_is_no_problem() -> None:
-    assert problems_of(healthy_job(RunFacts("new", History("new", 10), alive=True, state="not begun"))) == []
+    assert (
+        problems_of(healthy_job(RunFacts("new", History("new", 10), alive=True, state="before its first step"))) == []
+    )
 
 
 def mismatched(*values: float) -> RunFacts:
