@@ -29,6 +29,9 @@ _KILLED = re.compile(r"core proc\(s\): .*: -\d+")
 _OF_MACHINE = re.compile(rf"errno|os error|other processes|EADDRINUSE|CUDA error|NCCL|{_KILLED.pattern}", re.IGNORECASE)
 """What the system, a device or a neighbour refused, perhaps only now, whatever its words ("Operation not supported")."""
 
+_MEMORY = re.compile(r"\([\d.]+/([\d.]+) GiB\) .* than .*?([\d.]+)(?:/[\d.]+)? GiB\)")
+"""What vLLM says of memory that it does not get: all that there is, and what it asked for."""
+
 MOST_LINES = 500
 """Lines searched from the end of the output."""
 
@@ -68,5 +71,10 @@ def is_of_input(cause: str) -> bool:
 
 
 def is_of_machine(cause: str) -> bool:
-    """Whether a cause is about the machine or its other processes, so that the next start may end otherwise."""
+    """Whether a cause is about the machine or its other processes, so that the next start may end otherwise.
+
+    More memory than the machine has is never there, whatever else runs.
+    """
+    if (memory := _MEMORY.search(cause)) is not None and float(memory[2]) > float(memory[1]):
+        return False
     return _OF_MACHINE.search(cause) is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.inference.root_cause import is_of_input, root_cause
+from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_cause
 
 MEMORY = """\
 (EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] Traceback (most recent call last):
@@ -63,3 +63,17 @@ def test_the_cause_in_an_output(tmp_path: Path, output: str, cause: str | None, 
     found = root_cause(log, start=len("ValueError: of an earlier start\n"))
     assert found == cause
     assert of_input is None or is_of_input(found or "") is of_input
+
+
+def test_memory_that_the_machine_has_not_is_not_waited_for() -> None:
+    said = (
+        "ValueError: Available memory on node 0 (20.1/23.5 GiB) on kv cache allocation is less than requested memory for kv "
+        "({} GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by other processes."
+    )
+    assert not is_of_machine(said.format("500.0"))
+    assert is_of_machine(said.format("21.0"))
+    assert is_of_machine(said.format("21.0/22.3"))
+    assert is_of_machine(
+        "ValueError: Free memory on device cuda:0 (5.0/79.2 GiB) on startup is less than desired GPU memory utilization "
+        "(0.9, 71.3 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    )
