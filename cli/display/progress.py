@@ -69,6 +69,13 @@ COLOURS = {
 }
 
 
+LEGEND = (
+    "of a step: trained N is the newest step that has changed the weights, and loss, entropy and mismatch KL (inference against "
+    "trainer) are its; length is in tokens; staleness is the updates between the weights that wrote a token and its training"
+)
+"""Explains the words of `describe_step`; printed before the first of them."""
+
+
 class Progress(Protocol):
     """What shows a job."""
 
@@ -168,12 +175,17 @@ class PlainProgress:
         self._results: dict[str, list[Evaluated]] = {}
         """The results of evaluations that the last update printed, by run."""
         self._last_line = time.monotonic()
+        self._explained = False
+        """Whether the words of a step's line were explained."""
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
         """Prints what has changed."""
         for worker in workers:
             self._print_changes(worker)
         for history, line in fresh:
+            if not self._explained:
+                self._explained = True
+                self._print(LEGEND)
             self._print(self._run_column(history) + describe_step(line, history))
         for history in self._histories.values():
             if history.new_results is not self._results.get(history.run_id):  # another look than the last one

@@ -24,6 +24,13 @@ TEXT_COLUMNS = ("run", "ended")
 OF_STEPS = ("reward", "tokens", "event loop lag", "time", "mismatch KL", "staleness")
 """Rows that say nothing of a run without a step."""
 
+WORDS = {
+    "inference_failed": "failed at inference",
+    "cancelled": "cancelled as no longer wanted",
+    "filtered": "of the completed filtered out, such as groups without difference",
+}
+"""What becomes of rollouts, where its name in the summary has to be guessed."""
+
 NUMBER_COLUMNS = ("steps", "reward", "rollouts", "tokens/s", "lag p99", "lag max", "KL max", "staleness")
 
 
@@ -96,15 +103,15 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
     rows = {
         "reward": f"{number(reward['first'])} (first {edge})  →  {number(reward['last'])} (last {edge})",
         **evaluations.in_words(summary["evaluations"]),
-        "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
-        "rollouts": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["rollouts"].items()),
+        "steps": f"{steps['trained']} trained, {steps['shipped']} sent to the trainer, of {steps['wanted'] or '?'}",
+        "rollouts": ", ".join(f"{count} {WORDS.get(name, name)}" for name, count in summary["rollouts"].items()),
         "failed": failures_in_words(summary["failures"]) or None,
         "such as": summary["failure_example"],
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
         "time": phases_in_words(summary["phase_seconds"]) or None,
-        "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",
-        "staleness": f"max {number(summary['staleness_max'], 0)}",
+        "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}, of inference against trainer",
+        "staleness": f"max {number(summary['staleness_max'], 0)} updates between the weights of a token and its training",
         "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),
         "discarded": summary["discarded"],
         "weights": summary["weights"],

@@ -46,11 +46,12 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
     monkeypatch.setattr(counterpoint.cli.display.progress, "HEARTBEAT_SECONDS", -1.0)
     progress.update([worker(State.READY, "generating")], [])
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) == 2 + 20 + 1
+    assert len(lines) == 2 + 1 + 20 + 1
     assert "server starting" in lines[0]
     assert "server ready after" in lines[1]
-    assert "step 20/20  reward 1.000" in lines[21]
-    assert "... step 20/20; server ready for 3 s (generating)" in lines[22]
+    assert "staleness is" in lines[2]
+    assert "step 20/20  reward 1.000" in lines[22]
+    assert "... step 20/20; server ready for 3 s (generating)" in lines[23]
 
 
 def test_a_heartbeat_says_a_long_reason_once(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -465,7 +465,7 @@ def test_the_summary_tells_how_many_steps_there_were_to_be(job: FakeJob) -> None
     job.wait_for_steps(count=3)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    assert "3 trained, 3 shipped, of 14" in output
+    assert "3 trained, 3 sent to the trainer, of 14" in output
     assert json.loads((job.output / "summary.json").read_text())["steps"] == {
         "shipped": 3,
         "trained": 3,

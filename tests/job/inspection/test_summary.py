@@ -112,7 +112,7 @@ def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
     print_summary(summary, {}, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "0 trained, 0 shipped" in shown
+    assert "0 trained, 0 sent" in shown
     assert "reward" not in shown, "of a run without a step, it says nothing"
 
 
