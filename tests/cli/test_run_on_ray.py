@@ -121,7 +121,7 @@ def test_a_job_outlives_a_node(job: JobOnRay, ray_nodes: RayNodes) -> None:
     (job.output / "run_test" / "control" / "go").touch()
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, output + errors
-    assert f"orchestrator was lost with node {endpoint.node}" in output
+    assert f"it was lost with node {endpoint.node}" in output
     assert job.steps() == 20
     assert not job.processes()
 
