@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.test_imports import FLOOR_OF, REPOSITORY, imports_of
 
 DOTTED = re.compile(r"\b(?:counterpoint|tests|perf|examples)(?:\.\w+)+")
+IMPORTS = re.compile(r"^\s*from [\w.]+ import", re.MULTILINE)
 FIXTURE = re.compile(r"^@pytest\w*\.fixture.*\n(?:async )?def (\w+)", re.MULTILINE)
 SETS_UP = re.compile(r"pyproject\.toml|requirements/.*|tests/(conftest|__init__)\.py")
 GLOBS = ("counterpoint/*.py", *(f"{top}/**/*.py" for top in (*FLOOR_OF, "tests", "examples")))
@@ -23,7 +24,7 @@ NAMES = {
 def used_by(path: Path, text: str) -> set[Path]:
     """What a file imports or names, and the files of fixtures that it may find."""
     names = imports_of(REPOSITORY / path, set(NAMES))
-    for found in DOTTED.findall(text):
+    for found in DOTTED.findall(IMPORTS.sub("", text)):
         words = found.removeprefix("counterpoint.").split(".")
         names |= {max({".".join(words[: end + 1]) for end in range(len(words))} & set(NAMES), default="", key=len)}
     names -= {"", "cli.main" if path.parts[0] in FLOOR_OF.keys() - {"perf"} else ""}

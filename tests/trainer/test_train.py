@@ -23,6 +23,7 @@ from counterpoint.trainer.runs import manager
 from counterpoint.trainer.train import EVICTED, train
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Hello, Published, Ready, Rejected, Waiting
+from counterpoint.transport.process.permanent_errors import PASSING
 from counterpoint.transport.wires.open import open_link, open_receiver
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
@@ -157,8 +158,8 @@ def test_a_batch_that_is_there_is_trained_without_waiting_for_a_message(
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (OSError(errno.ESTALE, "Stale file handle"), 1),
-        (OSError(errno.EMFILE, "Too many open files"), 1),
+        (OSError(errno.ESTALE, "Stale file handle"), PASSING),
+        (OSError(errno.EMFILE, "Too many open files"), PASSING),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1),
         (OSError("no file named model.safetensors"), 2),
         (RuntimeError("a tensor of another shape"), 2),
@@ -168,7 +169,7 @@ def test_a_batch_that_is_there_is_trained_without_waiting_for_a_message(
 def test_only_what_would_happen_again_ends_a_trainer_for_good(
     dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    """A supervisor starts it again after code 1, and not after 2."""
+    """A supervisor starts it again after code 1 or 75, and not after 2."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -313,7 +314,7 @@ async def test_bad_configuration_ends_with_two(
 async def test_a_place_that_another_trainer_has_is_no_bad_configuration(dense_directory: Path, tmp_path: Path) -> None:
     config = TrainerConfig.model_validate({"output_dir": tmp_path, "model": str(dense_directory)})
     with closing(open_receiver(config.transport, tmp_path)), trainer_process(config) as process:
-        assert await ended(process) == 1
+        assert await ended(process) == PASSING
     assert "another trainer does; stop it" in log_path(config).read_text()
 
 
