@@ -17,6 +17,7 @@ from counterpoint.inference.base import Probe, SamplingParameters, WeightUpdate
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
 from tests.inference.test_vllm_distillation import TOKENS, TOLERANCE, furthest
+from tests.support.polling import until
 from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -73,7 +74,7 @@ async def check_alternatives(pool: Served, model: Any, name: str) -> None:
         assert np.abs(values_TK - expected.topk(ALTERNATIVES).values.numpy()).max() < TOLERANCE
         own = expected.gather(-1, torch.tensor(turn.alternatives.token_ids_TK.astype(np.int64))).numpy()
         assert np.abs(values_TK - own).max() < TOLERANCE
-    assert [status.state for status in pool.status()] == ["serving"]
+    await until(lambda: [status.state for status in pool.status()] == ["serving"], "the server's next serving")
 
 
 async def test_probable_tokens_come_beside_scores_and_probes(moe_server: ServerProcess) -> None:

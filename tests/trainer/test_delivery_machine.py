@@ -21,7 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from counterpoint.orchestrator.step.delivery import Delivery, EvictedError, SendBatch
+from counterpoint.orchestrator.step.delivery import Delivery, EvictedError, RejectedError, SendBatch
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
@@ -158,6 +158,8 @@ class Orchestrated:
         except EvictedError:
             assert self.evicted
             self.has_ended = True
+        except RejectedError:
+            assert self.has_sent_nonsense
         if isinstance(message, Acknowledged):
             self.records = {step: batch for step, batch in self.records.items() if step > message.durable}
         self.held = {step: batch for step, batch in self.held.items() if step > self.delivery.acknowledged}

@@ -370,6 +370,7 @@ async def test_a_run_that_starts_again_is_not_ended_by_what_was_said_to_its_earl
     await links["b"].close()
     again = shared.link()
     await again.start(Hello("b", 0))
+    await asyncio.to_thread(wait_until, lambda: again.outage is not None, "its greeting")
     receiver.send("b", Evicted("its directory was deleted"))  # before it has read the BYE
     await asyncio.to_thread(take, receiver, Hello)
     await handshake(again, receiver)  # by another HELLO, since it cannot know whom the verdict means
