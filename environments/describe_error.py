@@ -26,7 +26,9 @@ def describe_error(error: BaseException) -> str:
     except BaseException as fault:  # noqa: BLE001 - an exception's `__str__` is foreign code, too
         text = f"(its text cannot be had: {type(fault).__name__})"
     text = clipped(text, _LONGEST_ERROR)
-    if not isinstance(error, WorkerError | NoReward):
+    if isinstance(error, NoReward):
+        text = f"{type(error).__name__}: {text}"
+    elif not isinstance(error, WorkerError):
         text = f"{type(error).__name__}: {text}{_missing_await(error, text)} (in {_place(error)})"
     # Lone surrogates, which file names and cut emoji contain, are not UTF-8: JSON and msgpack refuse them.
     return text.encode(errors="backslashreplace").decode()

@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 
 
 class NoReward(TypeError):
-    """What scores returned no reward. The text names it with its file and line, and is complete."""
+    """What scores returned no reward. The text names what scores, with its file and line."""
 
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -102,8 +102,8 @@ def check_bounds(rewards: Rewards, bounds: RewardBounds | None, environment: str
 def as_rewards(value: object, score: Callable[..., Any]) -> Rewards:
     """Converts what `score` returned: one number, or one for each player by name, whose mean is the rollout's.
 
-    The name of turns that are of no player is empty. Raises `NoReward` for a reward that is no number, `ValueError` for other
-    names than a player may have, none of them or more than `MOST_PLAYERS`.
+    The name of turns that are of no player is empty. Raises `NoReward` for a reward that is no finite number, `ValueError` for
+    other names than a player may have, none of them or more than `MOST_PLAYERS`.
     """
     if not isinstance(value, Mapping):
         return _as_reward(value, score), {}
@@ -115,7 +115,7 @@ def as_rewards(value: object, score: Callable[..., Any]) -> Rewards:
                 f"there is a reward for the player {reprlib.repr(player)}; expected a name of up to 64 letters, digits, '_', "
                 "'.' and '-', which begins with a letter or digit"
             )
-    rewards = {str(player): _as_reward(reward, score) for player, reward in value.items()}
+    rewards = {str(player): _as_reward(reward, score, f" for player {player!r}") for player, reward in value.items()}
     if not rewards:
         raise ValueError("the rewards by player are empty; expected one for each player, or a number")
     return sum(rewards.values()) / len(rewards), rewards
@@ -132,25 +132,26 @@ def as_group_rewards(values: object, rollouts: Sequence[object], environment: En
     return rewards
 
 
-def _as_reward(value: object, score: Callable[..., Any]) -> float:
-    """Converts a number of Python or numpy; a truth value counts as 1 or 0. Raises `NoReward` for anything else.
+def _as_reward(value: object, score: Callable[..., Any], whose: str = "") -> float:
+    """Converts a finite number of Python or numpy; a truth value counts as 1 or 0. Raises `NoReward` for anything else.
 
     A number as text is refused, too: a parser's output that reaches the score is an error in the environment.
     """
-    if isinstance(value, Real | np.bool_):
-        return float(value)
-    raise NoReward(_no_reward(value, score, "a number"))
+    if not isinstance(value, Real | np.bool_):
+        raise NoReward(_no_reward(value, score, "a number", whose))
+    with suppress(OverflowError):  # an integer of over 308 digits
+        if math.isfinite(reward := float(value)):
+            return reward
+    raise NoReward(_no_reward(value, score, "a finite number", whose))
 
 
-def _no_reward(value: object, score: Callable[..., Any], expected: str) -> str:
+def _no_reward(value: object, score: Callable[..., Any], expected: str, whose: str = "") -> str:
     name = getattr(score, "__name__", "score")
     if inspect.iscoroutine(value):
         value.close()
-        said = (
-            f"{name} returned a coroutine; expected {expected}: `await` is missing before the call of {place_of(value)}"
-        )
+        said = f"{name} returned a coroutine{whose}; expected {expected}: `await` is missing before the call of {place_of(value)}"
     else:
-        said = f"{name} returned {reprlib.repr(value)} ({type(value).__name__}); expected {expected}"
+        said = f"{name} returned {reprlib.repr(value)} ({type(value).__name__}){whose}; expected {expected}"
         said += ": one of its branches may lack a `return`" if value is None else ""
     return f"{said} (in {place_of(score)})"
 

@@ -22,6 +22,9 @@ MAX_KINDS = 20
 
 OTHER = "other"
 
+NO_TURN = "it ended without any turn"
+"""The kind of a rollout in which the environment never called the model."""
+
 SHOWN_KINDS = 4
 
 _LONGEST_KIND = 80
@@ -39,13 +42,14 @@ _LASTING: Mapping[str, Lasting] = {
         (
             "AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
             "NotImplementedError", "RecursionError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError",
-            "ZeroDivisionError",
+            "ZeroDivisionError", "NoReward", "StateError", NO_TURN,
         ),
         Lasting.CODE,
     ),
 }  # fmt: skip
-"""Kinds of errors that cannot pass by themselves: Python's own exceptions that speak of an error in code, and refusals. Any other
-kind may pass, such as an exception that a library or an environment has of its own."""
+"""Kinds of errors that cannot pass by themselves: Python's own exceptions that speak of an error in code, what an environment's
+code leaves that is of no use, and refusals. Any other kind may pass, such as an exception that a library or an environment has of
+its own."""
 
 
 def kind_of(error: str) -> str:

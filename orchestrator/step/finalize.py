@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from counterpoint.orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
-from counterpoint.orchestrator.rollouts.failures import lasting_failure
+from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure
 from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
@@ -90,7 +90,7 @@ def _own(rollout: Rollout) -> Rollout:
     try:
         own.saved = saved_state(own)
     except StateError as error:
-        own.error = own.error or str(error)
+        own.error = own.error or f"StateError: {error}"
         own.saved = SavedState(metrics=b"{}", state=b"{}")
     return own
 
@@ -199,7 +199,7 @@ def _fault_of_structure(rollout: Rollout) -> str | None:
     if abs(rollout.reward) > LARGEST_FLOAT32:
         return f"the reward is {rollout.reward!r}; expected at most {LARGEST_FLOAT32:.2g} in size"
     if not rollout.turns:
-        return "it ended without any turn; expected at least one model call"
+        return f"{NO_TURN}; expected at least one model call"
     for index, turn in enumerate(rollout.turns):
         fault = (
             _fault_of_form(turn)

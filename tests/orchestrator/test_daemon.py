@@ -170,7 +170,7 @@ def test_kinds_of_environments(
         ("interrupt", "KeyboardInterrupt"),
         ("generator", "GeneratorExit"),
         ("unusual", "Unusual: neither an exception nor an exit"),
-        ("nan", "the reward is nan"),
+        ("nan", "NoReward: score returned nan (float); expected a finite number (in score, "),
         ("slow", "rollout_timeout_seconds = 1.5"),
         ("state", "not JSON-serialisable"),
         ("cancel", "cancelled itself"),
@@ -189,18 +189,24 @@ def test_a_faulty_environment_costs_its_rollouts(make_config: Callable[..., RunC
     assert sum(line["rollouts/failed"] for line in metrics_of(config)) > 0
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("broken", r"KeyError: 'always' \(in "),
+        ("always nan", r"NoReward: score returned nan \(float\).* \(in score, "),
+        ("always None", r"NoReward: score returned None .* \(in score, "),
+    ],
+)
 def test_a_run_of_which_nothing_can_succeed_ends_with_the_reason(
-    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
     monkeypatch.setattr(giving_up, "SECONDS", 0.0)
-    config = make_config(args={"fault": "broken"})
+    config = make_config(args={"fault": fault})
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 2
     log = (config.run_dir / "orchestrator.log").read_text()
     (line,) = [line for line in log.splitlines() if "nothing can succeed" in line]
-    assert re.search(
-        r"all rollouts of the first \d+ groups failed, each for this reason: KeyError: 'always' \(in ", line
-    )
+    assert re.search(rf"all rollouts of the first \d+ groups failed, each for this reason: {reason}", line)
     assert "toy_environment.py:" in line
     assert log.count("rollout failed") == 1
 

@@ -101,8 +101,10 @@ class Toy:
         raise SystemExit(3)
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        if self._fault == "nan" and example.index % 3 == 0:
+        if self._fault == "always nan" or (self._fault == "nan" and example.index % 3 == 0):
             return float("nan")
+        if self._fault == "always None":
+            return None  # type: ignore[return-value]
         return self._chance(rollout)
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:

@@ -281,7 +281,7 @@ HERE = re.escape(__file__)
         ("TakenForATurn", rf"`await` is missing before the call of generate \(in rollout, {HERE}:\d+\)"),
         ("NoneOfAGroup", rf"score_group returned None .*a list of numbers.*\(in score_group, {HERE}:\d+\)"),
         ("Unknown", rf"KeyError: 'gone' \(in score, {HERE}:\d+\)"),
-        ("NotANumber", r"the reward is nan"),
+        ("NotANumber", rf"score returned nan \(float\); expected a finite number \(in score, {HERE}:\d+\)"),
         ("NoJson", r"state\['seen'\] that is not JSON"),
         ("Endless", r"the conversation does not end"),
     ],

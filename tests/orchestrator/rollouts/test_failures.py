@@ -8,6 +8,7 @@ import pytest
 
 from counterpoint.orchestrator.rollouts.failures import (
     MAX_KINDS,
+    NO_TURN,
     cause_of,
     count_failures,
     failures_in_words,
@@ -102,6 +103,9 @@ def test_a_cause_is_the_kind_and_the_place() -> None:
         (["KeyError: 'x' (in score, my.py:3)"] * 2, Lasting.CODE),
         (["RequestRefused: http://one answered 400: too long (in rollout, my.py:3)"] * 2, Lasting.REFUSED),
         (["AgentRefused: the agent ended (in f, g.py:1)", "TypeError: x (in f, g.py:1)"], Lasting.CODE),
+        (["NoReward: score returned None (NoneType); expected a number (in score, my.py:3)"] * 2, Lasting.CODE),
+        ([f"{NO_TURN}; expected at least one model call"] * 2, Lasting.CODE),
+        (["StateError: the environment left a state that is not JSON-serialisable: x"] * 2, Lasting.CODE),
         (["KeyError: 'x' (in score, my.py:3)", "ConnectionError: down (in score, my.py:2)"], None),
         (["RuntimeError: the sandbox is down (in score, my.py:2)"] * 2, None),
         (["JSONDecodeError: Expecting value (in score, my.py:2)"] * 2, None),

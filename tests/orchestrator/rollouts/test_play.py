@@ -213,7 +213,9 @@ class Unspeakable(Exception):
         (np.array(0.7), "(ndarray); expected a number"),
         (None, f"may lack a `return` (in score, {__file__}:"),
         ("x" * 10_000, "(str); expected a number"),
-        (10**400, "OverflowError"),
+        (10**400, "(int); expected a finite number (in score, "),
+        (float("nan"), "NoReward: score returned nan (float); expected a finite number (in score, "),
+        ({"white": 1.0, "black": np.float32("inf")}, "(float32) for player 'black'; expected a finite number"),
     ],
 )
 async def test_what_an_environment_raises_becomes_an_error(outcome: Any, said: str) -> None:

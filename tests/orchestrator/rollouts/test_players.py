@@ -111,7 +111,7 @@ async def test_players_with_one_reward_share_the_advantage_of_their_rollout() ->
     ("rewards", "said"),
     [
         ({"white": 1.0}, "turn 1 is of player 'black', and there are rewards for 'white'"),
-        ({"white": 1.0, "black": float("nan")}, "player 'black' is nan"),
+        ({"white": 1.0, "black": float("nan")}, "score returned nan (float) for player 'black'"),
         ({"white": "1", "black": 0}, "expected a number"),
         ({}, "rewards by player are empty"),
     ],
