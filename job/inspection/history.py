@@ -78,7 +78,7 @@ class History:
     """The lines that are not kept any more."""
     since: float = 0.0
     """The time when this invocation of the job began, in Unix seconds. Rates leave out earlier steps and the pause
-    before it."""
+    before it; what an earlier one discarded is no news."""
     discarded: Line = field(default_factory=dict)
     """The report on the rollouts discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty without
     one."""
@@ -147,12 +147,14 @@ class History:
             self.unreadable = self._follower.unread or self._trained_lines.unread
             self.new_results = [result for result in self.evaluations.refresh() if result.time >= self.since]
             report = read_discarded(self._run_dir)
-            self.no_difference = read_notice(self._run_dir)
+            notice = read_notice(self._run_dir)
             self.mismatch_jump = read_jump(self._run_dir.parent, self.run_id)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
             return fresh
-        if report.get("step") == self.step:
+        # Until the orchestrator of this invocation begins, these are the files of one that was killed.
+        self.no_difference = notice if notice is not None and notice.since >= self.since else None
+        if report.get("step") == self.step and report.get("time", self.since) >= self.since:
             self.discarded = report
         return fresh
 

@@ -124,6 +124,25 @@ def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path) -> None:
     assert history.tokens_per_second() == pytest.approx(1000)
 
 
+def test_what_a_killed_process_left_is_no_news_of_the_one_that_resumes(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run_test"
+    write_lines(run_dir / "metrics.jsonl", [shipped_line(1, 100.0)])
+
+    def leave(at: float) -> None:
+        report = {"step": 1, "time": at, "discarded": 64, "reason": "filtered", "failure": "", "notable": True}
+        (run_dir / "discarded.json").write_text(json.dumps(report))
+        notice = {"groups": 8, "reason": "each has the reward 0", "advice": "take easier examples", "since": at}
+        (run_dir / "no_difference.json").write_text(json.dumps(notice))
+
+    history, resumed = History.of(tmp_path, "test"), History.of(tmp_path, "test", since=8000.0)
+    for at, is_news in ((110.0, False), (8001.0, True)):
+        leave(at)
+        history.refresh()
+        resumed.refresh()
+        assert (history.discarded["discarded"], history.no_difference is not None) == (64, True)
+        assert (bool(resumed.discarded), resumed.no_difference is not None) == (is_news, is_news)
+
+
 def test_a_clock_that_is_set_back_makes_no_duration_negative(tmp_path: Path) -> None:
     times = {1: (1000.0, 5.0), 2: (1010.0, 15.0), 3: (900.0, 25.0), 4: (910.0, 35.0), 5: (20.0, 3.0)}
     lines = [shipped_line(step, at) | {"uptime_seconds": uptime} for step, (at, uptime) in times.items()]
