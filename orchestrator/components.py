@@ -195,7 +195,6 @@ class Components:
             decisions=self._reports.decisions,
             tasks=self._tasks,
             publish=self._publish,
-            report_discarded=lambda report, record: self._reports.discarded(report, self._tasks, record),
             on_progress=self._reports.watchdog.progress,
             commit_in_progress=signals.commit_in_progress,
             identity=identity_of(self._start.given),

@@ -185,7 +185,12 @@ class Daemon:
         run.set_paused(await in_thread(read_pause, config.run_dir))
         await steering.take_all()  # before the first rollout begins
         await policy.load_first(version)
-        self._run_in_background(policy.run(), steering.run(), run.evaluations.run())
+        self._run_in_background(
+            policy.run(),
+            steering.run(),
+            run.evaluations.run(),
+            run.dispatcher.report_discarded(self._reports.discarded),
+        )
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,7 +52,7 @@ from counterpoint.orchestrator.step.batch_form import choose_trained
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from counterpoint.orchestrator.step.differences import DifferenceWatch
-from counterpoint.orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save
+from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line
@@ -103,8 +103,7 @@ class Group:
 class Dispatcher:
     """Executes the instructions of one run.
 
-    `publish` receives every step's metrics line, `report_discarded` the reports on discarded rollouts. `on_progress` is called
-    for each completed rollout and each committed step.
+    `publish` receives every step's metrics line. `on_progress` is called for each completed rollout and each committed step.
     """
 
     def __init__(
@@ -120,7 +119,6 @@ class Dispatcher:
         decisions: DecisionLog,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
-        report_discarded: Callable[[Report, Callable[[], bytes]], None],
         on_progress: Callable[[], None],
         commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
         identity: dict[str, Any] | None = None,
@@ -142,14 +140,10 @@ class Dispatcher:
         self._on_progress = on_progress
         self._commit_in_progress = commit_in_progress
         self._groups: dict[int, Group] = {}
-        record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
-
-        def report(report: Report) -> None:
-            report_discarded(report, partial(record, self._discarded.rollouts[-1]))
-
-        self._discarded = DiscardedRollouts(config.schedule, report)
+        self._record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
+        self._discarded = DiscardedRollouts(config.schedule)
         """Finalized rollouts of groups that will not ship."""
-        self._differences = DifferenceWatch(config, record, lambda work: tasks.create_task(in_thread(work)))
+        self._differences = DifferenceWatch(config, self._record, lambda work: tasks.create_task(in_thread(work)))
         self._began: float | None = None
         """The time when the first group of this process started, on the monotonic clock, in seconds."""
         self._counts: Counter[str] = Counter()
@@ -203,6 +197,21 @@ class Dispatcher:
         if self._boundary_task is None:
             self._clock.enter(self._scheduler.awaited())
 
+    async def report_discarded(self, report: Callable[[Report, Callable[[], bytes] | None], Awaitable[None]]) -> None:
+        """Reports what is discarded, until it is cancelled: soon after a group is dropped, and every `REPORT_SECONDS` at most.
+
+        `report` receives what encodes one of the rollouts, too.
+        """
+        while True:
+            await self._discarded.changed.wait()
+            self._discarded.changed.clear()
+            await report(self._discarded.report(), self._newest_discarded())
+            await asyncio.sleep(REPORT_SECONDS)
+
+    def _newest_discarded(self) -> Callable[[], bytes] | None:
+        """Returns what encodes the newest discarded rollout; None if there is none since the last step."""
+        return partial(self._record, self._discarded.rollouts[-1]) if self._discarded.rollouts else None
+
     async def drain(self) -> None:
         """Cancels rollouts in flight, completes finalizing and the step boundary, and writes the state for a resume.
 
@@ -229,7 +238,7 @@ class Dispatcher:
             ]
             checkpoint = self._checkpoint(self._sender.newest_step, self._scheduler.state(), ready)
             with self._commit_in_progress():
-                await in_thread(save, self._discarded.report(), self._config.run_dir)
+                await in_thread(save, self._discarded.report(), self._config.run_dir, self._newest_discarded())
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     @property
@@ -420,7 +429,10 @@ class Dispatcher:
             line = self._metrics() | self.annotate(step)
             # The state of this moment, before the disk is waited for: groups that end meanwhile start again after a kill.
             checkpoint = self._checkpoint(step, self._scheduler.state(ready=False), [], line)
-            return await in_progress.complete(checkpoint, partial(self._sender.commit, step))
+            line = await in_progress.complete(checkpoint, partial(self._sender.commit, step))
+        if discarded:
+            self._discarded.changed.set()  # those are in the step's records now
+        return line
 
     def _boundary_of(self, step: int) -> StepBoundary:
         """Returns the boundary of a step, with a dump if one is wanted."""

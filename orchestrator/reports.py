@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from counterpoint.cluster.notify import StatusLine
@@ -62,11 +61,10 @@ class Reports:
         self._shortfalls.take(line)
         self.set_status(f"step {line['step']} of {self._config.steps}")
 
-    def discarded(
-        self, report: discarded.Report, tasks: asyncio.TaskGroup, record: Callable[[], bytes] | None = None
-    ) -> None:
-        """Rollouts of a step so far were discarded; the report is also saved, in a thread, with the `record` of one of them."""
-        kind = most_frequent(sum_failures([report]))
-        self.watchdog.failing = kind and clipped(report["failure"] or f"{kind}; {report['reason']}", LONGEST_REASON)
-        self.set_status(f"step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
-        tasks.create_task(in_thread(discarded.save, report, self._config.run_dir, record))
+    async def discarded(self, report: discarded.Report, record: Callable[[], bytes] | None) -> None:
+        """Rollouts of a step so far were discarded; the report is saved, in a thread, with the `record` of one of them."""
+        if report["notable"]:
+            kind = most_frequent(sum_failures([report]))
+            self.watchdog.failing = kind and clipped(report["failure"] or f"{kind}; {report['reason']}", LONGEST_REASON)
+            self.set_status(f"step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
+        await in_thread(discarded.save, report, self._config.run_dir, record)

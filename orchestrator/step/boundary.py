@@ -26,7 +26,7 @@ from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merg
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.run_directory import prune_rollouts
 from counterpoint.orchestrator.step.checkpoint import Checkpoint, write_checkpoint
-from counterpoint.orchestrator.step.discarded import DROPPED_FILE, with_unrecorded
+from counterpoint.orchestrator.step.discarded import with_unrecorded
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
@@ -214,7 +214,6 @@ class StepInProgress:
             durable = self.step % self.boundary.keep_checkpoints == 0
             append_line(self.boundary.run_dir / "metrics.jsonl", line, durable=durable)
             prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
-            (self.boundary.run_dir / DROPPED_FILE).unlink(missing_ok=True)  # the step has its record
             return line
 
     @contextmanager

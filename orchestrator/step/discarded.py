@@ -7,6 +7,7 @@ that failures do not use up the CPU.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -39,13 +40,13 @@ RECORDED_BATCHES = 64
 """Discarded rollouts, in batches, whose records one step keeps; further ones are only counted."""
 
 WARN_BATCHES = 8
-"""Rollouts discarded since the last step, in batches, before a report; the log repeats it whenever they have doubled."""
+"""Rollouts discarded since the last step, in batches, that are notable; the log repeats it whenever they have doubled."""
 
 FAILING_GROUPS = 4
-"""Groups in a row whose rollouts all failed, before a report."""
+"""Groups in a row whose rollouts all failed, that are notable."""
 
 REPORT_SECONDS = 2.0
-"""Least time between two reports."""
+"""From one report to the next at least; what is dropped meanwhile is in the next one."""
 
 FAILURE_SECONDS = 60.0
 """From the line about a failure to the next one about failures of the same cause, in seconds; it doubles each time."""
@@ -69,14 +70,13 @@ Report = dict[str, Any]
 
 
 class DiscardedRollouts:
-    """The discarded rollouts of one run. `on_report` is called on the loop when a report is due."""
+    """The discarded rollouts of one run."""
 
-    def __init__(
-        self, schedule: ScheduleConfig, on_report: Callable[[Report], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, schedule: ScheduleConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedule = schedule
-        self._on_report = on_report
         self._clock = clock
+        self.changed = asyncio.Event()
+        """Set when a report is due."""
         self.rollouts: list[Rollout] = []
         """Rollouts for the next step's records."""
         self._totals: Counter[str] = Counter()
@@ -86,7 +86,6 @@ class DiscardedRollouts:
         self._step = 0
         self._reason = ""
         self._warn_at = WARN_BATCHES * schedule.rollouts_per_step
-        self._reported_at = -REPORT_SECONDS
         self._failed_in_a_row = self._groups_failed_in_a_row = 0
         self._failures: dict[str, _Failures] = {}
         """By their cause."""
@@ -112,9 +111,7 @@ class DiscardedRollouts:
                 "%d rollouts have been discarded since step %d, which ships %d; the last: %s",
                 self._number, self._step, self._schedule.rollouts_per_step, reason,
             )  # fmt: skip
-        if self._is_notable() and self._clock() - self._reported_at >= REPORT_SECONDS:
-            self._reported_at = self._clock()
-            self._on_report(self.report())
+        self.changed.set()
 
     def rollout_failed(self, error: str) -> float:
         """Logs and counts a rollout that its environment failed; returns the seconds to wait before another may start."""
@@ -259,7 +256,7 @@ def in_words(report: Report) -> str:
 def save(report: Report, run_dir: Path, record: Callable[[], bytes] | None = None) -> None:
     """Writes the report for `counterpoint status` and the job's summary, unless a later one is there. Blocks.
 
-    `record` encodes a rollout of the group that was dropped last; it is shown with the report.
+    `record` encodes a rollout of the group that was dropped last; without one the file of an earlier one is removed.
     A failure is only logged. Threads that save are not in the reports' order: on a busy machine an earlier one may be last.
     """
     path = run_dir / DISCARDED_FILE
@@ -268,9 +265,11 @@ def save(report: Report, run_dir: Path, record: Callable[[], bytes] | None = Non
             with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or none of ours
                 if _place(orjson.loads(path.read_bytes())) > _place(report):
                     return
-            if record is not None:
-                write_atomically(run_dir / DROPPED_FILE, record())
-            write_atomically(path, orjson.dumps(report))
+            if record is None:
+                (run_dir / DROPPED_FILE).unlink(missing_ok=True)
+            else:
+                write_atomically(run_dir / DROPPED_FILE, record(), durable=False)
+            write_atomically(path, orjson.dumps(report), durable=False)
     except OSError as error:
         logger.warning("%s cannot be written and is out of date: %s", path, error)
 

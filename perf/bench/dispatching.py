@@ -59,7 +59,6 @@ async def run_to_the_end(
                 decisions=DecisionLog(config.run_dir),
                 tasks=tasks,
                 publish=lambda line: None,
-                report_discarded=lambda report, record: None,
                 on_progress=lambda: None,
             )
             dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))

@@ -82,7 +82,7 @@ def test_kinds_without_number_are_counted_together() -> None:
 
 
 def test_a_rare_failure_is_logged_beside_a_frequent_one(caplog: pytest.LogCaptureFixture) -> None:
-    discarded = DiscardedRollouts(ScheduleConfig(), lambda report: None, clock=lambda: 0.0)
+    discarded = DiscardedRollouts(ScheduleConfig(), clock=lambda: 0.0)
     caplog.set_level(logging.WARNING)
     for _ in range(1000):
         discarded.rollout_failed("KeyError: 'x'")

@@ -19,7 +19,6 @@ from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, read_toke
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
 from counterpoint.orchestrator.step.checkpoint import Checkpoint
-from counterpoint.orchestrator.step.discarded import DROPPED_FILE
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import published_steps
@@ -71,9 +70,7 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     outlet = Outlet(tmp_path)
     header = DumpHeader(run_id="one", step=1, shipped=0, state_columns={"toy": ["answer"]})
     boundary = StepBoundary(tmp_path, "one", {"toy": ["answer"]}, gather_chunk_size=chunk_size, dump=header)
-    (tmp_path / DROPPED_FILE).write_text("of what was dropped before")
     line = await take(boundary, make_rollouts(), outlet)
-    assert not (tmp_path / DROPPED_FILE).exists()
     (batch,) = outlet.offered
     assert outlet.committed == [3]
     assert [sample.rollout_id for sample in batch.samples] == ["0-0", "1-1"]

@@ -25,7 +25,6 @@ from counterpoint.orchestrator.step.discarded import (
     RECORDED_BATCHES,
     WARN_BATCHES,
     DiscardedRollouts,
-    Report,
     in_words,
     is_counted,
     save,
@@ -48,8 +47,7 @@ class Played:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.reports: list[Report] = []
-        self.discarded = DiscardedRollouts(SCHEDULE, self.reports.append, lambda: self.now)
+        self.discarded = DiscardedRollouts(SCHEDULE, lambda: self.now)
 
     def discard(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
         for _ in range(groups):
@@ -104,16 +102,13 @@ def test_the_log_counts_up_and_says_it_ever_more_rarely(caplog: pytest.LogCaptur
     assert numbers == [WARN_BATCHES * BATCH * factor for factor in (1, 2, 4, 8)]
 
 
-def test_reports_come_when_much_is_lost_and_not_too_often() -> None:
+def test_a_report_is_notable_when_much_is_lost() -> None:
     played = Played()
     played.discard(WARN_BATCHES * BATCH // 4 - 1)
-    assert played.reports == []
-    played.discard(10)
-    assert len(played.reports) == 1
-    played.now += 60
-    played.discard(1)
-    assert [report["discarded"] for report in played.reports] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
-    words = in_words(played.reports[-1])
+    assert not played.discarded.report()["notable"]
+    played.discard(11)
+    assert played.discarded.report()["notable"]
+    words = in_words(played.discarded.report())
     assert words.startswith("104 rollouts discarded since step 0 (104 filtered): all 4 completed")
 
 
@@ -176,7 +171,6 @@ def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogC
     pauses = {played.discarded.inference_failed("InferenceError: no answer") for _ in range(2000)}
     assert pauses == {PAUSE_SECONDS[0]}
     played.discard(1)
-    assert played.reports == []
     assert not played.discarded.report()["notable"]
     assert len(caplog.text.splitlines()) == 1
     assert "rollout failed" not in caplog.text
@@ -188,6 +182,14 @@ def test_a_report_that_is_written_late_replaces_no_later_one(tmp_path: Path) -> 
     assert orjson.loads((tmp_path / DISCARDED_FILE).read_bytes()) == {"step": 1, "discarded": 636}
     save({"step": 2, "discarded": 0}, tmp_path)
     assert orjson.loads((tmp_path / DISCARDED_FILE).read_bytes()) == {"step": 2, "discarded": 0}
+
+
+def test_a_report_without_a_rollout_takes_that_of_an_earlier_one_away(tmp_path: Path) -> None:
+    for report, record in (({"step": 0, "discarded": 4}, lambda: b"{}"), ({"step": 1, "discarded": 0}, None)):
+        save(report, tmp_path, record)
+        assert (tmp_path / DROPPED_FILE).exists() == (record is not None)
+    save({"step": 0, "discarded": 5}, tmp_path, lambda: b"{}")
+    assert not (tmp_path / DROPPED_FILE).exists(), "it is recorded with step 1"
 
 
 def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,6 +231,20 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     assert record["error"].startswith("ConnectionError: the sandbox")
     log = (config.run_dir / "orchestrator.log").read_text()
     assert log.count("rollout failed") == 1
+
+
+@pytest.mark.slow
+def test_what_is_dropped_is_written_at_once_however_little_it_is(make_config: Callable[..., RunConfig]) -> None:
+    config = make_config(args={"fault": "dull", "turns": 1}, schedule={"rollouts_per_step": 80_000})
+    with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
+        wait_until((config.run_dir / DISCARDED_FILE).exists, "a report")
+        wait_until((config.run_dir / DROPPED_FILE).exists, "a dropped rollout")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())
+    assert (report["step"], report["notable"]) == (0, False)
+    (record,) = map(orjson.loads, (config.run_dir / DROPPED_FILE).read_bytes().splitlines())
+    assert record["dropped"] == "filtered"
 
 
 @pytest.mark.slow
