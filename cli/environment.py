@@ -35,6 +35,8 @@ FOUND = 1
 
 MODEL = "tiny-dense"
 START_SECONDS = 300.0
+READING_SECONDS = 300.0
+"""How long an environment may take to be imported and constructed, and its examples to be read, as long as its start."""
 LINES_SHOWN = 15
 """The last lines of a server's log that are shown when it ends."""
 DEADLINE_SECONDS = 60.0
@@ -96,6 +98,7 @@ def _check(arguments: list[str]) -> int:
     from counterpoint.environments.workers.load import load_environment
     from counterpoint.job.environments.examples import fault_of_examples
     from counterpoint.job.environments.findings import Level, findings
+    from counterpoint.job.environments.waiting import ending
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)-7s %(message)s", stream=sys.stderr)
     plays = (_of_job if given.kind.endswith(".toml") else _of_kind)(given, others)
@@ -104,10 +107,13 @@ def _check(arguments: list[str]) -> int:
     loaded: list[Environment] = []
     for config, _ in plays.environments:  # before a model is built and a server starts: its errors are there at once
         try:
-            loaded.append(load_environment(config))
-        except ValueError as error:
+            with ending(f"loading {config.kind}", _say, READING_SECONDS):
+                loaded.append(load_environment(config))
+            with ending("reading its examples", _say, READING_SECONDS):
+                fault = fault_of_examples(loaded[-1])
+        except (TimeoutError, ValueError) as error:
             raise UserError(str(error)) from None
-        if (fault := fault_of_examples(loaded[-1])) is not None:
+        if fault is not None:
             raise UserError(f"environment {config.kind!r}: {fault}")
     found: list[Finding] = []
     lines: list[dict[str, str]] = []

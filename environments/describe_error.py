@@ -29,7 +29,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, NoReward):
         text = f"{type(error).__name__}: {text}"
     elif not isinstance(error, WorkerError):
-        text = f"{type(error).__name__}: {text}{_missing_await(error, text)} (in {_place(error)})"
+        text = f"{type(error).__name__}: {text}{_missing_await(error, text)} (in {place_in(error)})"
     # Lone surrogates, which file names and cut emoji contain, are not UTF-8: JSON and msgpack refuse them.
     return text.encode(errors="backslashreplace").decode()
 
@@ -42,13 +42,22 @@ def _missing_await(error: BaseException, text: str) -> str:
     return f"; `await` is missing before the call {f'of {name}' if name else 'that made it'}"
 
 
-def _place(error: BaseException) -> str:
+def place_in(error: BaseException) -> str:
+    """Returns where a caught exception passed foreign code and where it was raised: functions, files and lines."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    inner = frames[-1]
-    theirs = next((found for found in reversed(frames) if _is_theirs(found[0])), inner)
-    return ", in ".join(
-        f"{frame.f_code.co_name}, {frame.f_code.co_filename}:{line}" for frame, line in dict.fromkeys((theirs, inner))
-    )
+    theirs = next((found for found in reversed(frames) if _is_theirs(found[0])), frames[-1])
+    return ", in ".join(map(_line, dict.fromkeys((theirs, frames[-1]))))
+
+
+def describe_loading(error: BaseException) -> str:
+    """Returns type and text of what the loading of foreign code raised, and its line, if its code had begun to run."""
+    theirs = next((found for found in traceback.walk_tb(error.__traceback__) if _is_theirs(found[0])), None)
+    return f"{type(error).__name__}: {error}{f' (in {place_in(error)})' if theirs else ''}"
+
+
+def _line(found: tuple[FrameType, int]) -> str:
+    code = found[0].f_code
+    return f"{code.co_name}, {code.co_filename}:{found[1]}"
 
 
 def _is_theirs(frame: FrameType) -> bool:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from counterpoint.environments.base import Environment, EnvironmentContext
 from counterpoint.environments.chat import Chat
-from counterpoint.environments.describe_error import describe_error
+from counterpoint.environments.describe_error import describe_error, place_in
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,13 @@ async def started(environment: Environment, context: EnvironmentContext) -> Asyn
     try:
         if start is not None:
             try:
-                async with asyncio.timeout(START_SECONDS):
+                async with asyncio.timeout(START_SECONDS) as deadline:
                     await start(context)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # an operator's class may fail in any way
-                what = f"took more than {START_SECONDS:g} s" if isinstance(error, TimeoutError) else repr(error)
+                late = f"it took more than {START_SECONDS:g} s (in {place_in(error.__cause__ or error)})"
+                what = late if deadline.expired() else describe_error(error)
                 raise ValueError(f"environment {context.name!r}: its start failed: {what}") from error
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from counterpoint.environments.base import Environment
 from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.describe_error import describe_loading
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
 from counterpoint.environments.reward import own_bounds, place_of
 from counterpoint.transport.configuration.arguments import refuse_booleans
@@ -58,7 +59,7 @@ def _find_class(kind: str, where: str) -> type[Any]:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
-            f"{where}: kind = {kind!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            f"{where}: kind = {kind!r}: importing {module_name!r} failed: {describe_loading(error)}"
             f"{import_advice(module_name, error)}"
         ) from error
     found = getattr(module, class_name, None)
@@ -82,7 +83,7 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
         refuse_booleans(found, arguments)
         return found(**arguments)
     except (Exception, SystemExit) as error:  # likewise: the class may be anybody's
-        raise ValueError(f"{where}: args = {reprlib.repr(arguments)}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{where}: args = {reprlib.repr(arguments)}: {describe_loading(error)}") from error
 
 
 def _argument_names(found: type[Any]) -> list[str]:

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from typing import Any, cast
 from counterpoint.environments.base import Environment, EnvironmentContext, Example, Model, Score
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.lifecycle import check_chat, started
+from counterpoint.environments.lifecycle import START_SECONDS, check_chat, started
 from counterpoint.environments.reward import Rewards, as_group_rewards, as_rewards, own_bounds
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
@@ -147,7 +147,9 @@ async def observe(
     before = _Leftovers.now()
     context = EnvironmentContext(config.name, directory, model, seed=0, own_process=config.workers > 0)
     with LoopBlame(BLAME_SECONDS) as blame, _noting(seen):
-        async with started(environment, context):
+        async with AsyncExitStack() as resources:
+            start = resources.enter_async_context(started(environment, context))
+            await _watched(start, environment, say, START_SECONDS)
             if ":" in config.kind:
                 await _rehearse(seen, config, environment, parameters, say, opponents)
             earlier = _Leftovers.now()
@@ -243,7 +245,7 @@ async def _rehearse(
 
 
 async def _watched(
-    work: Coroutine[Any, Any, None], environment: Environment, say: Callable[[str], None], most_blocked_seconds: float
+    work: Coroutine[Any, Any, Any], environment: Environment, say: Callable[[str], None], most_blocked_seconds: float
 ) -> None:
     task = asyncio.create_task(work, name="watched by a check")
     with waiting.saying([task], type(environment).__module__, say, most_blocked_seconds):

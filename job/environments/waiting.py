@@ -1,6 +1,6 @@
 """Says what a check of an environment waits for: how many rollouts still run, and at which line of the environment.
 
-From a thread, so that it is said also of a rollout that blocks the event loop.
+From a thread, so that it is said also of a rollout that blocks the event loop, and of code that runs before there is one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,30 @@ BLOCKED_SECONDS = 1.0
 
 END = signal.SIGRTMAX
 """The signal that ends code which blocks the loop. An environment may have a use of its own for the others, such as alarms."""
+
+
+@contextmanager
+def ending(what: str, say: Callable[[str], None], most_seconds: float) -> Iterator[None]:
+    """Calls `say`, in a thread, while the block goes on, with the line where it is; ends it after `most_seconds`.
+
+    `what` is code of an environment that may have no end: a `TimeoutError` is raised in it. For the main thread, without a loop.
+    """
+    ended, own = threading.Event(), threading.get_ident()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        if not ended.is_set():
+            raise TimeoutError(f"{what} has not ended after {most_seconds:g} s")
+
+    def watch() -> None:
+        seconds = 0.0
+        while not ended.wait(PATIENCE_SECONDS):
+            seconds += PATIENCE_SECONDS
+            say(f"after {seconds:g} s {what} goes on at {_place(stack_of(sys._current_frames().get(own)), None)}")
+            if seconds >= most_seconds:
+                signal.pthread_kill(own, END)
+
+    with _watching(watch, end, ended):
+        yield
 
 
 @contextmanager
@@ -62,6 +86,15 @@ def saying(
                 blocked = 0.0
                 signal.pthread_kill(own, END)
 
+    with _watching(watch, end, ended):
+        yield
+
+
+@contextmanager
+def _watching(
+    watch: Callable[[], None], end: Callable[[int, FrameType | None], None], ended: threading.Event
+) -> Iterator[None]:
+    """Runs `watch` in a thread, and `end` at its signal, until the block has ended."""
     thread = threading.Thread(target=watch, name="environment check, waiting")
     before = signal.signal(END, end)
     thread.start()
@@ -92,6 +125,8 @@ def _describe(rollouts: Sequence[asyncio.Task[None]], file: str | None, caller: 
     own = [stack for stack in stacks if any(code.co_filename == file for code, _ in stack)]
     places = Counter(_place(stack, file) for stack in own or map(_awaited, running))
     waits = "; ".join(f"{count} at {place}" for place, count in places.most_common(3))
+    if len(rollouts) == 1:
+        return f"it waits at {waits.removeprefix('1 at ')}"
     return (
         f"{len(rollouts) - len(running)} of {len(rollouts)} rollouts of this round have ended, and others wait: {waits}"
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from counterpoint.cli import environment
 from counterpoint.cli.main import main
+from counterpoint.job.environments import waiting
 
 
 def test_its_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,3 +128,48 @@ def test_a_bad_row_is_named_before_a_model_is_resolved(
         f"environment 'task_of_rows:Task': example 7 of 8{':' if 'its' in said else ''} {said}"
         in capsys.readouterr().err
     )
+
+
+ENDLESS = """\
+import time
+
+from counterpoint.environments import Example
+
+
+class Task:
+    group_scoring = False
+
+    def __init__(self, where):
+        self._where = where
+        self._wait("__init__")
+
+    def _wait(self, name):
+        while name == self._where:
+            time.sleep(0.01)
+
+    def __len__(self):
+        return 3
+
+    def example(self, index):
+        self._wait("example")
+        return Example(index, "1 + 1", "2")
+
+    async def rollout(self, example, model, state): ...
+
+    async def score(self, example, rollout): ...
+"""
+
+
+@pytest.mark.parametrize("where", ["__init__", "example"])
+def test_what_has_no_end_before_the_first_rollout_is_named(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "READING_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "endless_task", raising=False)
+    (tmp_path / "endless_task.py").write_text(ENDLESS)
+    assert main(["env", "check", "endless_task:Task", "--args", json.dumps({"where": where})]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"after [\d.]+ s .* goes on at Task\._wait \(.*endless_task\.py:1[45]\)", said)
+    assert re.search(r"has not ended after 0\.1 s \(in _wait, .*endless_task\.py:1[45]", said)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from counterpoint.environments.base import Example, Model
+from counterpoint.environments import lifecycle
+from counterpoint.environments.base import EnvironmentContext, Example, Model
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.environments.workers.load import load_environment
@@ -403,3 +404,55 @@ async def test_code_that_gives_the_loop_back_at_the_last_moment_is_not_ended() -
     with waiting.saying([waits], __name__, print, 1.0):
         await asyncio.to_thread(end)
     waits.cancel()
+
+
+class NeverStarted(Sound):
+    async def start(self, context: EnvironmentContext) -> None:
+        await asyncio.Event().wait()
+
+
+class BlockingAtItsStart(Sound):
+    async def start(self, context: EnvironmentContext) -> None:
+        while True:
+            pass
+
+
+class FailingAtItsStart(Sound):
+    async def start(self, context: EnvironmentContext) -> None:
+        raise TimeoutError("the sandbox is away")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("NeverStarted", rf"its start failed: it took more than 0\.3 s \(in start, {HERE}:\d+"),
+        ("BlockingAtItsStart", rf"its start failed: TimeoutError: held the event loop for .* \(in start, {HERE}:\d+"),
+        ("FailingAtItsStart", rf"its start failed: TimeoutError: the sandbox is away \(in start, {HERE}:\d+"),
+    ],
+)
+async def test_a_start_without_an_end_is_named_and_ended(
+    kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.1)
+    for module in (lifecycle, observing):
+        monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    with pytest.raises(ValueError, match=said):
+        await seen_of(kind, tmp_path)
+
+
+def test_code_without_an_end_is_told_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.02)
+    said: list[str] = []
+
+    def endless() -> None:
+        with waiting.ending("making examples", said.append, 0.05):
+            while True:
+                time.sleep(0.01)
+
+    with pytest.raises(TimeoutError, match=r"making examples has not ended after 0\.05 s"):
+        endless()
+    assert re.search(
+        r"making examples goes on at test_code_without_an_end\w*\.<locals>\.endless \(.*test_observe\.py:\d+\)", said[0]
+    )
