@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from counterpoint.job.directory import run_ids_in
+from counterpoint.job.directory import JOB_FILE, is_running, run_ids_in
 from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number, step_of
 from counterpoint.job.inspection.rollout_records import find_run, find_step, read_records
 from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.start import is_beginning
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.loop_health.slow_spots import METRIC
 from counterpoint.transport.errors import UserError
@@ -40,16 +41,17 @@ class Results:
     """The results of one job. Each method reads the files anew; all frames have the column `run_id`."""
 
     def __init__(self, directory: Path | str) -> None:
-        """`directory`: the job's. Raises `UserError` if it holds no run, and without pandas."""
+        """`directory`: the job's. Raises `UserError` if it holds neither a job nor a run, and without pandas."""
         self.directory = Path(directory)
-        if not self.runs:
-            raise UserError(f"{directory} holds no run; expected the directory of a job whose runs have begun")
+        is_job = (self.directory / JOB_FILE).exists() or is_running(self.directory) or is_beginning(self.directory)
+        if not is_job and not self.runs:
+            raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
         require("counterpoint.read", "pandas")
 
     @property
     def runs(self) -> list[str]:
-        """Returns the ids of its runs."""
-        return run_ids_in(self.directory)
+        """Returns the ids of its runs that have begun."""
+        return [] if is_beginning(self.directory) else run_ids_in(self.directory)
 
     def steps(self, run: str | None = None) -> DataFrame:
         """Returns a row for each step that was shipped or trained: its metrics (`docs/metrics.md`), by step.
@@ -116,7 +118,10 @@ class Results:
 
 
 def read(directory: Path | str) -> Results:
-    """Returns the results of the job in `directory`, for frames. Raises `UserError` if it holds no run, and without pandas."""
+    """Returns the results of the job in `directory`, for frames, which are empty until its runs have begun.
+
+    Raises `UserError` if the directory holds neither a job nor a run, and without pandas.
+    """
     return Results(directory)
 
 

@@ -19,9 +19,13 @@ from typing import Any
 
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
+from counterpoint.job.directory import JOB_FILE, JOB_LOCK
 from counterpoint.job.inspection.status import JobStatus, StatusReader
 from counterpoint.transport import exact_json
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import holder_of
+
+_started: weakref.WeakSet[StartedJob] = weakref.WeakSet()
 
 
 class StartedJob:
@@ -35,6 +39,7 @@ class StartedJob:
         """Descriptor of the file, in memory, that has what the command prints."""
         weakref.finalize(self, os.close, output)
         self._status = StatusReader(directory)
+        _started.add(self)
 
     @property
     def code(self) -> int | None:
@@ -47,8 +52,16 @@ class StartedJob:
         """What the command has printed so far: a job that cannot start says here why."""
         return os.pread(self._output, os.fstat(self._output).st_size, 0).decode(errors="replace")
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the command has yet to take the directory: what is there, if anything, is of an earlier job."""
+        holder = holder_of(self.directory / JOB_LOCK)
+        return self.code is None and (holder is None or holder.pid != self._process.pid)
+
     def status(self) -> JobStatus:
-        """Returns the job's present status. Raises `UserError` until its directory is written."""
+        """Returns the job's present status, without runs until they have begun. Raises `UserError` if it could not begin."""
+        if self.code is None and (self.is_beginning or not (self.directory / JOB_FILE).exists()):
+            return JobStatus(self.directory, None, {}, [], running=True)
         return self._status.read()
 
     def wait(self, timeout_seconds: float | None = None) -> int:
@@ -88,6 +101,11 @@ def start(file: Path | str, *, resume: bool = False, fresh: bool = False, **over
     output = os.memfd_create("output of a job")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     return StartedJob(config.output_dir, process, output)
+
+
+def is_beginning(directory: Path) -> bool:
+    """Whether a job that this process started has yet to take the directory."""
+    return any(job.directory.absolute() == directory.absolute() and job.is_beginning for job in [*_started])
 
 
 def _flags(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

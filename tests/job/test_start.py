@@ -13,6 +13,7 @@ import counterpoint
 from counterpoint.transport.errors import UserError
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import settings
+from tests.support.synthetic_jobs import write_job
 from tests.support.vllm_server import ServerProcess
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "job.ipynb"
@@ -47,6 +48,23 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert job.wait(DEADLINE_SECONDS) == 2
     assert str(tmp_path / "job") in job.output
     assert job.code == 2
+
+
+@pytest.mark.slow
+def test_a_job_that_has_just_started_reads_as_empty(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", steps=3)
+    job = counterpoint.start(written(tmp_path), fresh=True)
+    try:
+        assert job.status().as_json()["running"]
+        results = counterpoint.read(job.directory)
+        assert results.runs == [], "those that are there are of the job before"
+        assert list(results.steps().columns) == ["run_id", "step"]
+        assert (len(results.steps()), len(results.rollouts()), len(results.evaluations())) == (0, 0, 0)
+        wait_until(lambda: not job.is_beginning, "the command to take the directory", DEADLINE_SECONDS)
+        assert job.status().as_json()["running"], job.output
+        assert len(counterpoint.read(job.directory).steps()) == 0
+    finally:
+        job.stop(DEADLINE_SECONDS)
 
 
 @pytest.mark.slow
