@@ -11,10 +11,10 @@ import pytest
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool
-from perf.demos.demo_multi import Event, Row, longest_around, repeated_requests
+from perf.demos.demo_multi import Event, Row, around, longest_of, repeated_requests
 from tests.support.fake_inference import FakeServer
 
-ROW = Row("a", 50, 0.4, 0.9, 2.0, {"eviction": 4.0, "joining": None}, failed=0, repeated=0, ended="done")
+ROW = Row("a", 50, 0.4, 0.9, 2.0, {"eviction": 4.0, "joining": None}, 4.0, failed=0, repeated=0, ended="done")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,8 @@ ROW = Row("a", 50, 0.4, 0.9, 2.0, {"eviction": 4.0, "joining": None}, failed=0, 
 def test_the_steps_around_an_event_are_those_under_way_and_the_next(
     began: float, ended: float, longest: float | None
 ) -> None:
-    assert longest_around(Event("eviction", "b", began, ended), [0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 20.0]) == longest
+    times = [0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 20.0]
+    assert longest_of(around(Event("eviction", "b", began, ended), times)) == longest
 
 
 @pytest.mark.parametrize(
@@ -45,9 +46,17 @@ def test_the_steps_around_an_event_are_those_under_way_and_the_next(
     ],
 )
 def test_every_claim_can_fail(changed: Row, said: str) -> None:
-    assert list(ROW.flaws("done")) == []
+    assert list(ROW.flaws("done")) == list(changed.doubts()) == []
     (flaw,) = changed.flaws("done")
     assert flaw.startswith(said)
+
+
+def test_a_long_step_around_an_event_is_no_flaw_where_others_take_as_long() -> None:
+    noisy = replace(ROW, longest={"eviction": 14.0, "joining": 3.0}, longest_apart=17.5)
+    assert list(noisy.flaws("done")) == []
+    (doubt,) = noisy.doubts()
+    assert "a: a step of 14.00 s around the eviction" in doubt
+    assert "17.50 s" in doubt
 
 
 async def test_a_request_that_the_pool_tries_again_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
