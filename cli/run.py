@@ -23,7 +23,7 @@ from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.notify import notify_ready
 from counterpoint.cluster.worker_view import WorkerView
 from counterpoint.inference.pool.sources import Sources
-from counterpoint.job.admin.reload import Reload, differing, flat
+from counterpoint.job.admin.reload import Reload, flat
 from counterpoint.job.check import check_backend, check_fit, check_job, check_ports
 from counterpoint.job.claim_directory import check_directory, claim_directory
 from counterpoint.job.config import JobConfig
@@ -209,9 +209,12 @@ def _print_changed_keys(config: JobConfig, console: Console) -> None:
         return
     before = flat(redact(read_json(file)))
     now = flat(redact(config.model_dump(mode="json")))
-    changed = [key for key in differing(before, now) if key.rpartition(".")[2] != "resume"]
+    # A key without a value is None in one file and missing in another, of another version or with a table in its place.
+    keys = [key for key in sorted({*before, *now}) if key.rpartition(".")[2] != "resume"]
+    changed = [key for key in keys if before.get(key) != now.get(key)]
     for key in changed[:MOST_CHANGED]:
-        values = (shortened(repr(table.get(key)), LONGEST_VALUE) for table in (before, now))
+        given = (table.get(key) for table in (before, now))
+        values = ("unset" if value is None else shortened(repr(value), LONGEST_VALUE) for value in given)
         console.print(f"changed since the last start: {key}: {' → '.join(values)}", highlight=False)
     if len(changed) > MOST_CHANGED:
         console.print(f"and {len(changed) - MOST_CHANGED} more keys", highlight=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 from rich.console import Console
 
@@ -71,6 +72,28 @@ def test_a_resume_names_the_keys_that_have_changed(job_file: Path) -> None:
     )
     said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert said == ["changed since the last start: orchestrator.steps: 7 → 9"]
+
+
+def test_a_resume_names_no_key_that_has_no_value_before_and_after(job_file: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    config = load(JobConfig, job_file, [])
+    config.output_dir.mkdir(parents=True)
+    of_another_version = config.model_dump(mode="json", exclude={"sft", "max_restarts"})
+    (config.output_dir / "job.json").write_bytes(orjson.dumps(of_another_version))
+    counterpoint.cli.run._print_changed_keys(config, console)
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert said == ["changed since the last start: max_restarts: unset → 3"]
+
+
+def test_a_resume_names_the_keys_of_a_table_that_was_none_and_not_the_table(job_file: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    config = load(JobConfig, job_file, [])
+    config.output_dir.mkdir(parents=True)
+    with_a_table = config.model_dump(mode="json") | {"sft": {"steps": 3}}
+    (config.output_dir / "job.json").write_bytes(orjson.dumps(with_a_table))
+    counterpoint.cli.run._print_changed_keys(config, console)
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert said == ["changed since the last start: sft.steps: 3 → unset"]
 
 
 def test_a_resume_names_what_was_changed_while_the_run_was_trained(job_file: Path) -> None:
