@@ -123,6 +123,17 @@ rollouts_per_step = 64
 [orchestrator.training]
 learning_rate = 1e-4
 warmup_steps = 5
+
+# Played at the first and the last step and every 20th, and by `counterpoint eval`: sums of another seed.
+[[orchestrator.evaluations]]
+name = "other_sums"
+interval = 20
+examples = 50
+
+[[orchestrator.evaluations.environments]]
+name = "{name}"
+kind = "{name}:{class_name}"
+args = {{ largest = 9, seed = 1 }}
 """
 
 

@@ -21,7 +21,10 @@ def test_the_new_environment_loads_and_its_job_is_valid(tmp_path: Path, monkeypa
     module, test, file = write_environment("loaded_sums", tmp_path / "new")
     assert [path.name for path in (module, test, file)] == ["loaded_sums.py", "test_loaded_sums.py", "loaded_sums.toml"]
     monkeypatch.syspath_prepend(str(module.parent))
-    (environment,) = load(JobConfig, file, []).orchestrator.environments
+    run = load(JobConfig, file, []).orchestrator
+    (environment,) = run.environments
+    (evaluated,) = run.evaluations[0].environments
+    assert load_environment(evaluated).example(0) != load_environment(environment).example(0)
     assert len(load_environment(environment)) == 100
     assert (
         load_environment(EnvironmentConfig(name="a", kind="loaded_sums:LoadedSums", args={"examples": 7})).__len__()
