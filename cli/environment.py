@@ -352,11 +352,12 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
         line: dict[str, Any] = loads(
             dumps(rollout_record(rollout, sorted(rollout.state), transcribe(rollout)), default=repr)
         )
-        records.append(RolloutRecord(line | {"advantage": None, "filtered_by": "the check, which trains nothing"}))
+        records.append(RolloutRecord(line | {"advantage": None}))
     chosen = [best_record(records), worst_record(records) if full else None]
     for record in chosen if any(chosen) else records[:1]:
         if record is not None:
-            print_rollout(console, f"the check of {seen.kind}", record)
+            outcome = "played by the check, which trains nothing" if record.error is None else None
+            print_rollout(console, f"the check of {seen.kind}", record, outcome=outcome)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("check", "", "seen"):
         table.add_column(name, overflow="fold", no_wrap=name != "seen")

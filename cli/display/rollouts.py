@@ -55,12 +55,19 @@ def _cells(record: RolloutRecord) -> list[str]:
 
 
 def print_rollout(
-    console: Console, where: str, record: RolloutRecord, *, tokens: bool = False, longest: int | None = None
+    console: Console,
+    where: str,
+    record: RolloutRecord,
+    *,
+    tokens: bool = False,
+    longest: int | None = None,
+    outcome: str | None = None,
 ) -> None:
     """Prints a rollout in full: its numbers, the right answer, what was kept of it, and its turns as a conversation.
 
     With `tokens` prompts and completions are as they were sent, the template's tokens included. Of a text of more than `longest`
-    characters the middle is left out, as are turns and messages after the first `MOST_TEXTS`.
+    characters the middle is left out, as are turns and messages after the first `MOST_TEXTS`. `outcome` is said
+    in place of what training made of it.
     """
     most = None if longest is None else MOST_TEXTS
 
@@ -74,8 +81,8 @@ def print_rollout(
 
     heading(f"rollout {record.rollout_id} of {where}: example {record.example} of {record.environment}")
     reward = "none" if record.reward is None else f"{record.reward:.6g}"
-    advantage = _signed(record.advantage) or "none"
-    heading(f"reward {reward}, advantage {advantage}, {record.outcome}", "" if record.error is None else "red")
+    outcome = outcome or f"advantage {_signed(record.advantage) or 'none'}, {record.outcome}"
+    heading(f"reward {reward}, {outcome}", "" if record.error is None else "red")
     if record.answer is not None:
         say("right answer", record.answer, "yellow")
     for name in ("metrics", "state", "player_rewards", "player_advantages"):

@@ -54,7 +54,10 @@ def test_a_new_environment_has_no_finding_and_is_told_how_to_train(
     others = [each for name, each in found.items() if name not in ("time", "event loop", "memory")]
     assert [each for each in others if each["level"] != "ok"] == []
     assert main(["env", "check", "fresh_sums.toml", "--rounds", "1"]) == 0
-    assert capsys.readouterr().out.endswith("next: counterpoint run fresh_sums.toml\n")
+    said = capsys.readouterr().out
+    assert said.endswith("next: counterpoint run fresh_sums.toml\n")
+    assert "filtered" not in said
+    assert "trained" not in said
 
 
 def test_a_job_has_the_arguments_of_its_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
