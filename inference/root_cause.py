@@ -7,6 +7,7 @@ from pathlib import Path
 
 from counterpoint.cluster.process import last_lines
 from counterpoint.transport.printable import shortened
+from counterpoint.transport.process.permanent_errors import is_passing
 
 _EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [^\]]*\] )?([A-Za-z_][\w.]*(?:Error|Exception): \S.*)")
 """The last line of a traceback, as a process prints it or as vLLM logs it of one of its processes."""
@@ -20,14 +21,27 @@ _REFERS = re.compile("root cause", re.IGNORECASE)
 _OF_PYDANTIC = re.compile(r"\d+ validation errors? for \w+$")
 """An exception whose text begins with the next line."""
 
-_INPUT = re.compile(r"unsupported|not supported|NotImplementedError|ValidationError", re.IGNORECASE)
-"""Exceptions that no other moment spares: they are about the model or the arguments, not about memory, files or neighbours."""
+_TYPE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
+
+_OF_INPUT = {"NotImplementedError", "ValidationError"}
+_SAY_INPUT = re.compile("unsupported|not supported", re.IGNORECASE)
+"""What no other moment spares: exceptions about the model or the arguments, not about memory, files or neighbours."""
 
 _KILLED = re.compile(r"core proc\(s\): .*: -\d+")
 """What vLLM says of an engine that a signal ended, which leaves no exception: those above it are of something else."""
 
-_OF_MACHINE = re.compile(rf"errno|os error|other processes|EADDRINUSE|CUDA error|NCCL|{_KILLED.pattern}", re.IGNORECASE)
-"""What the system, a device or a neighbour refused, perhaps only now, whatever its words ("Operation not supported")."""
+_ERRNO = re.compile(r"(?:\[errno |errno: |\(os error )(\d{1,4})\b(?:.*: '([^']+)')?", re.IGNORECASE)
+"""The number of a system's error as Python, torch's sockets and Rust write it, and the path that Python names."""
+
+_OF_MACHINE = {
+    "AcceleratorError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionError", "ConnectionRefusedError",
+    "ConnectionResetError", "DistBackendError", "DistNetworkError", "DistStoreError", "MemoryError", "OutOfMemoryError",
+    "TimeoutError",
+}  # fmt: skip
+"""Exceptions of Python and torch by which a device, a neighbour or the system refuses something, perhaps only now."""
+
+_SAY_MACHINE = re.compile(r"other processes|EADDRINUSE|CUDA error|NCCL", re.IGNORECASE)
+"""What vLLM and older versions of torch say of the same in a `ValueError` or a `RuntimeError`."""
 
 _MEMORY = re.compile(r"\([\d.]+/([\d.]+) GiB\) .* than .*?([\d.]+)(?:/[\d.]+)? GiB\)")
 """What vLLM says of memory that it does not get: all that there is, and what it asked for."""
@@ -66,15 +80,29 @@ def root_cause(log_file: Path, start: int = 0) -> str | None:
 
 
 def is_of_input(cause: str) -> bool:
-    """Whether a cause is about the model or the arguments, so that the next start would end alike."""
-    return _INPUT.search(cause) is not None and not is_of_machine(cause)
+    """Whether a cause is about the model or the arguments, so that the next start would end alike.
+
+    That is left to words ("not supported") where the type of the exception does not say it.
+    """
+    return (_type_of(cause) in _OF_INPUT or _SAY_INPUT.search(cause) is not None) and not is_of_machine(cause)
 
 
 def is_of_machine(cause: str) -> bool:
     """Whether a cause is about the machine or its other processes, so that the next start may end otherwise.
 
-    More memory than the machine has is never there, whatever else runs.
+    It is decided by the number of the system's error, else by the exit code of the engine, else by the type of the exception.
+    Left to words: memory that vLLM does not get, a `ValueError` (more than the machine has is never there, whatever else runs),
+    and an error of CUDA or NCCL that is a `RuntimeError`.
     """
+    if (system := _ERRNO.search(cause)) is not None:
+        return is_passing(OSError(int(system[1]), "", system[2]))
     if (memory := _MEMORY.search(cause)) is not None and float(memory[2]) > float(memory[1]):
         return False
-    return _OF_MACHINE.search(cause) is not None
+    if _KILLED.search(cause) or _type_of(cause) in _OF_MACHINE:
+        return True
+    return _SAY_MACHINE.search(cause) is not None
+
+
+def _type_of(cause: str) -> str:
+    """Returns the name of the exception's type, without its module; empty if the cause is no exception."""
+    return found[1] if (found := _TYPE.match(cause)) is not None else ""

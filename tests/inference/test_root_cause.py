@@ -77,3 +77,40 @@ def test_memory_that_the_machine_has_not_is_not_waited_for() -> None:
         "ValueError: Free memory on device cuda:0 (5.0/79.2 GiB) on startup is less than desired GPU memory utilization "
         "(0.9, 71.3 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "of_machine"),
+    [
+        ("OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): in use", True),
+        ("PermissionError: [Errno 13] Permission denied: '/models/one/config.json'", False),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/models/one/config.json'", False),
+        ("NotADirectoryError: [Errno 20] Not a directory: '/models/one/config.json'", False),
+        ("safetensors_rust.SafetensorError: I/O error: Stale file handle (os error 116)", True),
+        ("torch.distributed.DistNetworkError: the client socket has timed out", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("torch.AcceleratorError: the device is unsupported at present", True),
+        ("ConnectionResetError: the other side went away", True),
+        ("MemoryError: Unable to allocate 3.00 GiB", True),
+        ("RuntimeError: NCCL error in: ProcessGroupNCCL.cpp", True),
+        ("ValueError: the field errno is wrong", False),
+        ("KeyError: 'rope_scaling'", False),
+        ("unrecognized arguments: --other", False),
+    ],
+)
+def test_what_may_pass_is_told_by_number_type_and_last_by_words(cause: str, of_machine: bool) -> None:
+    assert is_of_machine(cause) is of_machine
+    assert not is_of_input(cause)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "NotImplementedError: no kernel",
+        "pydantic_core.ValidationError: Value is wrong",
+        "ValueError: fp4 is not supported",
+    ],
+)
+def test_what_no_other_start_would_take(cause: str) -> None:
+    assert is_of_input(cause)
+    assert not is_of_machine(cause)
