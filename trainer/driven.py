@@ -73,9 +73,10 @@ class DrivenRun:
         next. One whose predecessors are missing waits for them, until another is asked for under its number, which cancels its
         answer; one that was carried out before has the answer None.
 
-        Raises `InvalidBatch`, with nothing asked for, and `ValueError` if the run has left its slot or the item was asked for
-        before. After any other error, such as `KeyboardInterrupt`, `item` says after which to go on: an update that was made is
-        not made again, and contributions since the last one, if they were dropped, are.
+        Raises `InvalidBatch`, with nothing asked for, and `ValueError` if the run has left its slot, the item was asked for
+        before, or the run was saved without numbers of its items and nothing was asked for without a number since. After any
+        other error, such as `KeyboardInterrupt`, `item` says after which to go on: an update that was made is not made again,
+        and contributions since the last one, if they were dropped, are.
         """
         order = self._order()
         if item.batch is not None:
@@ -83,6 +84,13 @@ class DrivenRun:
                 validate(replace(item.batch, run_id=self._run.run_id, step=self.step + 1))  # as a wire does
             except ValueError as error:
                 raise InvalidBatch(str(error)) from error
+        progress = self._run.progress
+        if number is not None and progress.step and not progress.item:
+            raise ValueError(
+                f"item {number}: the {progress.step} updates that run {self._run.run_id} was saved with have no numbers, as an "
+                "orchestrator, data or an older version trained them. Ask for further items without a number until the next "
+                "update, or begin in another output_dir"
+            )
         number = order.newest + 1 if number is None else number
         if number <= order.newest:
             if not item.answer.done():

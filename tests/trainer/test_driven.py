@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -178,6 +179,30 @@ def test_items_are_carried_out_in_the_order_of_their_numbers(
         assert again.result(0) is None, "it was carried out"
         assert driven.step == STEPS
     check_equal(published(tmp_path, f"after-{STEPS}"), broadcast(orchestrated, "one", STEPS))
+
+
+def test_items_are_not_carried_out_on_top_of_updates_that_have_no_numbers(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        ask(driven, up_to=4)
+    (file,) = (tmp_path / "trainer").glob("**/step_1/state.json")
+    state = json.loads(file.read_text())
+    del state["progress"]["item"]  # as an orchestrator leaves it
+    file.write_text(json.dumps(state))
+    with drive(configured(tmp_path, dense_directory, resume=True), described()) as driven:
+        assert driven is not None
+        assert (driven.step, driven.item) == (1, 0)
+        with pytest.raises(ValueError, match="another output_dir"):
+            ask(driven)
+        train(driven, 2)
+        assert driven.item == 2
+        driven.ask(Item(saves=True), 3).result(0)
+    with drive(configured(tmp_path, dense_directory, resume=True), described()) as driven:
+        assert driven is not None
+        assert (driven.step, driven.item) == (2, 2)
+        assert driven.ask(Item(updates=True), 2).result(0) is None
 
 
 def test_publications_are_apart_from_updates_and_saves(dense_directory: Path, tmp_path: Path) -> None:
