@@ -1,0 +1,219 @@
+"""Simulates the scheduler beside servers and a trainer whose times are drawn: is what is trained what was asked?
+
+    python -m perf.straggler_simulation [--steps 200]
+
+The unit of time is a step of the trainer. Nothing of the scheduler is replaced: `Simulation` only answers its instructions with
+events. With `kills` the orchestrator dies and resumes from its last commit; with `losses` half of what is in flight fails. The
+tests use it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.mix import ExampleMix
+from counterpoint.orchestrator.scheduling.events import (
+    BatchCommitted,
+    CancelGroup,
+    Event,
+    FinalizeGroup,
+    Finish,
+    GroupFinalized,
+    GroupsBegun,
+    Instruction,
+    MoreToStart,
+    PolicyUpdated,
+    RolloutEnded,
+    ShipBatch,
+    StartGroup,
+)
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
+
+Example = tuple[str, int]
+"""The name of an environment and the index of an example there."""
+
+Duration = Callable[[random.Random, str, int], float]
+"""Draws how long a rollout of an environment's example lasts, in steps of the trainer."""
+
+
+@dataclass
+class Simulation:
+    """One run: `durations` are drawn for each rollout, in steps of the trainer, as `training` and the other times are."""
+
+    schedule: ScheduleConfig
+    steps: int
+    duration: Duration
+    environments: Sequence[str] = ("words",)
+    examples: int = 1000
+    """Of each environment."""
+    training: float = 1.0
+    kills: Sequence[float] = ()
+    losses: Sequence[float] = ()
+    seed: int = 0
+    trained: list[Example] = field(default_factory=list)
+    """The example of each group that was trained."""
+    stale: list[Example] = field(default_factory=list)
+    """The example of each group that was dropped as too stale."""
+    started: Counter[str] = field(default_factory=Counter)
+    """Starts of groups, by environment."""
+    now: float = 0.0
+
+    def run(self) -> Simulation:
+        """Plays the whole run. `now` is then its wall time."""
+        self._chance, self._number, self._life, self._version, self._trainer_free = (
+            random.Random(self.seed),
+            0,
+            0,
+            0,
+            0.0,
+        )
+        self._due: list[tuple[float, int, int | None, Event | Callable[[], None]]] = []
+        """Time, number, and the life of the orchestrator that it is for, unless it is for any."""
+        self._begin()
+        self._saved = self.scheduler.state(ready=False)
+        for disturb, times in ((self._kill, self.kills), (self._lose, self.losses)):
+            for time in times:
+                self._after(time, disturb, for_any_life=True)
+        self._after(0, PolicyUpdated(0), for_any_life=True)
+        while self._due:
+            self.now, _, life, event = heapq.heappop(self._due)
+            if life not in (None, self._life):
+                continue
+            if callable(event):
+                event()
+                continue
+            if isinstance(event, RolloutEnded):
+                if self._in_flight.get(event.rollout_id) is not event:
+                    continue  # it has ended in another way
+                del self._in_flight[event.rollout_id]
+                self._completed[event.group_id] += event.outcome is RolloutOutcome.COMPLETED
+            elif isinstance(event, PolicyUpdated):
+                self._version = event.version
+            for instruction in self.scheduler.handle(event):
+                self._execute(instruction)
+        return self
+
+    def _begin(self) -> None:
+        self._groups: dict[int, Example] = {}
+        self._completed: Counter[int] = Counter()
+        self._in_flight: dict[str, RolloutEnded] = {}
+        """The event that will end each rollout."""
+        configs = [EnvironmentConfig(name=name, kind="reverse-text") for name in self.environments]
+        mix = ExampleMix(configs, dict.fromkeys(self.environments, self.examples), self.seed)
+        self.scheduler = Scheduler(self.schedule, self.steps, mix)
+
+    def _kill(self) -> None:
+        """Kills the orchestrator and resumes it from its last commit."""
+        self._life += 1
+        self._begin()
+        self.scheduler.restore(self._saved)
+        self._after(0, PolicyUpdated(self._version))
+
+    def _lose(self) -> None:
+        """Loses a server with half of what is in flight."""
+        for rollout_id, event in list(self._in_flight.items()):
+            if self._chance.random() < 0.5:
+                self._end(event.group_id, rollout_id, RolloutOutcome.INFERENCE_FAILED, 0)
+
+    def _end(self, group_id: int, rollout_id: str, outcome: RolloutOutcome, time: float) -> None:
+        self._in_flight[rollout_id] = RolloutEnded(group_id, rollout_id, outcome, None)
+        self._after(time, self._in_flight[rollout_id])
+
+    def _execute(self, instruction: Instruction) -> None:
+        match instruction:
+            case StartGroup(group_id, environment, example, size):
+                self._groups[group_id] = (environment, example)
+                self.started[environment] += 1
+                for index in range(size):
+                    time = self.duration(self._chance, environment, example)
+                    self._end(group_id, f"{group_id}-{index}", RolloutOutcome.COMPLETED, time)
+            case FinalizeGroup(group_id):
+                kept = self._completed[group_id]
+                self._after(0, GroupFinalized(group_id, kept, 0, None if kept else DropReason.INFERENCE_FAILED))
+            case CancelGroup(group_id, reason):
+                if reason is DropReason.STALE:
+                    self.stale.append(self._groups[group_id])
+                for rollout_id, event in list(self._in_flight.items()):
+                    if event.group_id == group_id:
+                        self._end(group_id, rollout_id, RolloutOutcome.CANCELLED, 0)
+            case MoreToStart():
+                self._after(0, GroupsBegun())
+            case ShipBatch(step, group_ids):
+                self.trained += [self._groups[group_id] for group_id in group_ids]
+                self._saved = self.scheduler.state(ready=False)
+                self._after(0, BatchCommitted(step))
+                self._trainer_free = max(self.now, self._trainer_free) + self.training
+                self._after(self._trainer_free - self.now, PolicyUpdated(step), for_any_life=True)
+            case Finish():
+                self._due.clear()
+
+    def _after(self, time: float, event: Event | Callable[[], None], *, for_any_life: bool = False) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (self.now + time, self._number, None if for_any_life else self._life, event))
+
+    def share(self, is_slow: Callable[[int], bool]) -> float:
+        """Returns the share of the trained groups that are of such examples."""
+        return sum(is_slow(example) for _, example in self.trained) / len(self.trained)
+
+
+def about(mean: float, rng: random.Random) -> float:
+    """Returns a duration of about `mean`: 20 % shorter to 20 % longer."""
+    return mean * rng.uniform(0.8, 1.2)
+
+
+def bimodal(slow: float) -> Duration:
+    """Every tenth example lasts `slow` steps of such a run (1.25 of the trainer's), any other one 0.2 of the trainer's."""
+    return lambda rng, environment, example: about(1.25 * slow if example % 10 == 0 else 0.2, rng)
+
+
+def log_normal(rng: random.Random, environment: str, example: int) -> float:
+    """The median lasts 0.6 steps, sigma is 1.2; a higher index of 1,000 lasts longer."""
+    return about(0.6 * math.exp(1.2 * NormalDist().inv_cdf((example % 1000 + 0.5) / 1000)), rng)
+
+
+def heavy_tailed(rng: random.Random, environment: str, example: int) -> float:
+    """By Pareto, exponent 1.5: the median lasts 0.6 steps, the longest of 1,000 lasts 60; a higher index lasts longer."""
+    return about(0.6 * (2 * (1 - (example % 1000 + 0.5) / 1000)) ** (-1 / 1.5), rng)
+
+
+def schedule_of(limit: int, **changes: object) -> ScheduleConfig:
+    """Returns the schedule of the table in `docs/scheduling.md`: lead 2, 64 in flight, 8 groups of 4 a step."""
+    values: dict[str, object] = {"group_size": 4, "rollouts_per_step": 32, "max_inflight_rollouts": 64}
+    return ScheduleConfig.model_validate(values | {"max_off_policy_steps": limit} | changes)
+
+
+ROWS: tuple[tuple[str, Duration, int, Callable[[int], bool]], ...] = (
+    *(
+        (f"10 %: {slow} steps", bimodal(slow), limit, lambda example: example % 10 == 0)
+        for slow, limit in ((2, 4), (3, 4), (3, 5), (6, 4), (6, 8))
+    ),
+    *(("log-normal: slowest 5 %", log_normal, limit, lambda example: example >= 950) for limit in (4, 8)),
+    *(("heavy tail: slowest 5 %", heavy_tailed, limit, lambda example: example >= 950) for limit in (4, 8)),
+)
+"""What is slow, how long rollouts last, `max_off_policy_steps`, and which examples are slow."""
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    print("slow examples            max_off_policy_steps   asked  trained     wall")
+    for what, duration, limit, is_slow in ROWS:
+        asked = sum(map(is_slow, range(1000))) / 1000
+        run = Simulation(schedule_of(limit), steps, duration).run()
+        print(f"{what:25}{limit:20}{asked:8.1%}{run.share(is_slow):9.1%}{run.now:9.1f}")
+
+
+if __name__ == "__main__":
+    main()
