@@ -13,7 +13,7 @@ from typing import Any
 
 from counterpoint.job.inspection.metrics_lines import is_number
 from counterpoint.job.number_format import number
-from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
+from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE, MOST_FAILED
 from counterpoint.orchestrator.evaluation.weights import BEST, BEST_FILE
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps
@@ -59,10 +59,12 @@ class Evaluated:
     """Those over all environments of the evaluation: `reward/mean`, `pass@k`. Empty where nothing was measured."""
     error: str = ""
     """Why it could not be played; empty if it was."""
+    failed: str = ""
+    """How many of its rollouts failed and why, where those decide the result; else empty."""
 
     def __str__(self) -> str:
         shown = ", ".join(f"{_in_words(metric)} {each}" for metric, each in self.metrics.items())
-        return f"evaluation {self.name} of step {self.step}: {shown or self.error or 'no result'}"
+        return f"evaluation {self.name} of step {self.step}: {shown or self.error or 'no result'}{_after(self.failed)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,16 @@ def _change(first: Mapping[str, Any], newest: Mapping[str, Any], best: Mapping[s
         changes.append(f"{_in_words(metric)} {before}{Interval(**fields)}")
     steps = f"step {newest['step']}" if is_one else f"steps {first['step']} and {newest['step']}"
     kept = f"; best step {best['step']}, {best['path']}" if best is not None else ""
-    return f"{', '.join(changes) or 'no result'} ({steps}){kept}"
+    return f"{', '.join(changes) or 'no result'} ({steps}){kept}{_after(newest.get('failed', ''))}"
 
 
 def _as_json(result: Evaluated) -> dict[str, Any]:
     metrics = {name: {"value": each.value, "low": each.low, "high": each.high} for name, each in result.metrics.items()}
-    return {"step": result.step, "metrics": metrics}
+    return {"step": result.step, "metrics": metrics} | ({"failed": result.failed} if result.failed else {})
+
+
+def _after(failed: str) -> str:
+    return f"; {failed}" if failed else ""
 
 
 def _in_words(metric: str) -> str:
@@ -183,7 +189,21 @@ def _result(text: bytes) -> Evaluated | None:
         for metric, fields in metrics.items()
         if (metric == "reward/mean" or metric.startswith("pass@")) and (interval := _interval(fields)) is not None
     }
-    return Evaluated(name, step, time, dict(list(own.items())[:_MOST_EVALUATIONS]))
+    return Evaluated(name, step, time, dict(list(own.items())[:_MOST_EVALUATIONS]), failed=_failed(line))
+
+
+def _failed(line: Mapping[str, Any]) -> str:
+    """Says how many rollouts failed, with the commonest error, if they are more than few."""
+    failed, completed = (line.get(f"rollouts/{name}") for name in ("failed", "completed"))
+    if not isinstance(failed, int) or not isinstance(completed, int) or failed <= MOST_FAILED * (failed + completed):
+        return ""
+    failures = line.get("failures")
+    error = next(iter(failures), "") if isinstance(failures, dict) else ""
+    return f"{failed:,} of {failed + completed:,} rollouts failed{_because(error)}"
+
+
+def _because(error: str) -> str:
+    return f": {clipped(error, _LONGEST_ERROR)}" if error else ""
 
 
 def _interval(fields: object) -> Interval | None:

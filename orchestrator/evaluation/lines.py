@@ -6,6 +6,9 @@ from pathlib import Path
 
 from counterpoint.transport.files.json_lines import read_lines
 
+MOST_FAILED = 0.1
+"""Share of failed rollouts above which a result says more about failures than about the policy."""
+
 EVALUATIONS_FILE = "evaluations.jsonl"
 
 

@@ -15,13 +15,11 @@ from typing import Any
 
 from counterpoint.environments.reward import RewardBounds
 from counterpoint.orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
+from counterpoint.orchestrator.evaluation.lines import MOST_FAILED
 from counterpoint.run.evaluations import EvaluationConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Rollout
-
-MOST_FAILED = 0.1
-"""Share of failed rollouts above which a result says more about failures than about the policy."""
 
 _MOST_FAILURES = 16
 """Different errors in a line; further ones are counted together."""

@@ -93,6 +93,28 @@ def test_a_result_is_a_line_of_the_progress_once_and_only_in_the_jobs_own_invoca
     assert said[0].endswith("evaluation held-out of step 10: reward 0.500, pass@1 0.050 [0.040, 0.070]")
 
 
+def test_a_result_of_failed_rollouts_says_so(past: Path) -> None:
+    few: dict[str, Any] = {
+        "rollouts/completed": 49,
+        "rollouts/failed": 1,
+        "failures": {"TimeoutError: late (in score, my.py:3)": 1},
+    }
+    all_: dict[str, Any] = {
+        "rollouts/completed": 0,
+        "rollouts/failed": 50,
+        "failures": {"KeyError: 'x' (in score, my.py:3)": 50},
+    }
+    write_results(past, result(0, 0.5, **few), result(20, 0.0, **all_))
+    history = history_of(past)
+    first, newest = (str(each["held-out"]) for each in (history.evaluations.first, history.evaluations.newest))
+    assert "failed" not in first
+    assert newest.endswith("; 50 of 50 rollouts failed: KeyError: 'x' (in score, my.py:3)")
+    summary = summarize(history, past, elapsed=1.0, outcome="done")
+    console = Console(file=io.StringIO(), width=300)
+    print_summary(json.loads(json.dumps(summary)), {}, console)
+    assert "50 of 50 rollouts failed" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_what_is_no_result_is_passed_over(past: Path) -> None:
     path = past / "run_test" / "evaluations.jsonl"
     lines = [
