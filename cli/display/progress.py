@@ -215,7 +215,8 @@ class PlainProgress:
             is_late = worker.state is State.STOPPING and worker.last_death.startswith(NOT_READY)
             doing = f": it {worker.last_death}" + (f" ({worker.status})" if worker.status else "") if is_late else ""
             level = logging.ERROR if is_bad or is_late else logging.INFO
-            self._print(f"{self._describe_change(worker)}{doing}", level)
+            told = before.trouble if before is not None else ""
+            self._print(f"{self._describe_change(worker, told)}{doing}", level)
         if worker.trouble != (before.trouble if before is not None else ""):
             level = logging.WARNING if worker.trouble else logging.INFO
             self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
@@ -255,7 +256,8 @@ class PlainProgress:
         self._told[worker.name] = said
         return describe_worker(worker)
 
-    def _describe_change(self, worker: WorkerView) -> str:
+    def _describe_change(self, worker: WorkerView, told: str) -> str:
+        """Describes a worker in a new state; `told` is the trouble of which it told last."""
         if worker.state is State.STARTING:
             self._started[worker.name] = worker.since
         if worker.state is State.READY and worker.name in self._started:
@@ -265,8 +267,9 @@ class PlainProgress:
         if worker.state in (State.RESTARTING, State.EXITED, State.FAILED) and worker.last_death:
             if is_explained(worker.last_death):
                 return f"{worker.name} {worker.state}: it {worker.last_death}"
-            output = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
-            return f"{worker.name} {worker.last_death}: {worker.state}{output}"
+            output = f"last line of its output: {worker.last_output}" if worker.last_output else ""
+            why = "".join(f"; {each}" for each in (told, output) if each)
+            return f"{worker.name} {worker.last_death}: {worker.state}{why}"
         return f"{worker.name} {worker.state}"
 
     def _print(self, text: str, level: int = logging.INFO) -> None:

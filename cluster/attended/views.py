@@ -135,7 +135,8 @@ class Views:
         lives = not over and state not in ENDED | {State.RESTARTING, State.WAITING}
         trouble = "" if beat is None else beat.trouble
         if silent >= SHOWN_SILENCE_SECONDS:
-            trouble = f"silent since {time.strftime('%H:%M:%S', time.localtime(time.time() - silent))}"
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
+            trouble = f"silent since {since}{f'; {trouble}' if trouble else ''}"  # it may have said why before
         return WorkerView(
             shown_name(self._spec, record.name),
             state,

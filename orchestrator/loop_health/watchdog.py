@@ -18,6 +18,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from counterpoint.cluster.notify import Heartbeat
+from counterpoint.orchestrator.loop_health.stacks import place_of, stack_of
 from counterpoint.transport.outages import Outages
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,9 @@ class Watchdog:
         """The longest time without progress, in seconds, of those that ended lately."""
         self._longest_at = self._last_progress
         self._reported_stall = self._reported_block = -float("inf")
+        self._loop_thread = threading.get_ident()
+        self._seen_at = -float("inf"), ""
+        """The beat after which the loop was found blocked last, and where."""
 
     def beat(self) -> None:
         """Records that the loop runs. Called on it several times a second."""
@@ -117,10 +121,8 @@ class Watchdog:
         loop, stalled = asyncio.get_running_loop(), asyncio.Event()
         self.beat()
         self.progress()
-        thread = threading.Thread(
-            target=self._watch, args=(loop, stalled, threading.get_ident()), name="watchdog", daemon=True
-        )
-        thread.start()
+        self._loop_thread = threading.get_ident()
+        threading.Thread(target=self._watch, args=(loop, stalled), name="watchdog", daemon=True).start()
         try:
             await stalled.wait()
             raise StallError(
@@ -130,7 +132,7 @@ class Watchdog:
         finally:
             self._stop.set()
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, stalled: asyncio.Event, loop_thread: int) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, stalled: asyncio.Event) -> None:
         feed_seconds = self._heartbeat.period
         period = min(1.0, self._warning_seconds / 4, feed_seconds or 1.0)
         while not self._stop.wait(period):
@@ -140,7 +142,7 @@ class Watchdog:
                 self._heartbeat.beat()
             self._heartbeat.report(self._trouble(silent, idle))
             if silent >= self._warning_seconds:
-                self._report_block(now, silent, loop_thread)
+                self._report_block(now, silent)
             elif idle >= self._warning_seconds and now - self._reported_stall >= self._warning_seconds:
                 self._reported_stall = now
                 _on_loop(loop, self._report_stall)
@@ -162,7 +164,7 @@ class Watchdog:
             return ""
         since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
         if silent >= self._warning_seconds * TROUBLE_SHARE:
-            return f"its event loop has been blocked since {since}"
+            return f"its event loop has been blocked since {since}{self._blocked_at()}"
         if out := self._outages.describe():
             if self._outages.are_expected:  # the status says what is waited for
                 return ""
@@ -176,6 +178,13 @@ class Watchdog:
             f"; it waits for {awaited[0].what}{f' ({awaited[0].where})' if awaited[0].where else ''}" if awaited else ""
         )
         return f"no progress since {since}{what}"
+
+    def _blocked_at(self) -> str:
+        """Where the blocked loop is, as it was seen first since it beat last: a line for each moment would tell no more."""
+        if self._seen_at[0] != self._last_beat:
+            place = place_of(stack_of(sys._current_frames().get(self._loop_thread)))
+            self._seen_at = self._last_beat, f" at {place.function} ({place.file}:{place.line})" if place.line else ""
+        return self._seen_at[1]
 
     def _report_stall(self) -> None:
         idle = time.monotonic() - self._last_progress
@@ -195,11 +204,11 @@ class Watchdog:
         out = self._outages.describe()
         return f"Out: {out}. " if out else ""
 
-    def _report_block(self, now: float, silent: float, loop_thread: int) -> None:
+    def _report_block(self, now: float, silent: float) -> None:
         if now - self._reported_block < self._warning_seconds:
             return
         self._reported_block = now
-        frame = sys._current_frames().get(loop_thread)
+        frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame else "(the loop's thread is gone)"
         logger.error("the event loop has been blocked for %.1f s by:\n%s", silent, stack)
 

@@ -124,7 +124,9 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_output="ValueError: no")
     explained = replace(died, state=State.RESTARTING, last_death="ended with exit code 1: no memory", last_output="")
     late = replace(worker(State.STOPPING, "loading /m"), last_death="was not ready within 600 s")
-    for view in (ready, stuck, stuck, ready, died, died, explained, late):
+    blocked = replace(ready, trouble="its event loop has been blocked at score (my.py:3)")
+    killed = replace(died, last_death="was silent for 60 s and was killed", last_output="while True:")
+    for view in (ready, stuck, stuck, ready, died, died, explained, late, blocked, killed):
         progress.update([view], [])
     lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines == [
@@ -134,6 +136,10 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
         "server ended with exit code 1: failed; last line of its output: ValueError: no",
         "server restarting: it ended with exit code 1: no memory",
         "server stopping: it was not ready within 600 s (loading /m)",
+        "server ready",
+        f"server: {blocked.trouble}",
+        f"server {killed.last_death}: failed; {blocked.trouble}; last line of its output: while True:",
+        "server: the problem is over",
     ]
 
 

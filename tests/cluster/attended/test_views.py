@@ -48,6 +48,7 @@ def test_what_a_heartbeat_says_is_shown_only_of_the_incarnation_that_sent_it(tmp
     assert (job.view.pid, job.view.status, job.view.trouble) == (77, "loading", "its engine is slow")
     job.silence = 16.0
     assert job.view.trouble.startswith("silent since ")
+    assert job.view.trouble.endswith("; its engine is slow")
     job.driver.exit("a-0", 137, 1.0)
     assert (job.view.state, job.view.pid, job.view.trouble) == (State.RESTARTING, None, "")
     job.driver.tick(100.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
 import pytest
 
@@ -147,6 +148,27 @@ async def test_a_blocked_loop_is_named_by_its_stack(caplog: pytest.LogCaptureFix
     assert "blocked for" in caplog.text
     assert "in hold_the_loop" in caplog.text
     task.cancel()
+
+
+@pytest.mark.slow
+async def test_a_blocked_loop_is_told_to_the_supervisor_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+    watchdog = Watchdog(0.2, None, lambda: "")
+    task = asyncio.create_task(watchdog.run())
+    await asyncio.sleep(0)
+    troubles: list[str] = []
+
+    def told() -> bool:
+        while (message := socket.receive()) is not None:
+            troubles.append(message.get("X_TROUBLE", ""))
+        return any("blocked since" in trouble for trouble in troubles)
+
+    wait_until(told, "the trouble")
+    task.cancel()
+    socket.close()
+    (trouble,) = {trouble for trouble in troubles if "blocked since" in trouble}
+    assert re.search(r" at .+ \(.+\.py:\d+\)$", trouble)
 
 
 @pytest.mark.slow
