@@ -96,6 +96,15 @@ def _argument_names(found: type[Any]) -> list[str]:
     return names
 
 
+_ARGUMENTS = {
+    "example": ("index",),
+    "rollout": ("example", "model", "state"),
+    "score": ("example", "rollout"),
+    "score_group": ("example", "rollouts"),
+}
+"""What each method is called with, in this order."""
+
+
 def _check_shape(built: Any, kind: str, where: str) -> None:
     grouped = getattr(built, "group_scoring", None)
     if not isinstance(grouped, bool):
@@ -104,13 +113,14 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
         raise ValueError(f"{where}: {kind} needs a method example(index)")
     if inspect.iscoroutinefunction(built.example):
         raise ValueError(f"{where}: {kind}: example is `async def`; expected `def example` ({place_of(built.example)})")
-    for name in ("rollout", "score_group" if grouped else "score"):
+    methods = ("rollout", "score_group" if grouped else "score")
+    for name in methods:
         method = getattr(built, name, None)
         if not inspect.iscoroutinefunction(method):
-            found = (
-                f", and `async` is missing ({place_of(method)})" if callable(method) else "; see docs/environments.md"
-            )
+            found = f", and `async` is missing ({place_of(method)})" if callable(method) else _instead_of(name, built)
             raise ValueError(f"{where}: {kind} needs a method `async def {name}`{found}")
+    for name in ("example", *methods):
+        _check_arguments(name, getattr(built, name), f"{where}: {kind}")
     try:
         length = len(built)
     except TypeError as error:
@@ -123,6 +133,30 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
         raise ValueError(f"{where}: {kind}: {error}") from error
     except Exception as error:  # it may be a property of anybody's
         raise ValueError(f"{where}: {kind}: reward_bounds: {type(error).__name__}: {error}") from error
+
+
+def _check_arguments(name: str, method: Any, where: str) -> None:
+    """Raises `ValueError` for a method that cannot be called as it will be."""
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # what is not written in Python may have none
+        return
+    try:
+        signature.bind(*_ARGUMENTS[name])
+    except TypeError as error:
+        expected = f"{name}(self, {', '.join(_ARGUMENTS[name])})"
+        raise ValueError(
+            f"{where}: {name}{signature} does not take what it is called with: {error}; expected {expected} ({place_of(method)})"
+        ) from error
+
+
+def _instead_of(name: str, built: Any) -> str:
+    """Says which method has nearly the name of one that is missing, or where the methods are described."""
+    methods = [
+        each for found in type(built).__mro__ for each, value in vars(found).items() if inspect.isfunction(value)
+    ]
+    near = difflib.get_close_matches(name, methods, n=1, cutoff=0.75)
+    return f"; did you misspell it ({place_of(getattr(built, near[0]))})?" if near else "; see docs/environments.md"
 
 
 def _check_columns(built: Any, columns: Iterable[str], where: str) -> None:

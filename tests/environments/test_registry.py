@@ -145,6 +145,14 @@ def test_arguments_that_a_class_passes_on_are_among_the_allowed_ones() -> None:
         ({"group_scoring": "None"}, "needs an attribute group_scoring, True or False, and has None"),
         ({"score": "def score(self, example, rollout): return 0.0"}, "needs a method `async def score`"),
         ({"group_scoring": "True"}, "needs a method `async def score_group`"),
+        (
+            {"score": "async def scoer(self, example, rollout): return 0.0"},
+            "needs a method `async def score`; did you misspell it (scoer, ",
+        ),
+        (
+            {"score": "async def score(self, rollout): return 0.0"},
+            "score(rollout) does not take what it is called with: too many positional arguments; expected score(self, example, ",
+        ),
         ({"length": "0"}, "has no examples"),
         ({"length": "'x'"}, "needs a method __len__"),
         ({"length": "3\n    reward_bounds = (1, 0)"}, "Task: reward_bounds = (1, 0); expected two finite numbers"),
