@@ -10,7 +10,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,7 +271,6 @@ async def _observe(
     variables: dict[str, str],
     folder: Path,
 ) -> list[Observations]:
-    from counterpoint.cluster.process import last_lines
     from counterpoint.inference.base import InferenceError
     from counterpoint.inference.model_facts import read_bounds
     from counterpoint.inference.pool.pool import InferencePool
@@ -280,6 +279,8 @@ async def _observe(
 
     pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
     plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds)
+    if own is not None:
+        plan = replace(plan, context=own.max_model_len)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     started: list[object] = []
 
@@ -316,11 +317,18 @@ async def _observe(
             ]
 
         try:
-            return await unless_ended(
-                all_seen(), ended, lambda: "\n".join(["", *last_lines(folder / LOG, LINES_SHOWN)])
-            )
+            return await unless_ended(all_seen(), ended, lambda: _why_ended(folder / LOG))
         except InferenceError as error:
             raise UserError(str(error)) from None
+
+
+def _why_ended(log_file: Path) -> str:
+    """Returns what to say of a server that has ended: its reason, else the end of its log, which is removed with the check."""
+    from counterpoint.cluster.process import last_lines
+    from counterpoint.inference.root_cause import root_cause
+
+    cause = root_cause(log_file)
+    return f": {cause}" if cause is not None else "\n".join(["", *last_lines(log_file, LINES_SHOWN)])
 
 
 def _say(text: str) -> None:

@@ -29,7 +29,7 @@ from counterpoint.environments.reward import Rewards, as_group_rewards, as_rewar
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
 from counterpoint.job.environments import waiting
-from counterpoint.job.environments.rehearsal import SECONDS, MadeUp, is_late, rehearse
+from counterpoint.job.environments.rehearsal import LONGEST, SECONDS, MadeUp, is_late, rehearse
 from counterpoint.orchestrator.loop_health.blame import LoopBlame
 from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
 from counterpoint.orchestrator.loop_health.stacks import NOWHERE
@@ -69,6 +69,8 @@ class Plan:
     """The rollouts of each example."""
     rounds: int = 3
     """The same again, which shows growth."""
+    context: int = LONGEST
+    """The most tokens that a server holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ async def observe(
             start = resources.enter_async_context(started(environment, context))
             await _watched(start, environment, say, START_SECONDS)
             if ":" in config.kind:
-                await _rehearse(seen, config, environment, parameters, say, opponents)
+                await _rehearse(seen, config, environment, parameters, plan.context, say, opponents)
             earlier = _Leftovers.now()
             async with serving as pool:
                 before = before.with_fresh(earlier)
@@ -210,6 +212,7 @@ async def _rehearse(
     config: EnvironmentConfig,
     environment: Environment,
     parameters: SamplingParameters,
+    context: int,
     say: Callable[[str], None],
     opponents: Sequence[str],
 ) -> None:
@@ -227,7 +230,8 @@ async def _rehearse(
         return rollout
 
     # One that only waits for long is left to the rounds, which have the environment's own deadline.
-    played = [each for each in await rehearse(one, chat, environment.example(0), SECONDS) if not is_late(each)]
+    rehearsed = await rehearse(one, chat, environment.example(0), SECONDS, context)
+    played = [each for each in rehearsed if not is_late(each)]
     if environment.group_scoring and played:
         await _watched(score_group(loaded, played), environment, say, SECONDS)
     for rollout in played:

@@ -18,7 +18,7 @@ SECONDS = 10.0
 """A rollout may take so long; a longer one is left to the check with a server, which has the environment's own deadline."""
 
 LONGEST = 4096
-"""Tokens after which a conversation is not continued, as a server does not beyond its context."""
+"""Tokens of a context where that of the server is not known. A prompt beyond it is refused, as a server does."""
 
 
 class MadeUp:
@@ -26,14 +26,20 @@ class MadeUp:
 
     parses_reasoning = False
 
-    def __init__(self, chat: Chat, answer: str) -> None:
-        self._chat, self._answer = chat, answer
+    def __init__(self, chat: Chat, answer: str, context: int) -> None:
+        self._chat, self._answer, self._context = chat, answer, context
+        self._turns = 0
 
     async def generate(self, prompt_ids: Int32Array, sampling: SamplingParameters, **_keywords: Any) -> Turn:
         """Returns the answer as a turn."""
         await asyncio.sleep(0)  # as a server's would: whoever asks until an answer is right has a deadline
-        if len(prompt_ids) > LONGEST:
-            raise ValueError(f"the prompt has {len(prompt_ids)} tokens already: the conversation does not end")
+        if len(prompt_ids) >= self._context:
+            after = f" after {self._turns} turns: the conversation does not end before that" if self._turns else ""
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens leaves no room in {self._context} tokens of context{after}; shorten it, "
+                "or raise max_model_len"
+            )
+        self._turns += 1
         said = [*self._chat.encode(self._answer)[: sampling.max_tokens], sampling.stop_token_ids[0]]
         completion = np.array(said, np.int32)
         return Turn(np.asarray(prompt_ids), completion, np.full(len(said), -0.5, np.float32), 0, "stop")
@@ -48,12 +54,17 @@ def answers_to(example: Example) -> Sequence[str]:
     return [example.answer or "42", "7", "I do not know."]
 
 
-async def rehearse(play: Callable[[MadeUp], Any], chat: Chat, example: Example, seconds: float) -> list[Rollout]:
-    """Returns the rollouts of an example with each answer, until `seconds` have passed. `play` plays one with a pool."""
+async def rehearse(
+    play: Callable[[MadeUp], Any], chat: Chat, example: Example, seconds: float, context: int
+) -> list[Rollout]:
+    """Returns the rollouts of an example with each answer, until `seconds` have passed. `play` plays one with a pool.
+
+    `context` is the most tokens that a server holds.
+    """
     played: list[Rollout] = []
     began = time.monotonic()
     for answer in answers_to(example):
-        played.append(await play(MadeUp(chat, answer)))
+        played.append(await play(MadeUp(chat, answer, context)))
         if time.monotonic() - began >= seconds:
             break
     return played

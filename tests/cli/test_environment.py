@@ -176,3 +176,12 @@ def test_what_has_no_end_before_the_first_rollout_is_named(
     said = capsys.readouterr().err
     assert re.search(r"after [\d.]+ s .* goes on at Task\._wait \(.*endless_task\.py:1[45]\)", said)
     assert re.search(r"has not ended after 0\.1 s \(in _wait, .*endless_task\.py:1[45]", said)
+
+
+def test_a_server_that_ended_is_explained_by_its_reason_or_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "inference.log"
+    log.write_text("INFO: all is well\nsegmentation fault\n")
+    assert environment._why_ended(log).splitlines() == ["", "INFO: all is well", "segmentation fault"]
+    with log.open("a") as file:
+        file.write("ValueError: less memory than is asked for\nRuntimeError: failed. See root cause above.\n")
+    assert environment._why_ended(log) == ": ValueError: less memory than is asked for"

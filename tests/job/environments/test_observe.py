@@ -251,6 +251,11 @@ class Unknown(Mistaken):
         return float(rollout.state["gone"])
 
 
+class TooLong(Mistaken):
+    def example(self, index: int) -> Example:
+        return Example(index, "again " * 5000, "1000")
+
+
 class NotANumber(Mistaken):
     async def score(self, example: Example, rollout: Rollout) -> float:
         return float("nan")
@@ -284,7 +289,8 @@ HERE = re.escape(__file__)
         ("Unknown", rf"KeyError: 'gone' \(in score, {HERE}:\d+\)"),
         ("NotANumber", rf"score returned nan \(float\); expected a finite number \(in score, {HERE}:\d+\)"),
         ("NoJson", r"state\['seen'\] that is not JSON"),
-        ("Endless", r"the conversation does not end"),
+        ("Endless", r"after \d+ turns: the conversation does not end"),
+        ("TooLong", r"a prompt of \d+ tokens leaves no room in 4096 tokens of context; shorten it"),
     ],
 )
 async def test_a_mistake_is_named_before_a_server_starts(kind: str, said: str, tmp_path: Path) -> None:
