@@ -57,7 +57,8 @@ class Progress:
     lacks_metric: bool = False
     """Whether a result lacked a metric on which someone must decide."""
     latest: Result = field(default_factory=dict)
-    """The newest result of this attempt, be it a repetition; what a checkpoint that is made now holds."""
+    """The newest result of this attempt, be it a repetition, since it became a copy if it did; empty before. What a checkpoint
+    that is made now holds."""
     repeats: bool = False
     """Whether it was said that an attempt has reported an iteration twice."""
     saves: int = 0

@@ -97,7 +97,7 @@ class Transfers(Requests):
         assert exploit is not None
         progress.exploit = None
         progress.held.clear()
-        progress.counted, progress.latest = exploit.source.iteration, exploit.source.result
+        progress.counted, progress.latest = exploit.source.iteration, {}
         trial.config, trial.experiment_tag = exploit.config, exploit.experiment_tag
         self._delete(self.kept.replace_newest(trial, exploit.source))
         self._delete(self.kept.release(exploit.source))

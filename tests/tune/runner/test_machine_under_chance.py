@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.tune.runner.events import StopRequested, TrialStopRequested
+from counterpoint.tune.result import Result
+from counterpoint.tune.runner.events import Opened, StopRequested, TrialStopRequested
 from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.schedulers.scheduler import Trials
 from counterpoint.tune.trial import Trial
 from tests.tune.runner.world import RestlessScheduler, World
 
@@ -66,3 +68,34 @@ def test_the_rules_hold_whatever_happens(
     assert all(trial.status in (Trial.TERMINATED, Trial.ERROR) for trial in trials)
     assert sorted(world.ended) == sorted(world.told_complete) == [trial.trial_id for trial in trials]
     assert not world.lives
+
+
+class CopyingScheduler(RestlessScheduler):
+    """Has the second trial copy the first, once there is something to copy."""
+
+    def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
+        first, second = trials.get_trials()
+        if trial is first and not self.saved:
+            self.saved.append(trials.save_trial(first, result))
+        elif trial is second and trial.checkpoint is None:
+            trials.exploit(second, self.saved[0], {}, "tag")
+        return self.CONTINUE
+
+
+def test_the_iterations_that_a_copy_repeats_count_once_and_without_a_warning() -> None:
+    """A run's checkpoint may be of an earlier step than the result for which it was made; so a copy may repeat that result."""
+    world = World(ExperimentMachine(CopyingScheduler(0), ("value",), max_pending=2), total=2)
+    world.send(Opened())
+    world.propose()
+    assert world.offer()
+    assert world.offer()
+    first, second = world.lives.values()
+    for life, doings in ((first, ["starting", "training", "saving"]), (second, ["starting", "training", "resetting"])):
+        for doing in doings:
+            assert life.doing == doing
+            world.go_on(life)
+    second.iteration -= 1
+    world.go_on(second)
+    world.go_on(second)
+    assert world.results["t0002"] == [1, 2], "its own, and the one after those of the first"
+    assert not world.warned

@@ -31,6 +31,7 @@ from counterpoint.tune.runner.events import (
     TellComplete,
     TellResult,
     TrialsProposed,
+    Warn,
     WriteError,
 )
 from counterpoint.tune.runner.machine import ExperimentMachine
@@ -122,6 +123,7 @@ class World:
     made: dict[str, int] = field(default_factory=dict)
     """The iteration of each checkpoint that exists, by path."""
     trial_fields: dict[str, Any] = field(default_factory=dict)
+    warned: list[str] = field(default_factory=list)
     resumes: int = 0
 
     def send(self, event: Event) -> None:
@@ -174,6 +176,8 @@ class World:
                 self.made.pop(checkpoint.path, None)
             case WriteError(trial, _, number):
                 self.errors[trial.trial_id] = number
+            case Warn(text):
+                self.warned.append(text)
             case Notify("on_trial_result", trial, info):
                 self.results.setdefault(trial.trial_id, []).append(info["number"])
             case Notify("on_trial_complete" | "on_trial_fail", trial):
