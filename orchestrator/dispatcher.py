@@ -54,6 +54,7 @@ from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, w
 from counterpoint.orchestrator.step.differences import DifferenceWatch
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
+from counterpoint.orchestrator.step.lossless import LosslessBound
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
@@ -92,12 +93,16 @@ class Group:
 
     def counts(self, fate: Fate) -> Counter[str]:
         """Returns the metrics of its rollouts that were not failed or filtered, by length."""
+        return Counter(metric_of(fate, self.environment, seconds) for seconds in self.durations())
+
+    def durations(self) -> list[float | None]:
+        """Returns the seconds of its rollouts that were not failed or filtered: to their end, or so far."""
         so_far = None if self.began is None else time.monotonic() - self.began
-        return Counter(
-            metric_of(fate, self.environment, self.seconds.get(rollout.rollout_id, so_far))
+        return [
+            self.seconds.get(rollout.rollout_id, so_far)
             for rollout in self.rollouts
             if rollout.error is None and rollout.filtered_by is None
-        )
+        ]
 
 
 class Dispatcher:
@@ -148,6 +153,7 @@ class Dispatcher:
         """The time when the first group of this process started, on the monotonic clock, in seconds."""
         self._counts: Counter[str] = Counter()
         """What no finalized rollout shows (cancelled rollouts, filters' counts), for the next step's metrics."""
+        self._lossless = LosslessBound()
         self._shipped_step = 0
         """The newest step that has shipped; it may not be committed."""
         self._to_start: deque[Group] = deque()
@@ -325,6 +331,7 @@ class Dispatcher:
         _interrupt(group)
         if reason is DropReason.STALE:
             self._counts.update(group.counts("stale"))
+            self._lossless.add(group.durations(), lost=True)
         if group.is_finalized:
             self._discarded.add(group.rollouts, reason, f"group {group.group_id}: {detail}")
         else:
@@ -422,6 +429,7 @@ class Dispatcher:
         choose_trained(step, rollouts, self._finalizer.advantage)
         for group_id in group_ids:
             self._counts.update(self._groups[group_id].counts("trained"))
+            self._lossless.add(self._groups[group_id].durations(), lost=False)
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock, ahead)
@@ -487,6 +495,7 @@ class Dispatcher:
             **(self.evaluations.take_metrics() if self.evaluations is not None else {}),
             "policy/version": snapshot.policy_version,
             "memory/rss_bytes": resident_bytes(),
+            **self._lossless.take(self._clock.so_far().get("wall_seconds", 0.0), self._config.schedule),
         }
 
 

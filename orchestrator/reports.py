@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from counterpoint.cluster.notify import StatusLine
@@ -14,10 +15,13 @@ from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
 from counterpoint.orchestrator.step import discarded
 from counterpoint.orchestrator.step.discarded import LONGEST_REASON
+from counterpoint.orchestrator.step.lossless import Said
 from counterpoint.orchestrator.step.shares import ShortfallLog
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.printable import clipped
+
+logger = logging.getLogger(__name__)
 
 
 class Reports:
@@ -29,6 +33,7 @@ class Reports:
         self._status = self._evaluation = ""
         self._status_line = StatusLine()
         self._shortfalls = ShortfallLog()
+        self._lossless = Said()
         self.outages = Outages(self._send_status)
         self.watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, waiting_for, self.outages)
         self.activity = RunActivity(config.run_dir, config.run_id, self.outages)
@@ -59,6 +64,8 @@ class Reports:
         """A step is committed, with these metrics."""
         metrics.log_step(line, self._config.steps)
         self._shortfalls.take(line)
+        if news := self._lossless.news(line):
+            logger.warning("%s", news)
         self.set_status(f"step {line['step']} of {self._config.steps}")
 
     async def discarded(self, report: discarded.Report, record: Callable[[], bytes] | None) -> None:

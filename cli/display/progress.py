@@ -25,6 +25,8 @@ from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
 from counterpoint.orchestrator.step.discarded import in_words
+from counterpoint.orchestrator.step.lossless import Said
+from counterpoint.orchestrator.step.lossless import in_words as lost_in_words
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.journal import prioritized
@@ -169,6 +171,7 @@ class PlainProgress:
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, tuple[int, int]] = {}
         """The groups without a difference of the notice that was last printed, and the step then, by run."""
+        self._lossless: dict[str, Said] = {}
         self._told: dict[str, str] = {}
         """What the newest heartbeat said of each worker, by name."""
         self._dropped = DroppedExamples(console)
@@ -193,6 +196,8 @@ class PlainProgress:
                     self._print(self._run_column(history) + printable(str(result)))
             self._results[history.run_id] = history.new_results
             self._print_notice(history)
+            if news := self._lossless.setdefault(history.run_id, Said()).news(history.last_shipped):
+                self._print(f"{self._run_column(history)}{news}", logging.WARNING)
             self._dropped.print_new(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             self._print_heartbeat(workers)
@@ -304,6 +309,8 @@ class LiveProgress:
         for history in self._histories.values():
             if advice := history.advice_without_difference:
                 panel.renderables.append(Text(printable(f"run {history.run_id}: {advice}"), "yellow"))
+            if lost := lost_in_words(history.last_shipped):
+                panel.renderables.append(Text(f"run {history.run_id}: {lost}", "yellow"))
             self._dropped.print_new(history)
         self._live.update(panel, refresh=True)
 

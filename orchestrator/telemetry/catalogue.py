@@ -94,6 +94,10 @@ LENGTH_MEAN = Metric(
 )
 STALENESS_MEAN = Metric("counterpoint_staleness_mean_steps", "gauge", "mean of the batch's samples", "steps")
 STALENESS_MAX = Metric("counterpoint_staleness_max_steps", "gauge", "highest of the batch's samples", "steps")
+LOSSLESS = Metric(
+    "counterpoint_staleness_lossless_steps", "gauge", "max_off_policy_steps with which no rollout is too old", "steps"
+)
+LOST = Metric("counterpoint_staleness_lost_ratio", "gauge", "share of the rollouts that are too old", "ratio")
 TOKENS = Metric(
     "counterpoint_rollout_tokens",
     "counter",
@@ -277,6 +281,14 @@ LINES = (
     ),
     LineName("staleness/mean", "of the batch's samples, in steps", STALENESS_MEAN),
     LineName("staleness/max", "of the batch's samples, in steps", STALENESS_MAX),
+    LineName(
+        "staleness/lossless",
+        "the least `max_off_policy_steps` with which none would be too old ([Shares](scheduling.md#shares)), over 20 steps",
+        LOSSLESS,
+    ),
+    LineName("staleness/lossless_lead", "the largest `max_lead_steps` with which none would be; 0: none"),
+    LineName("staleness/lost_share", "of the rollouts, too old, over 20 steps", LOST),
+    LineName("staleness/lost_mean", "what theirs would be at least"),
     LineName("length/mean", "completion tokens of a completed rollout, of all its turns", LENGTH_MEAN),
     LineName("tokens/prompt", "of all turns", TOKENS, {"kind": "prompt"}),
     LineName("tokens/completion", "of all turns", TOKENS, {"kind": "completion"}),
@@ -362,7 +374,7 @@ METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
     ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
     CAUGHT, FAILURES, LENGTH_MEAN, STALENESS_MEAN,
-    STALENESS_MAX, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
+    STALENESS_MAX, LOSSLESS, LOST, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
     OUTAGE_START,
     POLICY_VERSION, CACHE_HITS, EVALUATION, EVALUATION_LOW, EVALUATION_HIGH, EVALUATION_STEP, EVALUATION_FAILED,

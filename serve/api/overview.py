@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from counterpoint.job.inspection.redaction import redact_line
+from counterpoint.orchestrator.step.lossless import BOUND
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.jobs import Job, Jobs, kind_of
 from counterpoint.serve.jobs import Kind as JobKind
@@ -113,6 +114,8 @@ class RunEntry(Config):
     """Completion tokens, over the newest ten steps."""
     staleness: float | None
     """Mean of the newest step."""
+    staleness_lossless: float | None
+    """The smallest `max_off_policy_steps` with which none of its newest rollouts is too old; a lower bound where some are."""
     lag_p99: float | None
     """The event loop's, in the newest step."""
     lag_max: float | None
@@ -205,6 +208,7 @@ def run_entry(job: Job, run: RunFacts) -> RunEntry:
         rewards=[line.get("reward/mean") for line in run.lines],
         tokens_per_second=run.tokens_per_second,
         staleness=shipped.get("staleness/mean"),
+        staleness_lossless=shipped.get(BOUND),
         lag_p99=shipped.get("event_loop_lag/p99"),
         lag_max=shipped.get("event_loop_lag/max"),
         mismatch_kl=trained.get("mismatch_kl"),

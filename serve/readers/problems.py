@@ -23,6 +23,7 @@ from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
 from counterpoint.orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from counterpoint.orchestrator.step.differences import show_command
 from counterpoint.orchestrator.step.discarded import in_words
+from counterpoint.orchestrator.step.lossless import in_words as lost_in_words
 from counterpoint.orchestrator.step.shares import REMEDY, shortfalls
 from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
 from counterpoint.trainer.telemetry import mismatch
@@ -269,8 +270,9 @@ def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
 
 def _shares(run: RunFacts, now: float) -> Iterator[Problem]:
     """What is trained less than it should be, over the newest steps, because its rollouts are too old."""
+    advice = lost_in_words(run.history.last_shipped) or REMEDY
     for words in shortfalls(run.lines).values():
-        yield Problem(Kind.SHORT_OF_SHARE, "warning", words, REMEDY, run.lines[0].get("time"), run.run_id)
+        yield Problem(Kind.SHORT_OF_SHARE, "warning", words, advice, run.lines[0].get("time"), run.run_id)
 
 
 def _environment_restarts(run: RunFacts, now: float) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
+from counterpoint.orchestrator.step.lossless import BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.transport.errors import UserError
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of
@@ -52,6 +53,20 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
     assert "staleness is" in lines[2]
     assert "step 20/20  reward 1.000" in lines[22]
     assert "... step 20/20; server ready for 3 s (generating)" in lines[23]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_is_lost_as_too_old_is_said(past: Path, is_terminal: bool) -> None:
+    history = history_of(past)
+    history.shipped[20] |= {BOUND: 6, LEAD: 0, LOST: 0.25, LOST_MEAN: 5.5}
+    console = Console(file=io.StringIO(), width=300, force_terminal=is_terminal)
+    progress = choose(console, {"test": history})
+    for _ in range(2):
+        progress.update([worker(State.READY)], [])
+    progress.close()
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "max_off_policy_steps = 6" in said
+    assert is_terminal or said.count("25.0%") == 1
 
 
 def test_a_heartbeat_says_a_long_reason_once(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:

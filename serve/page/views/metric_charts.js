@@ -10,7 +10,7 @@ export const FIRST = [
   { title: "Entropy", unit: "nats", names: ["entropy"], help: "Of the trainer's distributions of the trained tokens" },
   { title: "Loss", names: ["loss"] },
   { title: "Gradient norm", names: ["grad_norm"], help: "Before clipping" },
-  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max"], help: "Training step minus policy version; 1 is fully on-policy" },
+  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max", "staleness/lossless"], help: "Training step minus policy version; 1 is fully on-policy. Lossless: the max_off_policy_steps that none would exceed" },
   { title: "Tokens generated per second", names: ["completion_tokens_per_second"], help: "Completion tokens over time, of the ten steps up to each" },
   { title: "Tokens trained per second", names: ["tokens_per_second"], help: "Tokens of the batch, prompts too, over the time in which it was trained" },
   { title: "Time of a step", names: ["seconds_a_step"], help: "Between two steps of the orchestrator" },

@@ -100,7 +100,9 @@ async def test_a_run_that_is_about_to_begin_is_there_and_a_link_is_not(tmp_path:
 async def test_the_overview_says_what_status_says(tmp_path: Path) -> None:
     write_job(tmp_path / "job", 2, 30)
     guest = tmp_path / "job" / "run_guest"
-    write_lines(guest / "metrics.jsonl", [shipped_line(step, 5.0 * step) for step in range(1, 4)])
+    write_lines(
+        guest / "metrics.jsonl", [shipped_line(step, 5.0 * step) | {"staleness/lossless": 6} for step in range(1, 4)]
+    )
     (guest / "control").mkdir()
     (guest / "control" / "orch.toml").write_text("steps = 7\n[lag]\nwarn_max_seconds = 0.001\n")
     (guest / "control" / "evicted.txt").write_text("its loss is nan")
@@ -119,6 +121,7 @@ async def test_the_overview_says_what_status_says(tmp_path: Path) -> None:
     assert [(each["kind"], each["run"], each["reason"]) for each in answer["problems"]] == [
         ("evicted", "guest", "evicted: its loss is nan")
     ]
+    assert [each["staleness_lossless"] for each in answer["runs"]] == [None, None, 6]
 
 
 @pytest.mark.slow

@@ -1,0 +1,130 @@
+"""The smallest `max_off_policy_steps` that loses no rollout, and what today's loses: of how long rollouts and steps lasted.
+
+A group for step t may start under version t - lead. If its last rollout ends d seconds later, at most ceil(d / wall) other
+batches have shipped meanwhile, where a step lasts `wall`: its oldest turn is then at most lead + ceil(d / wall) steps old. So
+that many `max_off_policy_steps` suffice; where generation is the bottleneck, the lead is not used in full, and one less may do.
+`tests/orchestrator/step/test_lossless.py` compares this with the scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from counterpoint.run.config import ScheduleConfig
+
+STEPS = 20
+"""The newest steps that count."""
+
+LEAST_STEPS, LEAST_ROLLOUTS = 5, 50
+"""Nothing is computed of fewer."""
+
+BOUND, LEAD, LOST, LOST_MEAN = (
+    "staleness/lossless",
+    "staleness/lossless_lead",
+    "staleness/lost_share",
+    "staleness/lost_mean",
+)
+"""The metrics: the fields of `Need`."""
+
+SAID_SHARE = 0.01
+"""Less is not said to be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a schedule needs, and what it loses."""
+
+    bound: int
+    """The smallest `max_off_policy_steps` that loses nothing; while something is lost, at least so many, since nobody knows how
+    long a rollout would have lasted that was cancelled."""
+    lead: int
+    """The largest `max_lead_steps` with which today's `max_off_policy_steps` loses nothing; 0 if none does."""
+    lost: float
+    """The share of the rollouts that are too old today, of 1."""
+    lost_staleness: float
+    """The mean staleness that these would have at least, in steps; 0 if none are lost."""
+
+
+def bound_of(seconds: float, wall: float, lead: int) -> int:
+    """Returns the `max_off_policy_steps` with which a rollout of so many seconds is trained; a step lasts `wall` seconds."""
+    return lead + math.ceil(seconds / wall)
+
+
+def need_of(kept: Sequence[float], lost: Sequence[float], wall: float, lead: int, limit: int) -> Need:
+    """Returns what the rollouts need that were `kept` and `lost`, each with its seconds to its end or until it was dropped.
+
+    A step lasts `wall` seconds, above 0; `lead` and `limit` are today's `max_lead_steps` and `max_off_policy_steps`. There is
+    at least one rollout.
+    """
+    longest = max([*kept, *lost])
+    too_old = [max(limit + 1, bound_of(seconds, wall, lead)) for seconds in lost]
+    bound = max([bound_of(longest, wall, lead), *too_old])
+    return Need(
+        bound=bound,
+        lead=max(0, limit - (bound - lead)),
+        lost=len(lost) / (len(kept) + len(lost)),
+        lost_staleness=statistics.fmean(too_old) if lost else 0.0,
+    )
+
+
+@dataclass(slots=True)
+class _Step:
+    kept: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    wall: float = 0.0
+
+
+class LosslessBound:
+    """Computes the metrics of the newest steps of one process. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._steps = deque([_Step()], maxlen=STEPS)
+
+    def add(self, seconds: Iterable[float | None], *, lost: bool) -> None:
+        """Takes up the rollouts of a group, which was kept or lost; of None the time is not known."""
+        step = self._steps[-1]
+        (step.lost if lost else step.kept).extend(each for each in seconds if each is not None)
+
+    def take(self, wall: float, schedule: ScheduleConfig) -> dict[str, float]:
+        """Returns the metrics at the end of a step that lasted `wall` seconds, and begins the next; none of too few rollouts."""
+        self._steps[-1].wall = wall
+        steps = list(self._steps)
+        self._steps.append(_Step())
+        kept, lost = [each for step in steps for each in step.kept], [each for step in steps for each in step.lost]
+        typical = statistics.median(step.wall for step in steps)
+        if len(steps) < LEAST_STEPS or len(kept) + len(lost) < LEAST_ROLLOUTS or typical <= 0:
+            return {}
+        need = need_of(kept, lost, typical, schedule.max_lead_steps, schedule.max_off_policy_steps)
+        return {BOUND: need.bound, LEAD: need.lead, LOST: need.lost, LOST_MEAN: need.lost_staleness}
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    """Returns what a step's metrics line says is lost, what would lose nothing, and its cost; empty if nothing worth it is."""
+    if any(name not in line for name in (BOUND, LEAD, LOST, LOST_MEAN, "staleness/mean")) or line[LOST] < SAID_SHARE:
+        return ""
+    lost, now = line[LOST], line["staleness/mean"]
+    lead = f", or max_lead_steps = {line[LEAD]}" if line[LEAD] else ""
+    return (
+        f"{lost:.1%} of the rollouts of the newest {STEPS} steps were too old to be trained: none would be with "
+        f"schedule.max_off_policy_steps = {line[BOUND]} or more{lead}; the mean staleness would be "
+        f"{(1 - lost) * now + lost * line[LOST_MEAN]:.2f} or more instead of {now:.2f}"
+    )
+
+
+class Said:
+    """What was said of a run: it is said again once the bound is a higher one."""
+
+    def __init__(self) -> None:
+        self._bound = 0
+
+    def news(self, line: Mapping[str, Any]) -> str:
+        """Returns what is new in a step's line, in words."""
+        if not (words := in_words(line)) or line[BOUND] <= self._bound:
+            return ""
+        self._bound = line[BOUND]
+        return words
