@@ -1,4 +1,7 @@
-"""`counterpoint plan FILE --gpus 8xH100-80`: predicts the memory of a job or a fine-tuning by part, and what cannot fit."""
+"""`counterpoint plan FILE --gpus 8xH100-80`: predicts the memory of a job or a fine-tuning by part, and its speed with `--speed`.
+
+`counterpoint plan DIRECTORY` says what a job has measured: which side waits, and what is too old to be trained.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,12 @@ CANNOT_FIT = 2
 def main(arguments: list[str]) -> int:
     """Runs the command; returns 2 if the job cannot fit. Raises `UserError` for a job or model that cannot be read."""
     given, flags = _parser().parse_known_args(arguments)
+    if given.file.is_dir():
+        return _show_measured(given.file, given.json)
+    if given.gpus is None:
+        raise UserError("--gpus is missing: say which GPUs there are, such as --gpus 8xH100-80")
+    if given.speed is not None:
+        return _plan_speed(given, flags)
     from counterpoint.job.plan.devices import parse_gpus
     from counterpoint.job.resolve_model import resolve_model
 
@@ -62,6 +71,45 @@ def _read(file: Path, flags: list[str]) -> tuple[str, Planned]:
         raise UserError(f"{file}: this is a {kind} file; only a job's or a fine-tuning's memory is planned")
     tuning = load(SftConfig, file, flags)
     return tuning.model, planned_sft(tuning)
+
+
+def _plan_speed(given: argparse.Namespace, flags: list[str]) -> int:
+    """Prints the predicted speed of a job. Raises `UserError`."""
+    from counterpoint.cli.display.speed_tables import show_speed
+    from counterpoint.job.config import JobConfig
+    from counterpoint.job.configuration.load import load
+    from counterpoint.job.plan.devices import parse_gpus
+    from counterpoint.job.plan.measured import measured, rollouts_of
+    from counterpoint.job.resolve_model import resolve_model
+
+    require("plan", "torch", "transformers")
+    gpus, job = parse_gpus(given.gpus), load(JobConfig, given.file, flags)
+    known = measured(Path(given.speed)) if Path(given.speed).is_dir() else rollouts_of(given.speed)
+    directory = resolve_model(job.model)
+    from counterpoint.job.plan.speed_plan import plan_speed  # imports torch
+
+    try:
+        plan = plan_speed(job, directory, gpus, known, given.price)
+    except ValueError as error:
+        raise UserError(f"{given.file}: {error}") from error
+    if given.json:
+        print(json.dumps(plan.as_json(), indent=1))
+    else:
+        show_speed(console_for(pipe_width=PIPE_WIDTH), plan)
+    return 0
+
+
+def _show_measured(directory: Path, as_json: bool) -> int:
+    """Prints what a job has measured. Raises `UserError`."""
+    from counterpoint.cli.display.speed_tables import show_measured
+    from counterpoint.job.plan.measured import measured
+
+    found = measured(directory)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        show_measured(console_for(pipe_width=PIPE_WIDTH), found)
+    return 0
 
 
 def _show(plan: Plan) -> None:
@@ -104,9 +152,23 @@ def _parser() -> argparse.ArgumentParser:
         "`run` does.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the file of a job or a fine-tuning")
     parser.add_argument(
-        "--gpus", required=True, metavar="NxNAME-GB", help="the GPUs of all machines, such as 8xH100-80 or 8xH200"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="the file of a job or a fine-tuning, or the directory of a job that has run",
     )
+    parser.add_argument(
+        "--gpus",
+        metavar="NxNAME-GB",
+        help="the GPUs of all machines, such as 8xH100-80 or 8xH200; with --speed also cpu, this machine's processor",
+    )
+    parser.add_argument(
+        "--speed",
+        metavar="DIRECTORY|PROMPT+COMPLETION",
+        help="predict the seconds of a step instead of the memory: from a job on such cards that has run, or, as the least that "
+        "they can be, from the mean tokens of a rollout, such as 200+800",
+    )
+    parser.add_argument("--price", type=float, metavar="PRICE", help="of a card and hour, for the price of all steps")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, in bytes")
     return parser

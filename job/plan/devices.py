@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
 from counterpoint.transport.errors import UserError
 
 GIB = 2**30
+
+CPU = "cpu"
+"""This machine's processor, of which trainer and servers have a core each, where only the speed is planned."""
 
 USABLE_GIB = {
     "H100-80": 79.1,
@@ -37,6 +41,8 @@ def parse_gpus(text: str) -> Gpus:
 
     A GPU that is not in the table has the GB of its name, of 10^9 bytes.
     """
+    if text.lower() == CPU:
+        return Gpus(1, CPU, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     match = _FORM.fullmatch(text)
     count = int(match[1] or 1) if match else 0
     if match is None or count < 1 or (match[3] is not None and int(match[3]) < 1):

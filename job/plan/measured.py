@@ -1,0 +1,141 @@
+"""What a job has measured: what its rollouts are like, the seconds of its steps, and what corrects a prediction of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from counterpoint.job.config import JobConfig
+from counterpoint.job.directory import JOB_FILE, read_json
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.plan.balance import advice, idle_of
+from counterpoint.job.plan.speed import Corrections, Rollouts, Speed
+from counterpoint.orchestrator.step.lossless import BOUND, LEAD, LOST, LOST_MEAN
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.wrong_types import first_wrong
+
+LOSSLESS = (BOUND, LEAD, LOST, LOST_MEAN)
+
+LEFT_OUT, NEWEST = 5, 100
+"""The first steps, which are slow, and how many of the newest ones count."""
+
+LEAST = 5
+"""Steps of which something is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The newest steps of a job of one run; means, in seconds."""
+
+    job: JobConfig
+    shipped: list[Line]
+    trained: list[Line]
+    rollouts: Rollouts
+    wall: float
+    trainer: float
+    """Training."""
+    publishing: float
+    servers: float
+    """Generation: the step without its boundary, and without what it waited for trainer and servers."""
+    pause: float
+    """Waiting for servers, as while they load weights, and the boundary."""
+    staleness: float
+
+    @property
+    def advice(self) -> str:
+        """Who waits for whom, and what would end it; empty if nobody does for long."""
+        (run,) = self.job.every_run
+        idle = idle_of(self.shipped, self.trained)
+        return advice(idle, run.schedule, self.job.inference.replicas, self.job.trainer.ranks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what was measured, for programs."""
+        names = ("wall", "trainer", "publishing", "servers", "pause", "staleness", "advice")
+        lossless = {name: value for name, value in self.shipped[-1].items() if name in LOSSLESS}
+        return {name: getattr(self, name) for name in names} | {"rollouts": asdict(self.rollouts)} | lossless
+
+    def corrections(self, predicted: Speed) -> Corrections:
+        """Returns what corrects this prediction of the job, which has no correction and no pause."""
+        return Corrections(
+            self.trainer / predicted.trainer, self.servers / predicted.servers, self.publishing, self.pause
+        )
+
+
+def rollouts_of(text: str) -> Rollouts:
+    """Reads the mean tokens of a rollout, `PROMPT+COMPLETION`. Raises `UserError`."""
+    prompt, plus, completion = text.partition("+")
+    if not (plus and prompt.isdecimal() and completion.isdecimal() and int(completion)):
+        raise UserError(
+            f"--speed {text!r}: expected the directory of a job that has run, or the mean tokens of a rollout as "
+            "PROMPT+COMPLETION, such as 200+800"
+        )
+    return Rollouts(int(prompt), int(completion), int(prompt) + int(completion))
+
+
+def measured(directory: Path) -> Measured:
+    """Reads a job's directory. Raises `UserError` if it is none of one run, or has too few steps."""
+    job = _job_of(directory / JOB_FILE)
+    if len(job.every_run) != 1:
+        raise UserError(
+            f"{directory}: this job has {len(job.every_run)} runs; expected the directory of a job of one run"
+        )
+    (run,) = job.every_run
+    history = History.of(directory, run.run_id)
+    history.refresh()
+    if history.unreadable:
+        raise UserError(f"{directory}: {history.unreadable}")
+    shipped = [line for step, line in sorted(history.shipped.items()) if step > LEFT_OUT][-NEWEST:]
+    trained = [line for step, line in sorted(history.trained.items()) if step > LEFT_OUT][-NEWEST:]
+    if min(len(shipped), len(trained)) < LEAST:
+        raise UserError(
+            f"{directory}: {len(shipped)} steps are shipped and {len(trained)} trained after the first {LEFT_OUT}; expected at "
+            f"least {LEAST}: let the job go on, or name another"
+        )
+    count = run.schedule.rollouts_per_step
+    ended = _total(shipped, "rollouts/completed") + _total(shipped, "rollouts/failed")
+    return Measured(
+        job,
+        shipped,
+        trained,
+        Rollouts(
+            prompt=_total(shipped, "tokens/prompt") / max(1.0, ended),
+            completion=max(1.0, _total(shipped, "tokens/completion")) / max(1.0, ended),
+            trained=_total(shipped, "batch/tokens") / (len(shipped) * count),
+            played=(ended + _total(shipped, "rollouts/cancelled")) / (len(shipped) * count),
+            cached=_mean(shipped, "inference/cache_hit_share"),
+        ),
+        wall=_mean(shipped, "wall_seconds"),
+        trainer=_mean(trained, "phase/train"),
+        publishing=_mean(trained, "phase/broadcast"),
+        servers=_mean(shipped, "wall_seconds") - _mean(shipped, *_NOT_GENERATION, "phase/wait_trainer", "phase/paused"),
+        pause=_mean(shipped, *_NOT_GENERATION),
+        staleness=_mean(shipped, "staleness/mean"),
+    )
+
+
+def _job_of(path: Path) -> JobConfig:
+    """Returns the job, whose roles got its model as a directory."""
+    content = read_json(path)
+    if isinstance(trainer := content.get("trainer"), dict) and "model" in trainer:
+        content["model"] = trainer["model"]
+    try:
+        return JobConfig.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path} cannot be used: {first_wrong(error)}") from None
+
+
+_NOT_GENERATION = tuple(f"phase/{name}" for name in ("wait_inference", "merge", "records", "commit", "malloc_trim"))
+
+
+def _total(lines: Sequence[Line], name: str) -> float:
+    return float(sum(line.get(name, 0.0) for line in lines))
+
+
+def _mean(lines: Sequence[Line], *names: str) -> float:
+    """Returns the mean of the sum of these metrics."""
+    return sum(_total(lines, name) for name in names) / len(lines)
