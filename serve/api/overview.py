@@ -116,6 +116,8 @@ class RunEntry(Config):
     """Mean of the newest step."""
     staleness_lossless: float | None
     """The smallest `max_off_policy_steps` with which none of its newest rollouts is too old; a lower bound where some are."""
+    balance: str
+    """Which of trainer and servers waits, how long, and what would end it; empty if neither does for long."""
     lag_p99: float | None
     """The event loop's, in the newest step."""
     lag_max: float | None
@@ -175,7 +177,7 @@ def overview(jobs: Jobs, parameters: OverviewParameters) -> Overview:
     for job in chosen:
         facts = facts_of(jobs, job)
         entries.append(_job_entry(job, facts))
-        runs += [run_entry(job, run) for run in facts.runs]
+        runs += [run_entry(job, run, facts.balance) for run in facts.runs]
         problems += [problem_entry(job, problem) for problem in problems_of(facts)]
     problems.sort(key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
     return Overview(problems=problems[:MOST_PROBLEMS], problem_count=len(problems), jobs=entries, runs=runs)
@@ -187,8 +189,8 @@ def facts_of(jobs: Jobs, job: Job) -> JobFacts:
         return reader.read()
 
 
-def run_entry(job: Job, run: RunFacts) -> RunEntry:
-    """Returns a run's row."""
+def run_entry(job: Job, run: RunFacts, balance: str) -> RunEntry:
+    """Returns a run's row. `balance` is the job's."""
     history = run.history
     shipped, trained = history.last_shipped, history.last_trained
     return RunEntry(
@@ -209,6 +211,7 @@ def run_entry(job: Job, run: RunFacts) -> RunEntry:
         tokens_per_second=run.tokens_per_second,
         staleness=shipped.get("staleness/mean"),
         staleness_lossless=shipped.get(BOUND),
+        balance=balance,
         lag_p99=shipped.get("event_loop_lag/p99"),
         lag_max=shipped.get("event_loop_lag/max"),
         mismatch_kl=trained.get("mismatch_kl"),

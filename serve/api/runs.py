@@ -170,7 +170,7 @@ def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
     with jobs.reading(job, JobSeries) as reader:
         names = reader.run(parameters.run, []).names()
     return RunDetail(
-        run=run_entry(job, run),
+        run=run_entry(job, run, facts.balance),
         problems=[problem_entry(job, problem) for problem in problems_of_run(run, facts.now, facts.directory)],
         metrics=[printable(name[:200]) for name in names],
         configuration=run_configuration(job.directory, parameters.run),

@@ -26,6 +26,7 @@ from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line, read_discarded
 from counterpoint.job.inspection.run_state import current_state, exclusion_of, is_to_start
 from counterpoint.job.inspection.status import RATE_STEPS, JobStatus
+from counterpoint.job.plan.balance import Idle, advice, idle_of
 from counterpoint.job.processes_file import PROCESSES_FILE
 from counterpoint.orchestrator.step.differences import read_notice
 from counterpoint.run.notes import NO_NOTES, Notes
@@ -67,6 +68,8 @@ class RunFacts:
     empty: tuple[str, ...] = ()
     """Metrics of its newest step that are not finite."""
     notes: Notes = NO_NOTES
+    idle: Idle = field(default_factory=lambda: Idle(None, None))
+    """How long trainer and servers wait, over the newest steps."""
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -123,6 +126,17 @@ class JobFacts:
     disk_free_bytes: int | None = None
     error: str = ""
     """Why the job cannot be read."""
+
+    @property
+    def balance(self) -> str:
+        """Which side of a job of one run waits, and what would end it, in words; empty if neither does for long."""
+        if len(self.runs) != 1 or not self.running:
+            return ""
+        (run,) = self.runs
+        if run.is_guest:  # what the job was configured for is not its
+            return ""
+        ranks = sum(worker["name"].startswith("trainer") for worker in self.workers)
+        return advice(run.idle, run.file.schedule, len(self.servers), max(1, ranks))
 
 
 class JobReader:
@@ -272,6 +286,7 @@ class JobReader:
             tuple(trained.mismatch) if trained is not None else (),
             (*steps.empty, *(nulls_of(trained.raw) if trained is not None else ())),
             self._files.notes(run_dir) or file.notes,
+            idle_of(steps.lines.values(), trained.phases if trained is not None else ()),
         )
 
     def _trained_steps(self, run_id: str, newest: NewestTrained | None) -> dict[int, Line]:

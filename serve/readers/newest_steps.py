@@ -88,6 +88,8 @@ class NewestTrained:
 
     mismatch: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_TRAINED))
     """Step and mismatch KL."""
+    phases: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_TRAINED))
+    """The phases of the newest lines."""
     raw: bytes = b""
     """The bytes of the newest line."""
 
@@ -124,5 +126,8 @@ class TrainedEnd:
             return
         newest = self.runs.setdefault(run_id, NewestTrained())
         newest.raw = raw
+        newest.phases.append(
+            {name: value for name, value in values.items() if name.startswith("phase/") and is_number(value)}
+        )
         if isinstance(mismatch, int | float) and is_number(mismatch):
             newest.mismatch.append((step, mismatch))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from counterpoint.job.directory import as_steps
 from counterpoint.job.inspection.metrics_lines import is_number
-from counterpoint.run.config import LagConfig
+from counterpoint.run.config import LagConfig, ScheduleConfig
 from counterpoint.run.notes import NO_NOTES, NOTES_FILE, Notes, read_notes
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_toml, read_bytes
@@ -33,6 +33,7 @@ class RunFile:
     warn_p99_seconds: float = _LAG.warn_p99_seconds
     warn_max_seconds: float = _LAG.warn_max_seconds
     notes: Notes = NO_NOTES
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> RunFile:
@@ -46,7 +47,15 @@ class RunFile:
             _number(lag, "warn_p99_seconds", _LAG.warn_p99_seconds),
             _number(lag, "warn_max_seconds", _LAG.warn_max_seconds),
             Notes.of(table),
+            _schedule_of(table.get("schedule")),
         )
+
+
+def _schedule_of(table: object) -> ScheduleConfig:
+    try:
+        return ScheduleConfig.model_validate(table)
+    except ValueError:
+        return ScheduleConfig()
 
 
 class RunFiles:

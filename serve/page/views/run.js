@@ -117,7 +117,7 @@ function figuresOf(run) {
     { name: "Reward", value: number(run.reward, 3), help: "Mean of the newest step" },
     ...(run.evaluation ? [{ name: visible(run.evaluation.split(" ")[0], 20), value: number(run.evaluated, 3), help: "The newest result of the first evaluation" }] : []),
     { name: "Tokens generated", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens a second, over the newest ten steps" },
-    { name: "Median step", value: seconds(run.seconds_a_step), help: "The median of the newest steps" },
+    { name: "Median step", value: seconds(run.seconds_a_step), unit: visible(run.balance, 120), help: "The median of the newest steps" },
     { name: "Staleness", value: number(run.staleness, 3), unit: run.staleness_lossless ? `steps; none lost at ${whole(run.staleness_lossless)}` : "steps", help: "Mean of the newest step; with this max_off_policy_steps no rollout would be too old to be trained" },
     { name: "Mismatch KL", value: number(run.mismatch_kl, 3) },
     { name: "Loop lag p99", value: seconds(run.lag_p99), help: "Of the newest step" },

@@ -336,3 +336,14 @@ async def test_notes_and_tags_are_written_and_shown(tmp_path: Path) -> None:
         detail = (await client.get(path))[1]["run"]
     assert run["notes"] == detail["notes"] == "<b> \u200d\u202e", "what is edited next is not its escaped form"
     assert run["tags"] == detail["tags"] == ["paper"]
+
+
+async def test_a_run_says_which_side_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run_id,) = write_job(tmp_path / "job", 1, 30)
+    waits = [trained_line(step, run_id) | {"phase/wait": 1.0, "phase/train": 1.0} for step in range(31, 40)]
+    write_lines(tmp_path / "job" / "trainer" / "metrics.jsonl", waits)
+    assert [run["balance"] for run in (await get(tmp_path / "job", "/overview"))["runs"]] == [""]
+    monkeypatch.setattr(job_facts, "is_running", lambda directory: True)
+    async with api(tmp_path / "job") as client:
+        _, detail = await client.get(f"/jobs/job/runs/{run_id}")
+    assert detail["run"]["balance"].startswith("the trainer waits ")

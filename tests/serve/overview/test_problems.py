@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from counterpoint.job.inspection.fleet import Server
 from counterpoint.job.inspection.history import History
+from counterpoint.job.plan.balance import Idle
 from counterpoint.orchestrator.step.differences import Notice
 from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
 from counterpoint.serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
@@ -303,3 +304,16 @@ def test_groups_without_a_difference_are_a_problem_with_its_remedy() -> None:
     assert problem.advice == (
         "take easier examples. Three of the worst: counterpoint show job --run test --no-difference"
     )
+
+
+def test_who_waits_is_said_of_a_job_of_one_run() -> None:
+    run = replace(healthy_run(), idle=Idle(0.5, 0.0))
+    workers = [worker(name="trainer"), worker(name="inference_0")]
+    job = healthy_job(run, workers=workers, running=True)
+    assert job.balance.startswith("the trainer waits 50%")
+    assert healthy_job(replace(run, idle=Idle(0.0, 0.5)), workers=workers, running=True).balance == (
+        "the servers wait 50%: trainer.processes = 2"
+    )
+    assert not healthy_job(replace(run, is_guest=True), workers=workers, running=True).balance
+    assert not healthy_job(run, run, workers=workers, running=True).balance
+    assert not healthy_job(replace(run, idle=Idle(None, None)), workers=workers, running=True).balance
