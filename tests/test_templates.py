@@ -19,7 +19,7 @@ from counterpoint.inference.plugin.authentication import OPEN_PATHS
 from counterpoint.job.configuration.load import load
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.train import EVICTED
+from counterpoint.trainer.loop import EVICTED
 from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.wires.key_files import ORCHESTRATOR, PURPOSES, make_key_files

@@ -22,6 +22,7 @@ from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import ranks
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.loop import Trainer
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.load import choose_device
 from counterpoint.trainer.optimizer import KIND_OF, AdamW, UpdateValues
@@ -30,7 +31,6 @@ from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.train import Trainer
 from counterpoint.trainer.work.contribution import Objective, Outcome
 from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sources import Item, NoWire, Source

@@ -1,6 +1,6 @@
 """The part that every rank does alike: it holds the model and the runs' torch state, and carries out commands on them.
 
-Rank 0 (`trainer/train.py`) sends each command (`trainer/commands.py`) to all ranks, and then all carry it out. The manager
+Rank 0 (`trainer/loop.py`) sends each command (`trainer/commands.py`) to all ranks, and then all carry it out. The manager
 (`trainer/runs/manager.py`) admits and removes runs, and its hooks here make and delete their torch state.
 """
 

@@ -160,7 +160,7 @@ def new_order(done: int = 0) -> Order[Item]:
 
 
 def take_batch(sessions: Sessions, run: Run, order: Order[Item]) -> Batch | None:
-    """Takes the run's next batch, if it is there and committed, as `trainer.train` does."""
+    """Takes the run's next batch, if it is there and committed, as `trainer.loop` does."""
     due = order.next(0.0) if order.has_next else None
     if due is None or due.item is None:
         return None

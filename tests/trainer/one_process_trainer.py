@@ -23,10 +23,10 @@ from torch import Tensor
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.loop import Trainer
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.train import Trainer
 from counterpoint.transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, ToOrchestrator, Waiting
 from counterpoint.transport.records import Batch
 from tests.support.polling import DEADLINE_SECONDS

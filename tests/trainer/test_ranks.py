@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 from counterpoint.cluster.notify import NotifySocket
 from counterpoint.trainer import ranks
 from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.loop import EVICTED
 from counterpoint.trainer.ranks import Ranks, _buckets
 from counterpoint.trainer.runs.manager import HookError
-from counterpoint.trainer.train import EVICTED
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Ready
 from counterpoint.transport.process.launch import descendants

@@ -10,10 +10,10 @@ import pytest
 
 from counterpoint.environments.data.rows import DataError
 from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.loop import EVICTED, Trainer
 from counterpoint.trainer.probe import BrokenWeights
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.train import newest_weights
-from counterpoint.trainer.train import EVICTED, Trainer
 from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port

@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 from counterpoint.inference.digest import digests_of
 from counterpoint.orchestrator.run_directory import check_control
 from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.loop import EVICTED
 from counterpoint.trainer.model.load import load_model, log_probabilities
 from counterpoint.trainer.runs import manager
-from counterpoint.trainer.train import EVICTED, train
+from counterpoint.trainer.train import train
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Hello, Published, Ready, Rejected, Waiting
 from counterpoint.transport.process.permanent_errors import PASSING

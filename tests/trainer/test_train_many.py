@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.loop import EVICTED
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.losses.load import TRIED_TOKENS
 from counterpoint.trainer.runs.control_files import evict
-from counterpoint.trainer.train import EVICTED
 from counterpoint.trainer.work.sessions import MAX_REFUSALS
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Ready, Waiting

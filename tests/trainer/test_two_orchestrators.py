@@ -132,7 +132,7 @@ class Trainer(ZmqListener):
         return batch is not None
 
     def finish(self) -> None:
-        """Ends the open step, as `trainer.train` does."""
+        """Ends the open step, as `trainer.loop` does."""
         end_step(self.run, self.order)
 
 

@@ -1,7 +1,7 @@
 """The runs of a trainer, one record each, and every transition between their stages. Pure: no I/O, and times are passed in.
 
 What the directories and the wire show comes in by method calls; `trainer/runs/manager.py`, `trainer/work/sessions.py` and
-`trainer/train.py` do the I/O and read the records. Rank 0's registry has all runs, that of another rank only the runs in slots.
+`trainer/loop.py` do the I/O and read the records. Rank 0's registry has all runs, that of another rank only the runs in slots.
 The model is the worker state machine of dask.distributed.
 """
 
