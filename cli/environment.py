@@ -132,7 +132,7 @@ def _check(arguments: list[str]) -> int:
 
 
 def _of_job(given: argparse.Namespace, others: list[str]) -> _Plays | None:
-    """The environments of a job's run, with its model, its sampling and a server as its own."""
+    """Plays the environments of a job's run, with its model, its sampling and a server as its own."""
     from counterpoint.cli.arguments.command import parse
     from counterpoint.cli.eval import run_of, sections
     from counterpoint.job.config import JobConfig
@@ -164,7 +164,7 @@ def _of_job(given: argparse.Namespace, others: list[str]) -> _Plays | None:
 
 
 def _of_kind(given: argparse.Namespace, others: list[str]) -> _Plays:
-    """One environment, with a small model unless another is named."""
+    """Plays one environment, with a small model unless another is named."""
     from counterpoint.environments.config import EnvironmentConfig
     from counterpoint.environments.sampling import SamplingConfig
     from counterpoint.inference.config import InferenceConfig, PoolConfig
@@ -292,7 +292,7 @@ async def _observe(
 
         @contextlib.asynccontextmanager
         async def serving() -> AsyncIterator[Served]:
-            """For the first environment that is played with a model; the others find it started."""
+            """Starts the server for the first environment that is played with a model; the others find it started."""
             if not started:
                 if own is not None:
                     _say(f"starting vLLM with {Path(model).name} ...")
@@ -300,9 +300,8 @@ async def _observe(
                     server.add_done_callback(note)
                 resources.push_async_callback(pool.release)
                 await pool.start()
-                if (
-                    own is not None and own.tool_parser is not None
-                ):  # it loads for seconds, which are not the environment's
+                # The parser loads for seconds, which are not the environment's.
+                if own is not None and own.tool_parser is not None:
                     tool = {"type": "function", "function": {"name": "tool", "parameters": {}}}
                     await pool.parse([0], [tool], {}, cut=True, server=None)
                 started.append(pool)

@@ -30,7 +30,7 @@ _OWN = {found.name for found in pkgutil.iter_modules(counterpoint.__path__)}
 
 @contextmanager
 def only_imports(allowed: Collection[str]) -> Iterator[None]:
-    """During the block this process, and those that it starts, load only these import paths, beside what is built in."""
+    """Has this process, and those that it starts, load only these import paths, and what is built in, during the block."""
     before = os.environ.get(VARIABLE)
     os.environ.update(variable_of(allowed))
     try:

@@ -79,9 +79,8 @@ class ExampleMix:
         """Returns the next example: the name of its environment and its index there."""
         counted = {name: self._counted(name) for name in self._ratios}
         total, ratios = sum(counted.values()) + 1, sum(self._ratios.values())
-        name = max(  # the one furthest below its share; the first among equals
-            self._ratios, key=lambda each: total * self._ratios[each] / ratios - counted[each]
-        )
+        # The one furthest below its share; the first among equals.
+        name = max(self._ratios, key=lambda each: total * self._ratios[each] / ratios - counted[each])
         position = self._drawn[name]
         self._drawn[name] += 1
         curriculum = self._curricula.get(name)

@@ -135,7 +135,7 @@ class Stated:
 
     load: int
     version: int | None = None
-    """As of `Load`."""
+    """The version of the weights, as `Load.version` has it."""
     owner: str = ""
     digest: str | None = None
     """A short form of the digest of the weights that it computes with, `digest_of`; None where it has computed none."""

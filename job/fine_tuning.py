@@ -166,7 +166,7 @@ def _loss(line: Line) -> str:
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """During the block SIGTERM and SIGINT end the process in order. Yields those that came."""
+    """Has SIGTERM and SIGINT end the process in order during the block. Yields those that came."""
     received: list[int] = []
 
     def end(number: int, _frame: object) -> None:

@@ -249,7 +249,7 @@ class Dispatcher:
 
     @property
     def last_phases(self) -> Mapping[str, Sequence[Interval]]:
-        """When each phase of the last committed step was, in seconds of `time.perf_counter`."""
+        """The times of the phases of the last committed step, in seconds of `time.perf_counter`."""
         return self._clock.last_step
 
     async def settle(self) -> None:

@@ -109,7 +109,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may enter."""
+    """The rules of who may enter, and how often."""
 
     tokens: Tokens
     own_names: frozenset[str]
@@ -171,7 +171,7 @@ class _Guard:
 
     @property
     def pass_through(self) -> Any:
-        """The middleware."""
+        """Lets a request through, as middleware."""
 
         @web.middleware
         async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """The person who asks."""
 
     address: str
     """The network address; behind a proxy it is the proxy's."""

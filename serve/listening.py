@@ -33,7 +33,7 @@ BACKLOG = 128
 
 
 class Proven:
-    """Where an application notes which connections have sent a token."""
+    """The connections that have sent a token, as an application notes them."""
 
     connections: BoundedConnections | None = None
     """Set while it is served."""

@@ -27,7 +27,7 @@ class Interruptions:
     """Watches the signals while its block runs in the main thread; in another thread it does nothing."""
 
     def __init__(self, takes_over: bool = True) -> None:
-        """With `takes_over` the default handlers are replaced, too, so that a signal interrupts only where it may."""
+        """Replaces the default handlers, too, with `takes_over`, so that a signal interrupts only where it may."""
         self._takes_over = takes_over
         self._received: int | None = None
         self._passed_on = False

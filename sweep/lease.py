@@ -59,7 +59,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Claim the target."""
+    """Has the target claimed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ class OwnedLease:
 
     @property
     def deadline(self) -> float:
-        """When the owner must have stopped, unless another write is confirmed by then."""
+        """The time by which the owner must have stopped, unless another write is confirmed by then."""
         return self.confirmed_at + self.terms.safe_seconds
 
     def beat(self) -> Exchange[None]:

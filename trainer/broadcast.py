@@ -334,7 +334,7 @@ class Broadcaster:
 
     @property
     def _newest_in_memory(self) -> Path | None:
-        """Where the weights published last are in shared memory; None if they are on the disk."""
+        """Returns where in shared memory the weights published last are; None if they are on the disk."""
         return None if self._memory is None or self._newest is None else self._memory.where(self._newest)
 
     def _remove(self, version: int) -> None:

@@ -104,7 +104,7 @@ class Wait(Command[None], frozen=True):
 
 
 class Stop(Command[None], frozen=True):
-    """End."""
+    """Has the ranks end."""
 
 
 AnyCommand = (

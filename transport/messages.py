@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """To the trainer: a run (re)connects."""
+    """Tells the trainer that a run connects, or connects anew."""
 
     run_id: Text
     durable: Count
@@ -38,7 +38,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """To the orchestrator: the trainer knows the run, and opens a session.
+    """Tells the orchestrator that the trainer knows the run, and opens a session.
 
     Messages of earlier sessions do not count any more.
     """
@@ -59,7 +59,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """To the trainer: a batch. It is trained once a `Commit` of the same session covers its step."""
+    """Brings the trainer a batch, which is trained once a `Commit` of the same session covers its step."""
 
     batch: Batch
     session: Count
@@ -67,7 +67,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """To the trainer: the batches of the session up to `step` are committed, also those that arrive later."""
+    """Tells the trainer that the batches of the session up to `step` are committed, also those that arrive later."""
 
     step: Count
     session: Count
@@ -75,14 +75,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """To the orchestrator: why the run cannot be trained yet. Repeated every few seconds, so that silence means a loss."""
+    """Tells the orchestrator why the run cannot be trained yet, every few seconds, so that silence means a loss."""
 
     reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """To the orchestrator: the batches up to `step` have arrived; `durable` is the last step a checkpoint covers."""
+    """Tells the orchestrator that the batches up to `step` have arrived; a checkpoint covers those up to `durable`."""
 
     step: Count
     durable: Count
@@ -90,14 +90,14 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """To the orchestrator: the weights of policy version `version` are published. On NFS their directory's list may be old."""
+    """Tells the orchestrator that policy version `version` is published. On NFS the list of its directory may be old."""
 
     version: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """To the orchestrator: why its message was dropped. `step` and `session` are None when the message named none.
+    """Tells the orchestrator why its message was dropped. `step` and `session` are None when the message named none.
 
     Another version reads it, too: its fields stay as they are, as `Hello` keeps `protocol`.
     """
@@ -114,14 +114,14 @@ class HelloRefused(Rejected):
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """To the orchestrator: the trainer accepts nothing more from this run."""
+    """Tells the orchestrator that the trainer accepts nothing more from this run."""
 
     reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """To either: this peer disconnects on purpose."""
+    """Tells either peer that the other disconnects on purpose."""
 
     reason: Text = ""
 

@@ -22,22 +22,22 @@ from counterpoint.transport.printable import clipped
 logger = logging.getLogger(__name__)
 
 MAX_REASON = 300
-"""Characters of a reason."""
+"""The most characters of a reason."""
 
 REMIND_SECONDS = (2.0, 60.0)
 """The first and the longest time between two reminders."""
 
 EXPECTED_SECONDS = 30.0
-"""Seconds before an outage that is expected at a start is in the log, in a reminder."""
+"""The seconds after which a reminder names an outage that is expected at a start."""
 
 _OLD_SECONDS = 12 * 3600
 """A moment longer ago than this needs its date."""
 
 _DESCRIBED = 8
-"""Outages in one line of the log."""
+"""The most outages in one line of the log."""
 
 _REMEMBERED_REASONS = 16
-"""Reasons of one outage that are not logged again; further ones are shown in reminders alone."""
+"""The most reasons of one outage that are logged; further ones are shown in reminders alone."""
 
 
 class Kind(StrEnum):
@@ -56,7 +56,7 @@ class Outage:
     who: str
     """Kind and address, for people: "the trainer at ipc:///a/b"."""
     what: str
-    """What it does not do, as the rest of a sentence: "is not connected"."""
+    """What it does not do, as the rest of a sentence, such as "is not connected"."""
     since: float
     """Unix seconds: when `who` was last known to be well, or when the outage was noticed."""
     reason: str
@@ -68,7 +68,7 @@ class Outage:
 
     @property
     def clock(self) -> str:
-        """Since when, for people."""
+        """The time since when the outage lasts, for people."""
         is_old = time.time() - self.since > _OLD_SECONDS
         return time.strftime("%Y-%m-%d %H:%M:%S" if is_old else "%H:%M:%S", time.localtime(self.since))
 

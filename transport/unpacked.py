@@ -48,7 +48,7 @@ class _Short(reprlib.Repr):
         self.maxlevel, self.maxstring = 4, 80
 
     def repr_bytes(self, value: bytes, level: int) -> str:
-        """Shows the beginning."""
+        """Shows the beginning of the bytes."""
         return repr(value[: self.maxstring]) + ("..." if len(value) > self.maxstring else "")
 
     def repr_int(self, value: int, level: int) -> str:

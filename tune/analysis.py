@@ -63,17 +63,17 @@ class Analysis:
 
     @property
     def best_config(self) -> dict[str, Any]:
-        """Its configuration."""
+        """The configuration of the best trial."""
         return self.best_trial.config
 
     @property
     def best_logdir(self) -> str:
-        """Its directory."""
+        """The directory of the best trial."""
         return self.best_trial.logdir
 
     @property
     def best_result(self) -> Result:
-        """Its last result."""
+        """The last result of the best trial."""
         return self.best_trial.last_result
 
     @property

@@ -75,7 +75,7 @@ class Experiment:
 
     @property
     def directory(self) -> str:
-        """Where the experiment's state and its trials' directories are."""
+        """The directory of the experiment's state and of its trials' directories."""
         return str(Path(self.local_dir) / self.name)
 
     def make_trial(

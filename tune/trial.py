@@ -150,7 +150,7 @@ class Trial:
 
     @classmethod
     def generate_id(cls) -> str:
-        """A random id."""
+        """Returns a random id."""
         return uuid.uuid4().hex[:8]
 
     def named_by_tag(self) -> str:
@@ -171,7 +171,7 @@ class Trial:
 
     @property
     def error_file(self) -> str | None:
-        """Where its errors are written, once it has one."""
+        """The file of the trial's errors, once it has one."""
         return None if self.error_msg is None else str(Path(self.logdir) / ERROR_FILE)
 
     def write_error(self, number: int, text: str) -> None:

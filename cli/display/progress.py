@@ -166,7 +166,7 @@ class PlainProgress:
         self._statuses: dict[str, str] = {}
         """The status that each worker last printed while it was starting, by name."""
         self._said_at: dict[str, float] = {}
-        """When each worker sent its last status, on the monotonic clock, by name."""
+        """The time of each worker's last status, on the monotonic clock, by name."""
         self._started: dict[str, float] = {}
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, tuple[int, int]] = {}

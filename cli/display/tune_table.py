@@ -131,7 +131,7 @@ class LiveTable(Callback):
     """The trial whose state each trial took over last."""
 
     def setup(self, *arguments: Any, **info: Any) -> None:
-        """Begins to show."""
+        """Begins to show the table."""
         if self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
@@ -166,7 +166,7 @@ class LiveTable(Callback):
             self._say(trial, f"goes on from {checkpoint.trial_id} after {checkpoint.iteration}: {self._values(trial)}")
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Prints it."""
+        """Prints the trial that has ended."""
         self._say(trial, f"is done: {describe(row_of(trial), self.metric)}")
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:

@@ -62,7 +62,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the agent."""
+    """Has the agent end."""
 
     reason: str
 

@@ -17,7 +17,7 @@ MAX_ENDPOINT_BYTES = 64 * 1024
 
 
 class AgentSettings(Config):
-    """One agent."""
+    """The settings of one agent."""
 
     agent: Identifier
     """Its own id, new for every agent."""
@@ -47,17 +47,17 @@ class AgentSettings(Config):
 
     @property
     def endpoint_file(self) -> Path:
-        """Where it announces itself."""
+        """The file in which the agent announces itself."""
         return endpoint_file(self.directory, self.name)
 
     @property
     def log_file(self) -> Path:
-        """Its own log."""
+        """The agent's own log."""
         return self.directory / f"{self.name}.log"
 
 
 class AgentEndpoint(Config):
-    """Where an agent takes commands."""
+    """The endpoint at which an agent takes commands."""
 
     agent: Identifier
     """The id of the agent."""

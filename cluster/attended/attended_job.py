@@ -87,7 +87,7 @@ class AttendedJob(Observer):
 
     @property
     def heard(self) -> Mapping[str, float]:
-        """When each worker was heard last, as of `Views`."""
+        """The time at which each worker was heard last, as `Views` has it."""
         return self._views.heard
 
     def views(self) -> list[WorkerView]:

@@ -52,7 +52,7 @@ SEAT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a bundle is."""
+    """The place of a bundle."""
 
     node: str
     total: Mapping[str, float]

@@ -106,7 +106,7 @@ class OpenRequests:
 
     @property
     def due(self) -> float:
-        """When the next deadline passes, by the monotonic clock; never before an open call's."""
+        """The time of the next deadline, by the monotonic clock; an open call's is never earlier."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Request) -> None:

@@ -138,7 +138,7 @@ class Driver:
 
     @property
     def meeting(self) -> Meeting:
-        """Where the ranks of the round that runs meet."""
+        """The address at which the ranks of the round that runs meet."""
         rounds = self.rounds
         runs = rounds.stage in (RoundsStage.RENDEZVOUS, RoundsStage.TRAINING) and self._meeting.round == rounds.round
         return self._meeting if runs else Meeting(rounds.round)

@@ -53,7 +53,7 @@ class StartOrder:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """End the ranks."""
+    """Has the ranks end."""
 
 
 class ElasticWorker(Worker):

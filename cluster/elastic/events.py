@@ -60,7 +60,7 @@ HAS_RANKS = frozenset({Activity.JOINING, Activity.TRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a round starts, and how often one may fail."""
+    """The rules by which a round starts, and how often one may fail."""
 
     min_workers: int
     max_workers: int

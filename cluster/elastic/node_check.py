@@ -27,7 +27,7 @@ MATRIX = 512
 """Rows and columns of the matrices that are multiplied, in float32."""
 
 COPY_BYTES = 32 * 2**20
-"""Beyond the caches of a core, so that memory is measured."""
+"""The bytes that are copied: more than the caches of a core hold, so that memory is measured."""
 
 COLLECTIVE_BYTES = 4 * 2**20
 """Bytes that a pair adds up."""

@@ -38,7 +38,7 @@ class Totals:
     idle_seconds: float = 0.0
     """Seconds in which they waited, of all ranks together."""
     ranks: int = 0
-    """How many have said anything."""
+    """The ranks that have said anything."""
 
     def __add__(self, other: Totals) -> Totals:
         """Returns the totals of both."""
@@ -49,7 +49,7 @@ class ProgressFile:
     """A rank's count. Outside an elastic job, which nobody scales, it only counts."""
 
     def __init__(self) -> None:
-        """Begins at nothing."""
+        """Begins with nothing counted."""
         directory = os.environ.get(VARIABLE)
         rank = int(os.environ.get("RANK", "0"))
         self._path = None if directory is None else Path(directory) / f"progress-{rank}.json"

@@ -97,7 +97,7 @@ class PrimeManager:
 
     @property
     def deadline(self) -> float | None:
-        """When `Tick` is due, on the events' clock; None if nothing is."""
+        """The time at which `Tick` is due, on the events' clock; None if it is not."""
         return self._ledger.deadline
 
     def snapshot(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from counterpoint.transport.typed import typed
 
 
 class Phase(StrEnum):
-    """Where a worker stands, in more detail than its `Stage`."""
+    """The place of a worker in its life, in more detail than its `Stage`."""
 
     WAITING = "waiting"
     """It is to be created, once the roles that it starts after are ready and its bundle has a place."""
@@ -167,7 +167,7 @@ class WorkerRecord:
 
 @dataclass(slots=True)
 class RoleRecord:
-    """One role."""
+    """What is known of one role."""
 
     name: str
     wanted: int
@@ -225,7 +225,7 @@ class BundleRecord:
 
 @dataclass(slots=True)
 class JobState:
-    """The whole job."""
+    """What is known of the whole job."""
 
     stage: ManagerStage = ManagerStage.INIT
     begun: bool = False

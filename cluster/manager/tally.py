@@ -47,7 +47,7 @@ class Tally:
 
     @property
     def deadline(self) -> float | None:
-        """When `silent` is due; None if nobody is listened for."""
+        """The time at which `silent` is due; None if nobody is listened for."""
         while self._heap:
             at, worker = self._heap[0]
             due = self._due.get(worker)

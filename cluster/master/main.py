@@ -79,7 +79,7 @@ class MasterProcess:
         alone: bool = False,
         on_reload: Callable[[], object] | None = None,
     ) -> None:
-        """With `stop_first` the job is stopped in order before anything else happens.
+        """Stops the job in order, before anything else happens, with `stop_first`.
 
         `on_reload` is called, in a thread, for a SIGHUP that comes from no closed terminal; without it, each SIGHUP stops the
         job. `alone`: a lock of the caller keeps every other master away, on any machine.

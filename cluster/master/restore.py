@@ -32,7 +32,7 @@ REPORT_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Differences:
-    """What was found."""
+    """The differences that were found."""
 
     news: list[Event] = field(default_factory=list)
     """What happened while there was no master, as far as it can be seen."""

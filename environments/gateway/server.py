@@ -58,7 +58,7 @@ class Gateway:
     """Serves the sessions of one owner, who closes it."""
 
     def __init__(self, limits: Limits | None = None, *, agent_sampling: bool = False) -> None:
-        """With `agent_sampling` an agent's temperature, top_p, top_k and min_p are used; else they are ignored."""
+        """Uses an agent's temperature, top_p, top_k and min_p with `agent_sampling`, and ignores them without it."""
         self._limits = limits or Limits()
         self._agent_sampling = agent_sampling
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,30}")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is scored."""
+    """One attempt, which is scored."""
 
     example: Example
     completion: str

@@ -141,7 +141,7 @@ class Toolbox:
                 await server.close()
 
     async def close(self) -> None:
-        """Ends them all."""
+        """Ends all tools."""
         for resource in self._resources:
             await resource.close()
 

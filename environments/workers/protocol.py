@@ -40,7 +40,7 @@ PLAYER, OPPONENT = "player:", "opponent:"
 
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_BATCH_BYTES = 2**20
-"""Above this a frame takes no further message."""
+"""The bytes above which a frame takes no further message."""
 MAX_BATCH = 64
 """Messages in one frame."""
 MAX_STATE_BYTES = 4 * 2**20

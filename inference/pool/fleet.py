@@ -73,7 +73,7 @@ class Server:
 
 @dataclass(slots=True)
 class _Group:
-    """Where the rollouts of one group were served last."""
+    """The server that served the rollouts of one group last."""
 
     holder: Server | None = None
     """The server at which the newest rollout began: it holds their prompt."""

@@ -65,7 +65,7 @@ class Dumped(Outcome, frozen=True):
     step: int
     """The step."""
     directory: Path
-    """The dump."""
+    """The directory of the dump."""
 
 
 def dump_next_step(job: Path, run_id: str, asked: DumpRequest, wait_seconds: float = DUMP_SECONDS) -> Dumped:

@@ -75,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where the time of one rollout went."""
+    """The seconds of one rollout, by what took them."""
 
     total: float
     model: float
@@ -85,7 +85,7 @@ class Seconds:
 
 @dataclass(slots=True)
 class Observations:
-    """What was seen."""
+    """What was seen of the rollouts."""
 
     name: str
     kind: str

@@ -14,7 +14,7 @@ _BEGINNING = re.compile(
     r"<\|im_start\|>\s*(\w+)\n?|<\|start_header_id\|>\s*(\w+)\s*<\|end_header_id\|>\s*|<start_of_turn>(\w+)\n?"
     r"|<\uff5c(User|Assistant)\uff5c>|<\|(system|user|assistant|tool|developer|observation)\|>\n?|\[(/?INST)\]"
 )
-"""Where a message begins; a group is its role. Those of ChatML, Llama, Gemma, DeepSeek, Phi and GLM, and Mistral."""
+"""The beginning of a message; a group is its role. The forms: ChatML, Llama, Gemma, DeepSeek, Phi and GLM, and Mistral."""
 
 _END = re.compile(
     r"(?<!\s)(?:\s*(?:<\|im_end\|>|<\|end\|>|<\|eot_id\|>|<\|eom_id\|>|<\|endoftext\|>|<\|end_of_text\|>|<end_of_turn>"

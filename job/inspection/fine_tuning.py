@@ -16,10 +16,10 @@ DONE = "done.json"
 RUN_ID = "sft"
 
 MOST_BYTES = 2**24
-"""The size of `done.json`."""
+"""The most bytes of `done.json`."""
 
 NEWEST_BYTES = 2**16
-"""The end of its metrics, which says how far it is."""
+"""The bytes that are read at the end of its metrics, which say how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class FineTuning:
 
     step: int
     steps: int | None
-    """None until its data is read."""
+    """The steps of the whole; None until the data is read."""
     weights: Path | None
     """The result; None until it is done."""
 
     def as_json(self) -> dict[str, int | str | None]:
-        """Returns it for programs."""
+        """Returns the figures for programs."""
         return {
             "step": self.step,
             "steps": self.steps,

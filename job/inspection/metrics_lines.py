@@ -70,7 +70,8 @@ def step_of(text: bytes) -> Line:
         values = parse_json(text)
     except UntrustedFileError:
         return {}
-    line: Line = {  # as `is_number` says, without a call for each: the page reads thousands of lines
+    # The condition is that of `is_number`, without a call for each value: the page reads thousands of lines.
+    line: Line = {
         name: value
         for name, value in values.items()
         if (type(value) is float or type(value) is int) and -LARGEST < value < LARGEST

@@ -147,7 +147,7 @@ def find_step(job: Path, run_id: str, step: int | None) -> int:
 
 
 UNSTEPPED = 0
-"""In place of a step: what was dropped, and no step has recorded yet."""
+"""This number stands for no step: it selects rollouts that were dropped and that no step has recorded yet."""
 
 
 def records_file(job: Path, run_id: str, step: int) -> Path:

@@ -31,10 +31,10 @@ _USUAL_LINE = 2**13
 
 
 class TrainedLines:
-    """Where the lines of each run begin."""
+    """The places at which the lines of each run begin."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: the job's."""
+        """Reads the lines of the job in `directory`."""
         self._path = directory / METRICS_FILE
         self._lines = AppendedLines(self._path)
         self._offsets: defaultdict[bytes, array[int]] = defaultdict(lambda: array("q"))

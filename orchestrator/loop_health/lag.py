@@ -81,7 +81,7 @@ class EventLoopLagMonitor:
     """Samples the lag of the loop it runs on. `on_tick` is called after each sample (the watchdog's heartbeat)."""
 
     def __init__(self, config: LagConfig | None = None, on_tick: Callable[[], None] | None = None) -> None:
-        """Without `config` it samples ten times a second."""
+        """Samples as `config` says; without one, ten times a second."""
         self._config = config or LagConfig()
         self._on_tick = on_tick
         self._lags: list[float] = []

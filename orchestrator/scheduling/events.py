@@ -53,7 +53,7 @@ class GroupFinalized:
     failure: Failure | None = None
     """Why every rollout of it failed, where that cannot pass by itself."""
     at: float = 0.0
-    """When, in seconds of any clock that only rises."""
+    """The time of the event, in seconds of any clock that only rises."""
     rewards: tuple[float, ...] = ()
     """The rewards of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
 
@@ -67,7 +67,7 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CapacityChanged:
-    """At most `rollouts` may be in flight from now on (a server was added, lost or reconfigured)."""
+    """A server was added, lost or reconfigured: at most `rollouts` may be in flight from now on."""
 
     rollouts: int
 

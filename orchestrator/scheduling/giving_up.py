@@ -40,9 +40,9 @@ class Failure:
 
     lasting: Lasting
     cause: str
-    """The same for all failures of one kind at one place."""
+    """The text that all failures of one kind at one place share."""
     error: str
-    """One of them in full."""
+    """One of the failures in full."""
 
 
 @dataclass(slots=True)

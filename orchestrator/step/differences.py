@@ -51,7 +51,7 @@ EXAMINED_GROUPS = 8
 """Groups before a notice of which the worst rollouts are kept."""
 
 CUT_SHARE = 0.5
-"""If `max_tokens` cut this share of the completions, that is part of the reason."""
+"""The share of completions from which on a cut by `max_tokens` is named as part of the reason."""
 
 _MAX_REASONS = 256
 """Reasons that are counted apart."""

@@ -34,7 +34,7 @@ DISCARDED_FILE = "discarded.json"
 """The last report, in the run's directory, for other processes."""
 
 DROPPED_FILE = "discarded.jsonl"
-"""Beside it the record of a rollout of the group that was dropped last, as in `rollouts.jsonl`."""
+"""The file with the record of a rollout of the group that was dropped last, as in `rollouts.jsonl`."""
 
 RECORDED_BATCHES = 64
 """Discarded rollouts, in batches, whose records one step keeps; further ones are only counted."""
@@ -46,10 +46,10 @@ FAILING_GROUPS = 4
 """Groups in a row whose rollouts all failed, that are notable."""
 
 REPORT_SECONDS = 2.0
-"""From one report to the next at least; what is dropped meanwhile is in the next one."""
+"""The shortest time from one report to the next; what is dropped meanwhile is in the next one."""
 
 FAILURE_SECONDS = 60.0
-"""From the line about a failure to the next one about failures of the same cause, in seconds; it doubles each time."""
+"""The seconds from the line about a failure to the next line about the same cause; they double each time."""
 
 PAUSE_SECONDS = (0.1, 10.0)
 """Pause after a failed rollout before another may start: the first and the longest."""
@@ -88,7 +88,7 @@ class DiscardedRollouts:
         self._warn_at = WARN_BATCHES * schedule.rollouts_per_step
         self._failed_in_a_row = self._groups_failed_in_a_row = 0
         self._failures: dict[str, _Failures] = {}
-        """By their cause."""
+        """The failures, by their cause."""
 
     # --- what happens ---
 

@@ -36,7 +36,7 @@ MOST_READ_STATE = 128 * 2**10
 """Bytes of a state that is read for its record without `state_columns`: longer ones would hold the GIL over a millisecond."""
 
 OTHERS = "(others)"
-"""In a record's state, a note in place of what is left out."""
+"""The key of the note that a record's state has in place of what is left out."""
 
 _said: set[tuple[str, str]] = set()
 """Environments and columns that the log has named."""

@@ -26,7 +26,7 @@ class Size(Enum):
     DEFAULT = "default"
     """A group of cases within five minutes on two quiet cores."""
     FULL = "full"
-    """What `docs/performance.md` reports."""
+    """The sizes that `docs/performance.md` reports."""
 
     def pick(self, quick: T, default: T, full: T) -> T:
         """The value for this size."""

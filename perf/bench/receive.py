@@ -149,7 +149,7 @@ async def _wakings(work: Coroutine[Any, Any, None]) -> list[Waking]:
 
 
 class _BareReader:
-    """As many connections, bare sockets without asyncio or an HTTP client."""
+    """Reads as many connections by bare sockets, without asyncio or an HTTP client."""
 
     def __init__(self, url: str, length: int) -> None:
         parts = urlsplit(url)

@@ -28,7 +28,7 @@ class KeptReverseText(ReverseText):
 
 
 class KeptGuessNumber(GuessNumber):
-    """`guess-number` likewise."""
+    """The environment `guess-number`, likewise."""
 
     def __init__(self, notes: str) -> None:
         super().__init__()

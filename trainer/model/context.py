@@ -81,7 +81,7 @@ class Stretch:
 
     @property
     def start(self) -> int:
-        """Its first token."""
+        """The first token of the part."""
         return self.context.index * self.length
 
     @property

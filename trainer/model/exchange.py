@@ -53,7 +53,7 @@ class Call(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the pairs of one layer in one pass go."""
+    """The way of the pairs of one layer in one pass."""
 
     order_N: Tensor
     """int64: the pairs, by expert and kind."""

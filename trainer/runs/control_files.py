@@ -57,7 +57,7 @@ class RunDirectory:
 
     @property
     def since(self) -> int:
-        """When its configuration was written, in nanoseconds."""
+        """The time at which its configuration was written, in nanoseconds."""
         return self.config[0]
 
 

@@ -37,7 +37,7 @@ class Shards:
     parallel: dict[str, int]
     """The ranks of a group that divides experts' weights before the groups do, by name; no other weights."""
     write_others: Callable[[], OtherSlices]
-    """On rank 0, has the other ranks copy their part of a checkpoint, which they then write while training goes on."""
+    """Has the other ranks, on rank 0, copy their part of a checkpoint, which they then write while training goes on."""
     experts: ExpertGroup | None = None
     """Set where only experts are divided: all other weights are whole, and their gradients have to be added over the ranks."""
 

@@ -43,7 +43,7 @@ Work = Mapping[int, tuple[int | None, int]]
 
 
 class TrainerTelemetry:
-    """One trainer's."""
+    """The telemetry of one trainer."""
 
     def __init__(self, output_dir: Path, slots: int, registry: RunRegistry) -> None:
         directory = output_dir / "trainer"

@@ -28,7 +28,7 @@ class Due(Generic[Item]):
 
 
 class Order(Generic[Item]):
-    """One run's. Times are of one monotonic clock, in seconds."""
+    """The order of one run's items. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, done: int, now: float, *, committed: float = math.inf, last: float = math.inf) -> None:
         """Begins after item `done`. Items up to `committed` count; none after `last` is taken."""

@@ -22,10 +22,10 @@ class Item:
 
     batch: Batch | None = None
     objective: Objective | None = None
-    """The contribution's; None: the run's own."""
+    """The objective of the contribution; None means the run's own."""
     updates: bool = False
     values: UpdateValues | None = None
-    """The values of the update; None: those of the configured schedule."""
+    """The values of the update; None means those of the configured schedule."""
     publication: str | None = None
     """The name under which the weights are published then."""
     saves: bool = False
@@ -35,7 +35,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Of the items of a run. Except of an asker, each is a step: a contribution and an update by the configured schedule."""
+    """The source of a run's items. Unless an asker makes them, each is a step: a contribution and a scheduled update."""
 
     publishes: Literal["updates", "saves", "nothing"]
     """What follows an update. With "updates": publication, metrics line and, at the interval and at the end, checkpoint. With
@@ -43,7 +43,7 @@ class Source:
     commits: bool = False
     """Whether an item counts with its commit only, as what comes by the wire. It is acknowledged, and `BYE` ends the run."""
     make: Callable[[int], Batch | None] | None = None
-    """Returns the batch of a step; None after the last. None: all that is asked for arrives."""
+    """Returns the batch of a step, and None after the last. If this is None, all that is asked for arrives."""
     line: Callable[[int, dict[str, MetricValue]], dict[str, MetricValue]] = lambda _, metrics: metrics
     """Returns what the metrics line of a step has, of all its metrics."""
     on_saved: Callable[[], object] = lambda: None
@@ -53,7 +53,8 @@ class Source:
 
 
 ORCHESTRATED = Source("updates", commits=True)
-"""The others are made of data (`trainer/sft/train.py`), and by an asker (`trainer/driven.py`)."""
+"""The source of a run with an orchestrator. Others make items of data (`trainer/sft/train.py`), or take an asker's
+(`trainer/driven.py`)."""
 
 Sources = Mapping[str, Source]
 """The sources of runs without an orchestrator, by the runs' ids."""

@@ -37,7 +37,7 @@ _KEPT = ".kept"
 """The end of the name of a removed directory in which NFS keeps open files, after eight digits."""
 
 _BUFFERS_A_CALL = 512
-"""Below IOV_MAX (1024 on Linux), and few enough that building the list is quick."""
+"""The buffers that one call writes: fewer than IOV_MAX (1024 on Linux), and few enough that the list is built quickly."""
 
 _BYTES_A_CALL = 64 * 2**20
 """A limit, so that a signal is handled between calls even if the disk stalls."""

@@ -52,7 +52,7 @@ class Terminals:
         return gone
 
     def close(self) -> None:
-        """Forgets them."""
+        """Forgets the terminals."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()

@@ -18,7 +18,7 @@ MAX_INTERVALS = 64
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From `begin` to `end`; `busy` of these seconds, which is less than all of them where intervals were joined."""
+    """A stretch of time from `begin` to `end`; `busy` is fewer seconds than that where intervals were joined."""
 
     begin: float
     end: float

@@ -22,7 +22,7 @@ class NameTable:
     """The rows of a process's line names, found by a name."""
 
     def __init__(self, rows: Iterable[LineName]) -> None:
-        """If several rows match a name, the first counts."""
+        """Takes the rows; if several match a name, the first counts."""
         self._rows = [(row, re.compile(_expression(row.pattern), re.DOTALL)) for row in rows]
         self._known: dict[str, tuple[LineName, Mapping[str, str]] | None] = {}
 

@@ -37,10 +37,10 @@ have replaced it. If another orchestrator of the run did, the run gives up after
 
 @dataclass(slots=True)
 class Conversation:
-    """One run's."""
+    """What one run has said and heard."""
 
     hello: Hello
-    """Said first on each connection."""
+    """The greeting, which is said first on each connection."""
     heard: Callable[[ToOrchestrator], None]
     """Is called with each message of the trainer."""
     session: int | None = None
@@ -54,10 +54,10 @@ class Conversation:
 
 
 class Conversations:
-    """Those of all runs of one connection."""
+    """The conversations of all runs of one connection."""
 
     def __init__(self, connection: ZmqConnection, outages: Outages) -> None:
-        """`outages` gets the trainer's."""
+        """Reports the trainer's outages to `outages`."""
         self._connection = connection
         self._peer = connection.peer
         self._outages = outages
@@ -70,13 +70,13 @@ class Conversations:
         self._is_out("is not connected", "it was not reached yet", level=logging.INFO)
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Returns the number of conversations."""
         return len(self._of)
 
     # --- this end ---
 
     def join(self, conversation: Conversation) -> None:
-        """Begins a run's: it greets now, or once there is a connection."""
+        """Begins a run's conversation: it greets now, or once there is a connection."""
         run_id = conversation.hello.run_id
         self._of[run_id] = conversation
         conversation.may_hear_of_earlier = run_id in self._left
@@ -98,7 +98,7 @@ class Conversations:
         self._connection.write(frames)
 
     def leave(self, conversation: Conversation) -> None:
-        """Ends a run's with `Bye`."""
+        """Ends a run's conversation with `Bye`."""
         run_id = conversation.hello.run_id
         del self._of[run_id]
         self._left.add(run_id)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.1, 5.0)
 _CHANCE = random.SystemRandom()
-"""Not the global generator, which an environment may have seeded and counts on while the thread runs."""
+"""The link's own generator: an environment may have seeded the global one, and counts on it while the thread runs."""
 _LONGEST_POLL_SECONDS = 60.0
 
 
@@ -41,7 +41,7 @@ class TrainerLink:
     """
 
     def __init__(self, shared: SharedConnection) -> None:
-        """Connects once started."""
+        """Does not connect yet; `start` does."""
         self._shared = shared
         self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
         self._ended = asyncio.Event()
@@ -123,12 +123,13 @@ class SharedConnection:
     """
 
     def __init__(self, connection: ZmqConnection, outages: Outages | None = None) -> None:
-        """`outages` gets the trainer's."""
+        """Reports the trainer's outages to `outages`."""
         self._connection = connection
         self.peer = connection.peer
         self.outages = Outages() if outages is None else outages
         self._links: dict[str, TrainerLink] = {}
-        """Those that are started and have not ended, by run. The event loop's, as the thread has the conversations."""
+        """The links that are started and have not ended, by run. The event loop alone uses them, as the thread alone uses
+        the conversations."""
         self._outbox: deque[tuple[Conversation, Hello | Offer | Commit | Bye, asyncio.Future[None]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         """None while no link is open."""
@@ -264,7 +265,7 @@ class SharedConnection:
                 self._conversations.say(conversation, message)
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Has the event loop call something. For the thread."""
+        """Has the event loop call something; the thread calls this."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(callback)

@@ -29,7 +29,7 @@ _REFUSALS_A_CALL = 256
 
 
 class Receiver:
-    """`BatchReceiver` (see `transport.wires.base`) over a listener. For one thread."""
+    """A `BatchReceiver` (see `transport.wires.base`) over a listener; one thread may use it."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Receiver:
         self._max_batch_bytes = max_batch_bytes
         self._refusal = refusal
         self._senders: dict[str, bytes] = {}
-        """By run, who has sent its newest `Hello`."""
+        """Who has sent the newest `Hello` of each run, by run."""
         self._sessions: dict[str, int] = {}
         """The session of each run's last `Ready`; no entry where none is open."""
         self._rejected = 0

@@ -23,7 +23,7 @@ END_SECONDS = 20.0
 
 
 class ForkClient:
-    """One fork server."""
+    """The client of one fork server."""
 
     def __init__(
         self,
@@ -151,6 +151,6 @@ def _started(module: str, cold: bool) -> tuple[subprocess.Popen[bytes], socket.s
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules, as another one started elsewhere finds them, too."""
+    """Returns the path on which this process finds modules, so that one started elsewhere finds them, too."""
     search_working_directory()
     return [os.path.abspath(entry) for entry in sys.path]

@@ -167,7 +167,7 @@ class ProcessTrialExecutor(CalledExecutor):
 
 
 def _log_files(trial: Trial) -> tuple[str | None, str | None]:
-    """Where standard output and error go, from `log_to_file`."""
+    """Returns the files that `log_to_file` names for standard output and error."""
     asked = trial.log_to_file
     if asked is False or asked == "":
         return None, None

@@ -57,7 +57,7 @@ class SearchIdle:
 
 @dataclass(frozen=True, slots=True)
 class ResourcesFree:
-    """At most one trial may start now: one whose needs are named."""
+    """There is room for one trial at most, whose needs are named."""
 
     needs: tuple[str, ...]
     """Keys as of `needs_of`."""
@@ -270,7 +270,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Log a warning."""
+    """Has a warning logged."""
 
     text: str
 

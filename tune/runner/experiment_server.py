@@ -56,7 +56,7 @@ class ExperimentServer:
         logger.info("%s is served at %s; the tokens are in %s", directory, self.url, directory / TOKENS)
 
     def end(self) -> None:
-        """Ends it."""
+        """Ends the server."""
         end_guarded(self._process, END_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()

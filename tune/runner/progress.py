@@ -11,7 +11,7 @@ from counterpoint.tune.result import Result
 
 
 class Phase(StrEnum):
-    """Where an attempt is at the executor."""
+    """The place of an attempt at the executor."""
 
     OUT = "out"
     """The executor has no attempt of the trial."""
@@ -44,7 +44,7 @@ class HeldResult(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """One trial's."""
+    """The progress of one trial."""
 
     index: int
     """Its place in the order of creation."""

@@ -41,7 +41,7 @@ class SearchSide:
         return self.asked and not self.finished and self.idle_after != self.told
 
     def proposed(self, event: TrialsProposed) -> None:
-        """It has answered."""
+        """Notes that the search has answered."""
         self.asked, self.idle_after = False, None
         self.finished = event.finished
         self.saved(event.search_state, event.heard)

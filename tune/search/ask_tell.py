@@ -50,7 +50,7 @@ class AskTellSearch(Searcher):
         self._history: list[list[Any]] = []
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
-        """Asks."""
+        """Asks for a configuration."""
         config = self._ask(trial_id)
         self._history.append(["ask", trial_id, config])
         return config

@@ -34,10 +34,8 @@ def write(path: Path, fill: Callable[[str], Any], progress: Progress, trial_id: 
     `fill` returns None, a dict, or the path of what it wrote in that directory, as `Trainable.save_checkpoint` does. Whatever was
     at `path` is replaced.
     """
-    from counterpoint.transport.files.atomic import (  # imports numpy: not before a trial saves
-        publish_directory,
-        remove_directory,
-    )
+    # It imports numpy, which nothing needs before a trial saves.
+    from counterpoint.transport.files.atomic import publish_directory, remove_directory
 
     remove_directory(path)
     with publish_directory(path) as partial:

@@ -42,7 +42,7 @@ class Outcome(Protocol):
 
     @property
     def stderr(self) -> str:
-        """Likewise."""
+        """What was printed to standard error."""
 
     @property
     def ok(self) -> bool:

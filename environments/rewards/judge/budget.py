@@ -47,7 +47,7 @@ class Budget:
     """Counts against the limits of one judge. The methods block: call them in a thread."""
 
     def __init__(self, config: BudgetConfig, path: Path | None) -> None:
-        """Without a `path` it counts for this process alone."""
+        """Counts in the file at `path`; without one, for this process alone."""
         self._config = config
         self._path = path
         self._spent = Cost()

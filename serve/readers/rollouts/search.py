@@ -28,7 +28,7 @@ _PIECE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a search goes on: a step's line."""
+    """The line of a step at which a search goes on."""
 
     step: int
     number: int
