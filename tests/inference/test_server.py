@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.cluster.parent_death import bound_command
 from counterpoint.inference import identity, server
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.process.cores import CORES_VARIABLE
 from counterpoint.transport.process.launch import SHARED_TMPDIR
 from counterpoint.transport.process.permanent_errors import PASSING
+from tests.support.notifications import notifications
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
 from tests.support.vllm_server import live_processes
@@ -208,14 +208,11 @@ def test_the_supervisor_is_told_why_a_server_did_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int, reason: str
 ) -> None:
     stand_in(monkeypatch, program)
-    supervisor = NotifySocket()
-    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
     (tmp_path / "log").write_text("TypeError: of an earlier start\n")
-    assert server.serve(config_of(tmp_path, {}), lambda: pytest.fail("it was never ready")) == code
-    said = [message["X_FAILURE"] for _ in range(100) if "X_FAILURE" in (message := supervisor.receive() or {})]
-    supervisor.close()
-    assert len(said) == 1
-    assert reason in said[0]
+    with notifications(monkeypatch) as said:
+        assert server.serve(config_of(tmp_path, {}), lambda: pytest.fail("it was never ready")) == code
+    (failure,) = [message["X_FAILURE"] for message in said if "X_FAILURE" in message]
+    assert reason in failure
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.inference import server
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.models.build import make_model
+from tests.support.notifications import notifications
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -38,8 +38,6 @@ def test_why_a_real_server_does_not_start_is_told(
     shutil.copytree(make_model("tiny-dense"), model)
     config = model / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
-    supervisor = NotifySocket()
-    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
     given = {
         "model": str(model),
         "dtype": "float32",
@@ -48,9 +46,8 @@ def test_why_a_real_server_does_not_start_is_told(
         "log_file": tmp_path / "log",
     }
     started = InferenceConfig.model_validate(given | settings)
-    assert server.serve(started, lambda: pytest.fail("it was ready")) == code
-    said = [message["X_FAILURE"] for _ in range(10) if "X_FAILURE" in (message := supervisor.receive() or {})]
-    supervisor.close()
-    assert len(said) == 1
-    assert said[0].startswith(f"vLLM on port {started.port} did not start: ")
-    assert reason in said[0]
+    with notifications(monkeypatch) as said:
+        assert server.serve(started, lambda: pytest.fail("it was ready")) == code
+    (failure,) = [message["X_FAILURE"] for message in said if "X_FAILURE" in message]
+    assert failure.startswith(f"vLLM on port {started.port} did not start: ")
+    assert reason in failure

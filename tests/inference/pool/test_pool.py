@@ -351,13 +351,16 @@ async def test_a_request_has_a_deadline_and_says_what_it_waited_for() -> None:
 async def test_a_request_at_a_server_that_does_not_answer_ends_there_at_its_deadline() -> None:
     async with FakeServer() as server, pool_of(server, request_timeout_seconds=0.1) as pool:
         server.gate.clear()
-        with pytest.raises(
-            InferenceError, match=r"no answer within request_timeout_seconds = 0\.1: it waited for a server"
-        ):
-            await generate(pool)
+        asked = 0
+        while not server.arrived.is_set():  # in its time, which may pass before on a busy machine
+            asked += 1
+            with pytest.raises(
+                InferenceError, match=r"no answer within request_timeout_seconds = 0\.1: it waited for a server"
+            ):
+                await generate(pool)
         await server.aborted.wait()
         assert pool.status()[0].in_flight == 0
-        assert pool.meters.unanswered == 1
+        assert pool.meters.unanswered == asked
         (described,) = pool.fleet()["servers"]
         assert (described["requests"], described["failures"]) == (0, 0), "else its silence would not be noticed"
 
@@ -365,9 +368,11 @@ async def test_a_request_at_a_server_that_does_not_answer_ends_there_at_its_dead
 async def test_a_retry_has_the_deadline_of_its_request_and_tells_the_last_failure() -> None:
     async with FakeServer() as server, pool_of(server, request_timeout_seconds=0.3, max_retries=10) as pool:
         server.generate_status = 500
-        with pytest.raises(InferenceError, match=r"no answer within request_timeout_seconds = 0\.3: .*500"):
-            await generate(pool)
-        assert 0 < pool.meters.retries < 10
+        while not pool.meters.retries:  # in its time, which may pass before on a busy machine
+            with pytest.raises(InferenceError, match=r"no answer within request_timeout_seconds = 0\.3: ") as raised:
+                await generate(pool)
+        assert "500" in str(raised.value)
+        assert pool.meters.retries < 10
 
 
 async def test_an_update_keeps_the_requests_in_flight() -> None:

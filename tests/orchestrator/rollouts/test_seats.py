@@ -224,6 +224,7 @@ async def test_a_cancelled_seat_and_a_silent_one(tmp_path: Path, chat: Chat) -> 
         silent = asyncio.create_task(rolled(seat, pool, chat))
         mine = await rolled(host, Pool(chat, "ab"), chat)
         assert "did not answer within answer_seconds = 0.05" in (mine.error or "")
+        await until(lambda: pool.calls == 1, "the seat's call, which may be late, too")
         silent.cancel()
         with pytest.raises(asyncio.CancelledError):
             await silent

@@ -57,7 +57,7 @@ async def test_each_trial_sees_its_own_devices(driver: Driver) -> None:
 
 
 async def test_a_failed_trial_that_hangs_while_it_is_stopped_is_killed(tmp_path: Path) -> None:
-    executor = LocalTrialExecutor(cpus=1, deadlines=Deadlines(stop_seconds=0.3))
+    executor = LocalTrialExecutor(cpus=1, deadlines=Deadlines(stop_seconds=3.0))  # the cleanup begins within it
     driver = Driver(executor, tmp_path)
     trial = driver.trial("Breaks", config={"hangs": True})
     try:
