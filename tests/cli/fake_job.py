@@ -16,6 +16,7 @@ from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.job.config import JobConfig
 from counterpoint.job.placement import placements
 from counterpoint.job.workers import worker_of
+from tests.support.polling import DEADLINE_SECONDS
 
 SERVICE = """
 import signal, sys, time
@@ -35,7 +36,7 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
         name="inference_0",
         command=(sys.executable, "-c", SERVICE),
         log_file=output / "inference_0.log",
-        ready_timeout_seconds=60,
+        ready_timeout_seconds=DEADLINE_SECONDS,
         silence_timeout_seconds=None,
         resources=placed["inference_0"].resources,
         collocate=placed["inference_0"].collocate,
@@ -51,7 +52,7 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
                 silence_timeout_seconds=None,
                 task=True,
                 after=("inference_0",),
-                ready_timeout_seconds=60,
+                ready_timeout_seconds=DEADLINE_SECONDS,
                 max_restarts=config.max_restarts,
                 restart_arguments=("--resume",),
                 collocate=placed["orchestrator"].collocate,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from counterpoint.cluster.backends import agent_link, local, on_ray
 from counterpoint.cluster.backends.base import Backend
 from counterpoint.cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
 from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE
@@ -97,6 +98,12 @@ async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
     assert outcome.code == 0
     assert sorted(job.world.created) == [("service-0", 1), ("service-1", 1), ("task-0", 1), ("task-1", 1)]
     assert job.world.workers == {}
+
+
+def test_a_creation_has_the_time_of_all_that_its_backend_waits_for() -> None:
+    """Else a busy machine's agent is given up while its backend still waits for it."""
+    for start in (local.SEAT_SECONDS, on_ray.START_SECONDS + on_ray.CALL_SECONDS):
+        assert start + agent_link.CONNECT_SECONDS + agent_link.COMMAND_SECONDS < scheduler.CREATE_SECONDS
 
 
 @pytest.mark.slow
