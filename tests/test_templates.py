@@ -24,6 +24,7 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.wires.key_files import ORCHESTRATOR, PURPOSES, make_key_files
 from tests.support.kubernetes import errors_of
+from tests.support.polling import DEADLINE_SECONDS
 from tests.test_container import DOCKERFILE, KEYS, REPOSITORY, paths_in
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
@@ -172,7 +173,14 @@ def test_the_batch_script_starts_the_job_and_ray_on_each_node(nodes: int, tmp_pa
         "SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "16", "SLURM_GPUS_ON_NODE": "2",
     }  # fmt: skip
     run = subprocess.run(
-        [bash], input=script, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=60, check=True
+        [bash],
+        input=script,
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=DEADLINE_SECONDS,
+        check=True,
     )
     image = f"apptainer exec --nv --bind {tmp_path} docker://registry.example/counterpoint:gpu"
     called = run.stderr.splitlines()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from counterpoint.cli.main import COMMANDS, main
+from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port, taken_port
 
 
@@ -295,7 +296,7 @@ def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Pa
         assert any("building it at" in line for line in run.stderr)
         run.send_signal(signal.SIGINT)
         said = run.stderr.read()
-        assert run.wait(60) == 130
+        assert run.wait(DEADLINE_SECONDS) == 130
     assert "interrupted while the model tiny-moe was found or built" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
@@ -320,7 +321,7 @@ def test_ctrl_c_while_a_command_is_imported_ends_it(handler: signal.Handlers, co
     program = "from counterpoint.cli import main; main.COMMANDS['run'] = ('stubborn', ''); sys.exit(main.main(['run']))"
     ended = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.append({str(tmp_path)!r}); {program}"],
-        capture_output=True, timeout=60, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, handler),
+        capture_output=True, timeout=DEADLINE_SECONDS, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, handler),
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (code, b"")
 

@@ -23,6 +23,7 @@ from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of, make_job, write_discarded
+from tests.support.polling import DEADLINE_SECONDS
 
 
 def shown_by_status(output: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -311,7 +312,7 @@ def test_watching_looks_again_and_ctrl_c_ends_it(past: Path) -> None:
         while looks[-1] != 21:
             looks.append(json.loads(watch.stdout.readline())["runs"][0]["step"])
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(60) == 0
+        assert watch.wait(DEADLINE_SECONDS) == 0
     assert looks[0] == 20
 
 

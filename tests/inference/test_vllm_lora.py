@@ -26,7 +26,7 @@ from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH
 from counterpoint.inference.token import read_tokens
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import CLAIM
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.tiny_model import log_probabilities
 from tests.support.vllm_server import ServerProcess, live_processes
 
@@ -219,5 +219,5 @@ def test_no_process_outlives_a_server_process_that_is_killed(lora_server: Server
     family = lora_server.family()
     assert len(family) >= 3, "ours, vLLM's API server, its engine"
     lora_server.process.kill()
-    lora_server.process.wait(60)
+    lora_server.process.wait(DEADLINE_SECONDS)
     wait_until(lambda: not {pid for pid, _ in live_processes()} & set(family), f"the end of {family}")

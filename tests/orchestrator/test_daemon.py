@@ -35,7 +35,7 @@ from counterpoint.transport.records import Batch, Rollout
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
-from tests.support.polling import until, wait_until
+from tests.support.polling import DEADLINE_SECONDS, until, wait_until
 from tests.support.ports import taken_port
 
 pytestmark = pytest.mark.slow
@@ -410,7 +410,7 @@ def test_a_signal_drains_and_a_resume_finishes(make_config: Callable[..., RunCon
         with started(config) as process:
             trainer.wait_for_step(2)
             process.send_signal(number)
-            assert process.wait(60) == 128 + number
+            assert process.wait(DEADLINE_SECONDS) == 128 + number
         assert "drained" in (config.run_dir / "orchestrator.log").read_text()
         assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))
@@ -422,7 +422,7 @@ def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., RunCon
     with started(config) as process:
         wait_until((config.run_dir / "control" / "orch.toml").exists, "the run's directory")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
 
 
 def test_a_trainer_that_does_not_come(make_config: Callable[..., RunConfig]) -> None:
@@ -440,7 +440,7 @@ def test_a_second_signal_ends_it_at_once(make_config: Callable[..., RunConfig], 
         trainer.wait_for_step(1)
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: interrupted(process), "the daemon's end")
-        assert process.wait(60) == 128 + signal.SIGINT
+        assert process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     assert "a second signal (SIGINT): leaving at once" in (config.output_dir.parent / "stderr.txt").read_text()
 
 
@@ -455,7 +455,7 @@ def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[.
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
         trainer.wait_for_step(1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     said = (config.output_dir.parent / "stderr.txt").read_text()
     assert "ignore their cancellation: rollout" in said
     assert "not ended within shutdown_timeout_seconds" in said
@@ -496,7 +496,7 @@ def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
                 lambda: committing in stderr.read_text() or process.poll() is not None, "the shutdown's deadline"
             )
             (config.run_dir / "go").touch()
-            assert process.wait(60) == 128 + signal.SIGTERM
+            assert process.wait(DEADLINE_SECONDS) == 128 + signal.SIGTERM
         assert published_steps(config.run_dir / "checkpoints")[-1] == 3
         assert "drained; the run can be resumed after step 3" in (config.run_dir / "orchestrator.log").read_text()
         assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
@@ -556,7 +556,7 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
 def test_threads_that_never_end_hold_up_neither_the_run_nor_its_end(
     make_config: Callable[..., RunConfig],
 ) -> None:
-    config = make_config(args={"fault": "thread"}, rollout_timeout_seconds=0.2, shutdown_timeout_seconds=2, steps=8)
+    config = make_config(args={"fault": "thread"}, rollout_timeout_seconds=1.0, shutdown_timeout_seconds=2, steps=8)
     with ScriptedTrainer(config.output_dir, "one", 8) as trainer:
         with started(config) as process:
             assert process.wait(240) == 0

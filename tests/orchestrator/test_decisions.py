@@ -15,7 +15,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.json_lines import read_lines
 from tests.orchestrator.daemons import STEPS, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 
 def test_decisions_are_written_in_order(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_every_group_of_a_run_has_its_story(make_config: Callable[..., RunConfig
         with started(config) as process:
             wait_until((config.run_dir / "checkpoints" / "step_2").exists, "the commit of step 2")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 143
+            assert process.wait(DEADLINE_SECONDS) == 143
         with started(config.model_copy(update={"resume": True})) as process:
-            assert process.wait(60) == 0
+            assert process.wait(DEADLINE_SECONDS) == 0
     lines = [line for _, line in read_lines(config.run_dir / DECISIONS_FILE)]
     of_run = [line["decision"] for line in lines if "group" not in line]
     assert of_run == ["drained", "resumed"]

@@ -17,7 +17,7 @@ from counterpoint.transport.messages import Acknowledged
 from counterpoint.transport.process.permanent_errors import PASSING
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def committed(make_config: Callable[..., RunConfig]) -> RunConfig:
             lambda: (config.run_dir / "metrics.jsonl").exists() and len(metrics_of(config)) == STEPS, "the last commit"
         )
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(DEADLINE_SECONDS)
     for step in published_steps(config.run_dir / "broadcast"):
         if step > DURABLE:
             shutil.rmtree(config.run_dir / f"broadcast/step_{step}")

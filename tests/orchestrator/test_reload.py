@@ -16,7 +16,7 @@ from counterpoint.run.changes import read_journal
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.records import Batch
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_hangup_reads_the_file_again_and_reports_what_cannot_change(make_confi
             said("the file cannot be read, and nothing has changed")
             released.set()
             trainer.wait_for_step(8)
-            assert process.wait(60) == 0
+            assert process.wait(DEADLINE_SECONDS) == 0
         finally:
             released.set()
             process.kill()

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.support.polling import DEADLINE_SECONDS
+
 NODE = {"object_store_memory": 80_000_000, "include_dashboard": False}
 
 
@@ -39,7 +41,7 @@ class RayNodes:
 
     def close(self) -> None:
         """Ends the cluster."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=DEADLINE_SECONDS)
 
     def _line(self) -> str:
         assert self._process.stdout is not None

@@ -35,6 +35,7 @@ from counterpoint.sweep.stores.gs import GoogleStore
 from counterpoint.sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
 from counterpoint.sweep.stores.s3 import S3Store
 from perf.chaos.s3_server import Application, s3_application, serving
+from tests.support.polling import DEADLINE_SECONDS
 from tests.sweep.gcs_server import Bucket, google_server
 
 pytestmark = pytest.mark.slow  # the servers' imports
@@ -491,7 +492,7 @@ def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
         store.write("a", b"two", version)
     with holder.stdin, holder.stdout:
         holder.stdin.write(b"\n")
-    assert holder.wait(60) == 0
+    assert holder.wait(DEADLINE_SECONDS) == 0
     for index in range(GUARDS + 8):
         store.write(f"key-{index}", b"two", store.write(f"key-{index}", b"one", None))
         store.discard(f"key-{index}")

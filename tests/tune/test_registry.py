@@ -18,6 +18,7 @@ from counterpoint.tune.registry import (
     trainable_name,
     trainable_path,
 )
+from tests.support.polling import DEADLINE_SECONDS
 from tests.tune.executors import trainables
 
 HERE = "tests.tune.executors.trainables"
@@ -97,5 +98,7 @@ def test_a_function_of_a_script_is_named_by_its_file(tmp_path: Path) -> None:
         "    path = import_path_of(it)\n"
         "    print(path, load(path)({}))\n"
     )
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS
+    )
     assert ran.stdout == f"{script.resolve()}:it 7\n"

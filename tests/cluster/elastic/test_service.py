@@ -19,7 +19,7 @@ from counterpoint.cluster.notify import notify
 from counterpoint.cluster.worker import Context, Member
 from counterpoint.cluster.worker_process.host import HookEndedError, call
 from tests.cluster.elastic.troupe import FakeRanks
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +187,7 @@ def test_a_stop_is_for_rank_zero_alone(service: Any, said: str, code: int | None
         job.says(f"MAINPID={rank_zero.pid}", "READY=1")
         wait_until(lambda: job.activity == "TRAINING", "the training")
         job.worker.context.stop.set()
-        assert rank_zero.wait(60) == -signal.SIGTERM
+        assert rank_zero.wait(DEADLINE_SECONDS) == -signal.SIGTERM
         assert job.ranks.code is None
         job.says(said)
         job.ranks.fail("rank 0 ended with exit code 143")

@@ -27,6 +27,7 @@ from counterpoint.cluster.job_files import JOB_FILE
 from counterpoint.cluster.worker import Worker
 from counterpoint.transport.errors import UserError
 from tests.cluster.master import tiny_workers
+from tests.support.polling import DEADLINE_SECONDS
 
 
 def test_a_builder_makes_the_spec_of_a_file(tmp_path: Path) -> None:
@@ -129,7 +130,9 @@ def test_a_damaged_job_is_named_with_its_key_in_one_line(tmp_path: Path, content
 @pytest.mark.slow
 def test_importing_the_package_imports_nothing_of_it() -> None:
     program = "import sys, cluster; print([name for name in sys.modules if name.startswith('cluster.')])"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS
+    )
     assert shown.stdout.strip() == "[]"
 
 

@@ -110,7 +110,7 @@ def test_a_creation_has_the_time_of_all_that_its_backend_waits_for() -> None:
 async def test_many_workers_are_created_few_at_a_time_each_with_the_whole_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "CREATE_SECONDS", 1.0)  # all one after the other take longer
+    monkeypatch.setattr(scheduler, "CREATE_SECONDS", 3.0)  # all one after the other take longer
     monkeypatch.setattr(scheduler, "CREATIONS_AT_ONCE", 4)
     create, waiting = FakeBackend.create, [0, 0]
     one_at_a_time = asyncio.Lock()
@@ -124,11 +124,11 @@ async def test_many_workers_are_created_few_at_a_time_each_with_the_whole_deadli
         waiting[0] -= 1
 
     monkeypatch.setattr(FakeBackend, "create", create_slowly)
-    job = Job(tmp_path, JobSpec(name="job", roles=(RoleSpec(name="task", worker="m:Task", count=50, task=True),)))
+    job = Job(tmp_path, JobSpec(name="job", roles=(RoleSpec(name="task", worker="m:Task", count=100, task=True),)))
     outcome = await job.run()
     assert outcome.code == 0
     assert waiting[1] <= 4
-    assert len(job.world.created) == 50
+    assert len(job.world.created) == 100
 
 
 @pytest.mark.slow

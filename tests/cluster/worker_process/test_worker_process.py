@@ -9,7 +9,7 @@ import pytest
 
 from counterpoint.cluster.agent import protocol
 from tests.cluster.worker_process.process import worker_process
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +131,7 @@ def test_the_process_ends_when_its_agent_is_gone(tmp_path: Path) -> None:
     with worker_process(tmp_path, "Patient") as worker:
         worker.wait_for_start()
         worker.leave()
-        assert worker.process.wait(60) == 70
+        assert worker.process.wait(DEADLINE_SECONDS) == 70
 
 
 def test_what_is_no_worker_is_refused_by_name(tmp_path: Path) -> None:

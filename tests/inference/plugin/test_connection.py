@@ -152,13 +152,13 @@ async def test_who_sends_in_time_is_answered_however_long_it_takes(
 ) -> None:
     """A body may take longer than the deadline for a head, and an idle connection is used again."""
     for name in ("HEAD_SECONDS", "GRACE_SECONDS"):
-        monkeypatch.setattr(socket_body, name, 0.1)
+        monkeypatch.setattr(socket_body, name, 0.5)
     reader, writer = await connected(server)
     for _ in range(2):
         writer.write(b"POST / HTTP/1.1\r\nX: " + b"y" * 60_000 + b"\r\nContent-Length: 300000\r\n\r\n")
         for _ in range(30):
             writer.write(b"x" * 10_000)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.03)
         assert await answer(reader) == b"200 300000"
     writer.write(CHUNKED + b"1\r\nx\r\n" * 50_000 + b"0\r\nX: y\r\n\r\n")
     assert await answer(reader) == b"200 50000"
@@ -170,7 +170,7 @@ async def test_a_long_answer_arrives_however_slowly_it_is_read(
     server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HEAD_SECONDS", "GRACE_SECONDS"):
-        monkeypatch.setattr(socket_body, name, 0.1)
+        monkeypatch.setattr(socket_body, name, 0.5)
     reader, writer = await connected(server)
     writer.write(LONG)
     await reader.readuntil(b"\r\n\r\n")

@@ -116,13 +116,13 @@ async def test_a_server_that_answers_health_checks_and_no_request_is_out_until_i
 async def test_a_server_that_computes_may_take_its_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("counterpoint.inference.pool.progress.ABSENT_SECONDS", 0.5)
-    monkeypatch.setattr("counterpoint.inference.pool.progress.STUCK_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.inference.pool.progress.ABSENT_SECONDS", 1.5)
+    monkeypatch.setattr("counterpoint.inference.pool.progress.STUCK_SECONDS", 1.5)
     async with FakeServer() as slow, pool_of(slow) as pool:
         await until_states(pool, "serving")
         slow.gate.clear()
         asked = asyncio.create_task(generate(pool))
-        for tokens in range(200):
+        for tokens in range(300):
             slow.metrics = idle_metrics(1, tokens)
             await asyncio.sleep(0.01)
         assert states(pool) == ["serving"]
@@ -146,9 +146,10 @@ async def test_a_server_that_refuses_everything_but_health_checks_is_out(status:
         assert sum(isinstance(each, np.ndarray) for each in found) == 14
 
 
+@pytest.mark.slow
 async def test_a_server_that_computes_for_others_may_leave_a_doubt_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one with as many requests as it takes at once, whose completions are long: they would all be cancelled."""
-    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 1.0)  # it computes before
     async with FakeServer() as busy, pool_of(busy, health_interval_seconds=60) as pool:
         busy.gate.clear()
         busy.metrics = idle_metrics(1, 0)

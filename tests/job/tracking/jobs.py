@@ -15,6 +15,7 @@ from counterpoint.job.tracking.sink_process import SinkSpec
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.json_lines import append_line, read_lines
 from counterpoint.transport.process.launch import descendants, guarded
+from tests.support.polling import DEADLINE_SECONDS
 
 
 class Job:
@@ -89,13 +90,13 @@ class SinkProcess:
         """Asks it to send what is left; returns its exit code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self._process.wait(60)
+        return self._process.wait(DEADLINE_SECONDS)
 
     def kill(self) -> None:
         """Kills it and all below it by SIGKILL."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGHUP)
-            self._process.wait(60)
+            self._process.wait(DEADLINE_SECONDS)
         if self._beats >= 0:
             os.close(self._beats)
             assert self._process.stdin is not None

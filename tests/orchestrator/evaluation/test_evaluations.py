@@ -26,7 +26,7 @@ from counterpoint.transport.files.atomic import STABLE, publish_directory, publi
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +202,7 @@ def test_an_interrupted_evaluation_is_played_again(make_config: Callable[..., Ru
             lambda: len(metrics_of(config)) >= 2 if (config.run_dir / "metrics.jsonl").exists() else False, "steps"
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     assert not (config.run_dir / "evaluations.jsonl").exists()
     assert published_steps(config.run_dir / "evaluations/toy-eval/weights")
     resumed = make_config(evaluations=[evaluation(interval=100)], training=LORA, resume=True)

@@ -28,7 +28,7 @@ from counterpoint.run.config import RunConfig, ScheduleConfig
 from counterpoint.transport.records import Rollout
 from tests.orchestrator.daemons import started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.rollouts import make_rollout, make_turn
 
 
@@ -201,7 +201,7 @@ def test_a_run_without_any_difference_says_so_and_shows_examples(
         command = history.advice_without_difference.rpartition("counterpoint show ")[2].split()
         assert show(command) == 0
         process.terminate()
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     said = capsys.readouterr().out
     assert said.count("reward 1, advantage +0") == EXAMPLES
     assert said.count("example ") >= EXAMPLES

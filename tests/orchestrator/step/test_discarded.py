@@ -35,7 +35,7 @@ from counterpoint.transport.records import Rollout
 from tests.orchestrator.daemons import STEPS, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.rollouts import make_rollout
 
 SCHEDULE = ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32)
@@ -216,7 +216,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
         wait_until(is_counted_in_a_status, "a status that counts them")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     listener.close()
     status = next(status for status in said if "discarded" in status)
     assert re.fullmatch(
@@ -240,7 +240,7 @@ def test_what_is_dropped_is_written_at_once_however_little_it_is(make_config: Ca
         wait_until((config.run_dir / DISCARDED_FILE).exists, "a report")
         wait_until((config.run_dir / DROPPED_FILE).exists, "a dropped rollout")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())
     assert (report["step"], report["notable"]) == (0, False)
     (record,) = map(orjson.loads, (config.run_dir / DROPPED_FILE).read_bytes().splitlines())
@@ -256,7 +256,7 @@ def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
         wait_until(lambda: inference.completions > recorded + 100, "more completions than are recorded")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     assert "64 rollouts have been discarded since step 0" in (config.run_dir / "orchestrator.log").read_text()
     checkpoint = load_newest(config)
     assert checkpoint is not None
@@ -271,7 +271,7 @@ def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
 def test_a_step_tells_since_when_its_life_has_been_going_on(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_SECONDS) == 0
     uptimes = [line["uptime_seconds"] for line in metrics_of(config)]
     assert uptimes == sorted(uptimes)
     assert uptimes[0] > 0

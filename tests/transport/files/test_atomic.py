@@ -26,6 +26,7 @@ from counterpoint.transport.files.atomic import (
     write_atomically,
     write_buffers,
 )
+from tests.support.polling import DEADLINE_SECONDS
 from tests.support.silly_rename import PREFIX, keep_removed_files
 
 
@@ -194,7 +195,9 @@ def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
         "with publish_directory(Path(sys.argv[1])) as partial:\n"
         "    (partial / 'a').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "step_1")], timeout=60, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "step_1")], timeout=DEADLINE_SECONDS, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert published_steps(tmp_path) == []
     with publish_directory(tmp_path / "step_1"):
@@ -274,7 +277,7 @@ def test_a_forked_process_publishes_as_its_parent_did(tmp_path: Path) -> None:
         "with publish_directory(directory / ('step_2' if child else 'step_3')): pass\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=DEADLINE_SECONDS, check=True)
     assert published_steps(tmp_path) == [1, 2, 3]
 
 

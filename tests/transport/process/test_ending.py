@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.polling import DEADLINE_SECONDS
+
 PROGRAM = """
 import atexit, sys
 from counterpoint.transport.process.ending import end_at_once
@@ -58,5 +60,7 @@ end_at_once(0, wait_for_threads=True)
 
 @pytest.mark.slow
 def test_pools_that_nobody_shut_down_end_with_their_work() -> None:
-    done = subprocess.run([sys.executable, "-c", POOLS], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", POOLS], capture_output=True, text=True, check=False, timeout=DEADLINE_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "worked\n", "")

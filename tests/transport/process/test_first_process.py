@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ time.sleep(60)
         assert said(process) == "ready"
         os.kill(process.pid, number)
         assert said(process) == str(int(number))
-        assert process.wait(60) == 7
+        assert process.wait(DEADLINE_SECONDS) == 7
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ time.sleep(60)
 )
 def test_it_ends_as_its_command_does(end: str, code: int) -> None:
     with first(end) as process:
-        assert process.wait(60) == code
+        assert process.wait(DEADLINE_SECONDS) == code

@@ -15,6 +15,7 @@ import pytest
 
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.process import launch
+from tests.support.polling import DEADLINE_SECONDS
 
 GUARDIAN, WORKER, ORPHAN, ITS_CHILD, NEWCOMER = 101, 102, 103, 104, 105
 
@@ -98,7 +99,7 @@ def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp
     command = [sys.executable, "-c", textwrap.dedent(guardian), pid_file]
     command += [sys.executable, "-c", textwrap.dedent(worker), pid_file]
     completed = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS, check=False
     )
     left = Path(pid_file).read_text()
     os.kill(int(left), signal.SIGKILL)
@@ -116,7 +117,11 @@ def test_a_full_log_does_not_change_the_exit_code() -> None:
     """
     with open("/dev/full", "w") as full:
         completed = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(guardian)], stdout=full, stderr=full, timeout=60, check=False
+            [sys.executable, "-c", textwrap.dedent(guardian)],
+            stdout=full,
+            stderr=full,
+            timeout=DEADLINE_SECONDS,
+            check=False,
         )
     assert completed.returncode == 7
 
@@ -146,7 +151,7 @@ def test_a_full_log_leaves_no_process_alive_when_the_fence_expires(tmp_path: Pat
     command = [sys.executable, "-c", textwrap.dedent(guardian), pid_file]
     command += [sys.executable, "-c", textwrap.dedent(worker), pid_file]
     with open("/dev/full", "w") as full:
-        completed = subprocess.run(command, stdout=full, stderr=full, timeout=60, check=False)
+        completed = subprocess.run(command, stdout=full, stderr=full, timeout=DEADLINE_SECONDS, check=False)
     child = int(Path(pid_file).read_text())
     left = child in {pid for pid, *_ in launch.live_processes()}
     if left:
@@ -168,7 +173,7 @@ def test_exit_codes_are_known_where_the_caller_ignores_the_death_of_children() -
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert launch.reap() == [(child, 3)]
     """)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE_SECONDS)
 
 
 LITTER = """
@@ -209,7 +214,9 @@ def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None
         *program,
     ]
     try:
-        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            words, env=environment, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS, check=True
+        )
         (outer, *shared), (below, *shared_below) = (line.split() for line in done.stdout.splitlines())
         assert Path(outer).parent == short
         assert Path(below).parent == Path(outer)

@@ -17,6 +17,7 @@ import pytest
 from counterpoint.transport.process import priority
 from counterpoint.transport.process.priority import NICENESS, SLICE_NANOSECONDS, lower_own_priority, short_slice
 from tests.support.niceness import own_niceness
+from tests.support.polling import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is a process's")
 
@@ -82,7 +83,7 @@ def own_slice() -> int:
 
 def slice_of_a_process() -> int:
     command = [sys.executable, "-I", "-S", "-c", READ_SLICE, str(SCHED_GETATTR)]
-    return int(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+    return int(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_SECONDS).stdout)
 
 
 @pytest.mark.skipif(SCHED_GETATTR is None, reason="the number of the system call is not known here")
