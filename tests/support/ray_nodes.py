@@ -6,11 +6,13 @@ line of its input, the name of a node (`cluster.backends.ray_places.node_name`),
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,7 +62,25 @@ def ray_files() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:
         os.mkdir(os.path.join(files, "ray"))
         os.environ["RAY_TMPDIR"] = files
+        services: Any = importlib.import_module("ray._private.services")
+        services.get_node = _patient(services.get_node)
         yield files
+
+
+def _patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray itself gives a node 30 s to be known, which is too little on a busy machine."""
+
+    def found(*arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        while True:
+            try:
+                return get_node(*arguments, **named)
+            except RuntimeError:
+                if time.monotonic() - began > DEADLINE_SECONDS:
+                    raise
+                time.sleep(0.1)
+
+    return found
 
 
 def main(count: int) -> None:
