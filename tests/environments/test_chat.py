@@ -119,7 +119,7 @@ def test_an_event_loop_never_waits_for_the_long_texts_of_threads(
         try:
             threads.submit(chat.encode_packed, "a" * (LONG_TEXT + 1))
             assert begun.wait(60)
-            assert threads.submit(asyncio.run, start()).result(20)
+            assert threads.submit(asyncio.run, start()).result(30)
         finally:
             goes_on.set()
 

@@ -84,7 +84,7 @@ def test_heartbeats_do_not_wait_for_a_look_at_the_runs(job_file: Path, monkeypat
 
     def show(workers: list[WorkerView], steps: list[tuple[History, Line]]) -> None:
         if not shown.is_set():
-            heard.extend(beats.acquire(timeout=10) for _ in range(4))
+            heard.extend(beats.acquire(timeout=60) for _ in range(4))
             shown.set()
 
     monkeypatch.setattr(AttendedJob, "run", run)

@@ -72,7 +72,7 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def kept_region() -> memory._Region:
     """Waits until neither the thread that mapped the only region nor a step of a task refers to it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not memory._kept:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     (region,) = memory._kept
@@ -516,7 +516,7 @@ async def test_no_more_of_bodies_is_read_in_one_pass_than_its_share_although_mem
     async with channel_to(answering(response(body), response(body))) as to:
         first = await asyncio.gather(*(post(to) for _ in range(calls)))
         assert all(answer == body for answer in first)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(memory._kept) < calls:  # noqa: ASYNC110 - the threads that mapped them let go of them
                 await asyncio.sleep(0.001)
         read.clear()

@@ -207,7 +207,7 @@ async def test_the_body_of_a_request_is_never_taken_for_that_of_the_one_before(
 
     def slow_check(self: Receiver, offer: Offer, coming: int) -> Path:
         searches.append(offer)
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(60)
         return check(self, offer, coming)
 
     def counted(self: Connection) -> None:

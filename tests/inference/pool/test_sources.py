@@ -69,7 +69,7 @@ async def test_a_file_is_read_while_every_thread_of_the_environments_hangs(tmp_p
         environments.submit(hang)
         assert hangs.wait(60)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await Sources(PoolConfig(urls_file=path)).read() == {"http://one": ""}
         finally:
             released.set()

@@ -130,7 +130,7 @@ def test_calls_of_environments_that_hang_take_no_thread_from_others(runner: Call
         released = threading.Event()
         hanging = [asyncio.create_task(asyncio.to_thread(released.wait)) for _ in range(5)]
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await asyncio.to_thread(str, 1) == "1"
                 assert await advantage_in_thread(str, 2) == "2"
         finally:

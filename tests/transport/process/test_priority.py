@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nicen
 def run_in_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
-    thread.join(10)
+    thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
 
 
