@@ -245,8 +245,9 @@ async def test_a_server_that_answers_no_plain_request_after_failures_is_out(
         bad.gate.set()
 
 
+@pytest.mark.slow
 async def test_a_success_meanwhile_speaks_for_a_server_that_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 5.0)
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 2.0)
     async with FakeServer() as busy, pool_of(busy, health_interval_seconds=60) as pool:
         busy.gate.clear()
         busy.score_status = lambda asked: 500 if asked.start == 1 else 200
