@@ -14,6 +14,7 @@ import counterpoint.cluster.manager.ending
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.job.config import JobConfig
 from counterpoint.job.workers import server_of_the_page, worker_of
+from tests.support.polling import DEADLINE_SECONDS
 
 
 def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
@@ -25,7 +26,7 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
         log_file=config.output_dir / "orchestrator.log",
         silence_timeout_seconds=None,
         task=True,
-        ready_timeout_seconds=60,
+        ready_timeout_seconds=DEADLINE_SECONDS,
         max_restarts=0,
     )
     return JobSpec(name="job", roles=(server_of_the_page(config, config.serve), orchestrator), lease_seconds=60.0)
