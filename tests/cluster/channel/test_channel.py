@@ -435,7 +435,7 @@ def test_the_death_of_a_consumer_returns_its_records_at_once(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_stopped_consumer_loses_its_lease(tmp_path: Path) -> None:
-    config = config_of(tmp_path, lease_seconds=1.0)
+    config = config_of(tmp_path, lease_seconds=3.0)
     with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
         for number in range(2):
             producer.put(number, timeout=DEADLINE_SECONDS)
