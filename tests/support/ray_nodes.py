@@ -61,6 +61,9 @@ def ray_files() -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:
         os.mkdir(os.path.join(files, "ray"))
+        # Within these a raylet's own processes, and those of its workers, must have started.
+        os.environ["RAY_agent_register_timeout_ms"] = str(int(1000 * DEADLINE_SECONDS))  # noqa: SIM112
+        os.environ["RAY_worker_register_timeout_seconds"] = str(int(DEADLINE_SECONDS))  # noqa: SIM112
         os.environ["RAY_TMPDIR"] = files
         services: Any = importlib.import_module("ray._private.services")
         services.get_node = _patient(services.get_node)
