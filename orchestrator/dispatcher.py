@@ -28,6 +28,7 @@ from counterpoint.orchestrator.rollouts.play import score_group
 from counterpoint.orchestrator.rollouts.playing import Playing
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.events import (
+    AwaitStragglers,
     BatchCommitted,
     CancelEvaluation,
     CancelGroup,
@@ -40,6 +41,7 @@ from counterpoint.orchestrator.scheduling.events import (
     GroupsBegun,
     Instruction,
     MoreToStart,
+    PatienceEnded,
     RolloutEnded,
     ShipBatch,
     StartEvaluationRollouts,
@@ -55,6 +57,7 @@ from counterpoint.orchestrator.step.differences import DifferenceWatch
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
 from counterpoint.orchestrator.step.lossless import LosslessBound
+from counterpoint.orchestrator.step.patience import Patience
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
@@ -158,6 +161,7 @@ class Dispatcher:
         """The newest step that has shipped; it may not be committed."""
         self._to_start: deque[Group] = deque()
         """Groups that start in one of the next iterations of the loop."""
+        self._patience = Patience(lambda step: self.handle(PatienceEnded(step)))
         self._more_to_start = False
         """Once they have started, `GroupsBegun` is due."""
         self._work: set[asyncio.Task[None]] = set()
@@ -225,6 +229,7 @@ class Dispatcher:
         on them. Waits for a step boundary until its step is committed, however long that takes.
         """
         self._draining = True
+        self._patience.cancel()
         self.handle(DrainRequested())
         for group in self._groups.values():
             _interrupt(group)
@@ -274,10 +279,13 @@ class Dispatcher:
                 self._spawn(self._finalize(self._groups[group_id]), f"finalize {group_id}")
             case ShipBatch(step, group_ids):
                 self._shipped_step = step
+                self._patience.shipped()
                 for group_id in group_ids:
                     self._decisions.of_group(group_id, Decision.SHIPPED, step=step)
                 ahead, self._ahead = self._ahead, self._new_ahead()
                 self._boundary_task = self._spawn(self._ship(step, group_ids, ahead), f"step {step}")
+            case AwaitStragglers(step):
+                self._patience.wait(step, self._config.schedule.straggler_patience_steps)
             case GiveUp(reason):
                 raise HopelessError(reason)
             case Finish():

@@ -18,9 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from scipy.stats import chisquare
+
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.mix import ExampleMix
 from counterpoint.orchestrator.scheduling.events import (
+    AwaitStragglers,
     BatchCommitted,
     CancelGroup,
     Event,
@@ -30,6 +33,7 @@ from counterpoint.orchestrator.scheduling.events import (
     GroupsBegun,
     Instruction,
     MoreToStart,
+    PatienceEnded,
     PolicyUpdated,
     RolloutEnded,
     ShipBatch,
@@ -108,9 +112,16 @@ class Simulation:
         self._completed: Counter[int] = Counter()
         self._in_flight: dict[str, RolloutEnded] = {}
         """The event that will end each rollout."""
+        self.scheduler = Scheduler(self.schedule, self.steps, self._mix())
+
+    def _mix(self) -> ExampleMix:
         configs = [EnvironmentConfig(name=name, kind="reverse-text") for name in self.environments]
-        mix = ExampleMix(configs, dict.fromkeys(self.environments, self.examples), self.seed)
-        self.scheduler = Scheduler(self.schedule, self.steps, mix)
+        return ExampleMix(configs, dict.fromkeys(self.environments, self.examples), self.seed)
+
+    def asked(self, is_slow: Callable[[int], bool]) -> float:
+        """Returns the share that `share` would have in a run where each group is trained that is drawn."""
+        mix = self._mix()
+        return sum(is_slow(mix.next()[1]) for _ in self.trained) / len(self.trained)
 
     def _kill(self) -> None:
         """Kills the orchestrator and resumes it from its last commit."""
@@ -154,6 +165,8 @@ class Simulation:
                 self._after(0, BatchCommitted(step))
                 self._trainer_free = max(self.now, self._trainer_free) + self.training
                 self._after(self._trainer_free - self.now, PolicyUpdated(step), for_any_life=True)
+            case AwaitStragglers(step):
+                self._after(self.schedule.straggler_patience_steps * self.training, PatienceEnded(step))
             case Finish():
                 self._due.clear()
 
@@ -165,6 +178,11 @@ class Simulation:
         """Returns the share of the trained groups that are of such examples."""
         return sum(is_slow(example) for _, example in self.trained) / len(self.trained)
 
+    def p_value(self) -> float:
+        """Returns that of Pearson's chi-squared test that each tenth of the examples is trained as often as any other."""
+        tenths = Counter(example * 10 // self.examples for _, example in self.trained)
+        return float(chisquare([tenths[tenth] for tenth in range(10)]).pvalue)
+
 
 def about(mean: float, rng: random.Random) -> float:
     """Returns a duration of about `mean`: 20 % shorter to 20 % longer."""
@@ -172,8 +190,8 @@ def about(mean: float, rng: random.Random) -> float:
 
 
 def bimodal(slow: float) -> Duration:
-    """Every tenth example lasts `slow` steps of such a run (1.25 of the trainer's), any other one 0.2 of the trainer's."""
-    return lambda rng, environment, example: about(1.25 * slow if example % 10 == 0 else 0.2, rng)
+    """The first 100 examples last `slow` steps of such a run (1.25 of the trainer's), the others 0.2 of the trainer's."""
+    return lambda rng, environment, example: about(1.25 * slow if example < 100 else 0.2, rng)
 
 
 def log_normal(rng: random.Random, environment: str, example: int) -> float:
@@ -194,7 +212,7 @@ def schedule_of(limit: int, **changes: object) -> ScheduleConfig:
 
 ROWS: tuple[tuple[str, Duration, int, Callable[[int], bool]], ...] = (
     *(
-        (f"10 %: {slow} steps", bimodal(slow), limit, lambda example: example % 10 == 0)
+        (f"10 %: {slow} steps", bimodal(slow), limit, lambda example: example < 100)
         for slow, limit in ((2, 4), (3, 4), (3, 5), (6, 4), (6, 8))
     ),
     *(("log-normal: slowest 5 %", log_normal, limit, lambda example: example >= 950) for limit in (4, 8)),
@@ -208,11 +226,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
-    print("slow examples            max_off_policy_steps   asked  trained     wall")
+    print("slow examples            stragglers  max_off_policy_steps   asked  trained        p     wall    stale")
     for what, duration, limit, is_slow in ROWS:
-        asked = sum(map(is_slow, range(1000))) / 1000
-        run = Simulation(schedule_of(limit), steps, duration).run()
-        print(f"{what:25}{limit:20}{asked:8.1%}{run.share(is_slow):9.1%}{run.now:9.1f}")
+        for stragglers in ("drop", "wait"):
+            run = Simulation(schedule_of(limit, stragglers=stragglers), steps, duration).run()
+            trained = f"{run.asked(is_slow):8.1%}{run.share(is_slow):9.1%}{run.p_value():9.1g}{run.now:9.1f}{len(run.stale):9}"
+            print(f"{what:25}{stragglers:10}{limit:22}{trained}")
 
 
 if __name__ == "__main__":

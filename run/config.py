@@ -45,6 +45,13 @@ class ScheduleConfig(Config):
     """The largest staleness of any turn in a batch. A group that would exceed it is dropped: its rollouts are cancelled before
     the new weights load, or it does not ship."""
 
+    stragglers: Literal["wait", "drop"] = "drop"
+    """What a full batch does about groups under way that would be too old for later ones. `wait`: it waits for them. `drop`: it
+    ships without them, and they are dropped."""
+
+    straggler_patience_steps: int = Field(default=16, ge=1)
+    """The longest wait of a full batch for stragglers, in steps: the mean of the newest eight, without such waits."""
+
     max_inflight_rollouts: int = Field(default=128, ge=1)
     """Most rollouts in flight at once."""
 

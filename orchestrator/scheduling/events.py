@@ -78,6 +78,13 @@ class GroupsBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class PatienceEnded:
+    """The batch of `step` has waited for stragglers as long as it may."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """Start nothing more (shutdown). The dispatcher cancels what is in flight."""
 
@@ -127,6 +134,7 @@ Event = (
     | BatchCommitted
     | CapacityChanged
     | GroupsBegun
+    | PatienceEnded
     | DrainRequested
     | PauseRequested
     | ResumeRequested
@@ -185,6 +193,13 @@ class ShipBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitStragglers:
+    """The batch of `step` is full and waits for stragglers: report `PatienceEnded` if it has not shipped within the patience."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """End the run: nothing can succeed (`giving_up.py`)."""
 
@@ -223,5 +238,13 @@ class CancelEvaluation:
 EvaluationInstruction = StartEvaluationRollouts | EndEvaluation | CancelEvaluation
 
 Instruction = (
-    StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish | GiveUp | EvaluationInstruction
+    StartGroup
+    | MoreToStart
+    | CancelGroup
+    | FinalizeGroup
+    | ShipBatch
+    | AwaitStragglers
+    | Finish
+    | GiveUp
+    | EvaluationInstruction
 )

@@ -6,6 +6,7 @@ The phases and the rules are in `scheduler.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import get_args
@@ -25,6 +26,10 @@ class GroupTable:
         """Rollouts that running, finalizing and ready groups will contribute to batches if no further one fails."""
         self.ready_rollouts = 0
         """Rollouts of ready groups that count towards a batch."""
+        self._under_way: Counter[int] = Counter()
+        """Rollouts to expect of running and finalizing groups, by version; no zeros."""
+        self._ready: Counter[int] = Counter()
+        """`ready_rollouts` by version; no zeros."""
         for group in groups:
             self.add(group)
 
@@ -54,8 +59,9 @@ class GroupTable:
 
     def rollout_failed(self, group: Group) -> None:
         """Counts a failed rollout of a running group."""
+        self._count(group, -1)
         group.failed += 1
-        self.expected -= 1
+        self._count(group, 1)
 
     def counts(self, group: Group) -> int:
         """Returns how many rollouts of a finalized group count towards a batch."""
@@ -68,6 +74,22 @@ class GroupTable:
     def oldest(self, phase: Phase) -> Group | None:
         """Returns the group of `phase` with the oldest version, then the lowest id; None if there is none."""
         return self._phases[phase].first()
+
+    def straggling(self, step: int) -> int | None:
+        """Returns the version up to which the batch of `step` must wait for groups; None if it may ship without any.
+
+        It must where the groups up to a version that it would leave are more than the batches after it can take in time.
+        """
+        size, under_way, ready = self._schedule.rollouts_per_step, 0, 0
+        for version in sorted(self._under_way | self._ready):
+            later_steps = version + self._schedule.max_off_policy_steps - step
+            if later_steps < 0:
+                continue  # It is too late for these.
+            under_way += self._under_way[version]
+            ready += self._ready[version]
+            if under_way and under_way + max(0, ready - size) > later_steps * size:
+                return version
+        return None
 
     def ready(self) -> list[Group]:
         """Returns the ready groups, the oldest first."""
@@ -82,11 +104,17 @@ class GroupTable:
         self._count(group, -1)
 
     def _count(self, group: Group, sign: int) -> None:
+        if group.phase == "waiting":
+            return
         if group.phase == "ready":
-            self.ready_rollouts += sign * self.counts(group)
-            self.expected += sign * self.counts(group)
-        elif group.phase != "waiting":
-            self.expected += sign * (self._schedule.group_size - group.failed)
+            change, versions = sign * self.counts(group), self._ready
+            self.ready_rollouts += change
+        else:
+            change, versions = sign * (self._schedule.group_size - group.failed), self._under_way
+        self.expected += change
+        versions[group.version] += change
+        if not versions[group.version]:
+            del versions[group.version]
 
 
 class _OldestFirst:

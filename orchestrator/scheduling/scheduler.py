@@ -18,6 +18,8 @@ next step to ship and v the newest loaded policy version:
   o is the version it started under, of a ready group that of its oldest turn. A group that is too stale for the next step cannot
   ship in a later one either: it is dropped when s becomes the next step. That is before newer weights load, since those of
   step s - 1 cannot exist earlier.
+- **Stragglers.** With `stragglers = "wait"` a full batch waits while running and finalizing groups need it: those that the later
+  batches could not all take before they are too stale (`GroupTable.straggling`). `PatienceEnded` ends the wait of one step.
 - **Counting.** A batch takes whole ready groups, those with the oldest turns first (then by id), until rollouts_per_step count:
   kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
 - **Replacement.** Failed rollouts never count. A group of which no rollout counts, or a whole batch of which none is kept, is
@@ -45,6 +47,7 @@ from typing import Any, Literal
 
 from counterpoint.orchestrator.scheduling.evaluation_share import EvaluationShare
 from counterpoint.orchestrator.scheduling.events import (
+    AwaitStragglers,
     BatchCommitted,
     CancelEvaluation,
     CancelGroup,
@@ -62,6 +65,7 @@ from counterpoint.orchestrator.scheduling.events import (
     Instruction,
     LimitChanged,
     MoreToStart,
+    PatienceEnded,
     PauseRequested,
     PolicyUpdated,
     PolicyUpdateStarting,
@@ -115,6 +119,8 @@ class Scheduler:
         self._evaluation = EvaluationShare()
         self._giving_up = GivingUp()
         self._shipping: int | None = None
+        self._waiting_step = self._impatient_step = 0
+        """The newest step whose batch has waited for stragglers, and the newest whose patience has ended."""
         self._draining = False
         self._paused = False
         self._finished = False
@@ -133,8 +139,10 @@ class Scheduler:
 
     def _decide(self, event: Event) -> list[Instruction]:
         match event:
-            case RolloutEnded():  # Frees capacity at most: nothing became ready or stale.
-                return [*self._rollout_ended(event), *self._start()]
+            case RolloutEnded():
+                instructions = list(self._rollout_ended(event))
+                if self._waiting_step != self._next_step:  # It frees capacity at most: nothing became ready or stale.
+                    return [*instructions, *self._start()]
             case EvaluationRequested(evaluation_id, rollouts, share):
                 self._evaluation.request(evaluation_id, rollouts, share)
                 return list(self._start())
@@ -153,6 +161,8 @@ class Scheduler:
                 self._server_capacity, instructions = event.rollouts, []
             case GroupsBegun():
                 instructions = []
+            case PatienceEnded():
+                self._impatient_step, instructions = event.step, []
             case PauseRequested() | ResumeRequested():
                 self._paused, instructions = isinstance(event, PauseRequested), []
             case LimitChanged():
@@ -248,12 +258,24 @@ class Scheduler:
         if self._draining or not self.may_ship:
             return
         while self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+            if self._awaited_stragglers is not None:
+                if self._waiting_step != self._next_step:
+                    self._waiting_step = self._next_step
+                    yield AwaitStragglers(self._next_step)
+                return
             chosen = self._take_oldest()
             if any(group.kept for group in chosen):
                 yield self._batch_of(chosen)
                 return
             for group in chosen:
                 yield self._drop(group, DropReason.FILTERED, "the filters left nothing of a whole batch")
+
+    @property
+    def _awaited_stragglers(self) -> int | None:
+        """The version up to which groups are stragglers that the next batch waits for; None if it waits for none."""
+        if self._schedule.stragglers == "drop" or self._impatient_step == self._next_step:
+            return None
+        return self._groups.straggling(self._next_step)
 
     def _take_oldest(self) -> list[Group]:
         """Removes and returns the ready groups of a batch. There must be enough."""
@@ -420,7 +442,9 @@ class Scheduler:
         """Returns what the next batch waits for. `wait_trainer`: it cannot ship before newer weights come."""
         if self._version is None or self._loading is not None or self.capacity == 0:
             return "wait_inference"
-        if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+        if self._groups.ready_rollouts >= self._schedule.rollouts_per_step and not (
+            self.may_ship and self._awaited_stragglers is not None
+        ):
             return "wait_trainer"
         if self._in_flight:
             return "generation"
@@ -458,6 +482,11 @@ class Scheduler:
                 f"rollouts; {sizes.get('running', 0)} groups running, {sizes.get('finalizing', 0)} being finalized"
             )
             yield self._start_blocker() or "a group may start"
+            if self._waiting_step == self._next_step and self._awaited_stragglers is not None:
+                yield (
+                    f"groups of policy version {self._awaited_stragglers} and older, which would grow too stale if the full "
+                    f"batch of step {self._next_step} shipped without them"
+                )
         elif self._shipping is None:
             yield f"nothing: all {self._steps} steps are committed"
         if self._dropped:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from counterpoint.orchestrator.scheduling.events import (
+    AwaitStragglers,
     BatchCommitted,
     CancelGroup,
     CapacityChanged,
@@ -22,6 +23,7 @@ from counterpoint.orchestrator.scheduling.events import (
     Instruction,
     LimitChanged,
     MoreToStart,
+    PatienceEnded,
     PauseRequested,
     PolicyUpdated,
     PolicyUpdateStarting,
@@ -46,6 +48,7 @@ class StraightforwardScheduler:
         self.next_step, self.next_group_id = 1, 0
         self.groups: dict[int, Group] = {}
         self.in_flight = 0
+        self.waiting_step = self.impatient_step = 0
         self.shipping = self.draining = self.finished = self.paused = False
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -77,6 +80,8 @@ class StraightforwardScheduler:
                 self.shipping = False
             case CapacityChanged(rollouts):
                 self.servers = rollouts
+            case PatienceEnded(step):
+                self.impatient_step = step
             case DrainRequested():
                 self.draining = True
             case PauseRequested() | ResumeRequested():
@@ -119,6 +124,11 @@ class StraightforwardScheduler:
         if self.next_step - self.version > self.schedule.max_lead_steps:
             return
         chosen: list[Group] = []
+        if self.must_wait():
+            if self.waiting_step != self.next_step:
+                self.waiting_step = self.next_step
+                yield AwaitStragglers(self.next_step)
+            return
         ready = [group for group in self.groups.values() if group.phase == "ready"]
         for group in sorted(ready, key=lambda each: (each.version, each.group_id)):
             chosen.append(group)
@@ -135,7 +145,26 @@ class StraightforwardScheduler:
             for each in chosen:
                 self.observe(each)
                 yield self.drop(each, DropReason.FILTERED)
-            chosen = []
+            yield from self.ship()
+            return
+
+    def must_wait(self) -> bool:
+        """Whether a full batch leaves a straggler."""
+        size, limit = self.schedule.rollouts_per_step, self.schedule.max_off_policy_steps
+        ready = [group for group in self.groups.values() if group.phase == "ready"]
+        if sum(map(self.counts, ready)) < size or self.schedule.stragglers == "drop":
+            return False
+        for last in range(self.next_step, self.next_step + limit + 1):
+            urgent = [
+                group
+                for group in self.groups.values()
+                if group.phase != "waiting" and self.next_step <= group.version + limit <= last
+            ]
+            under_way = sum(self.gives(group) for group in urgent if group.phase != "ready")
+            left = under_way + max(0, sum(self.gives(group) for group in urgent if group.phase == "ready") - size)
+            if under_way and left > (last - self.next_step) * size:
+                return self.impatient_step != self.next_step
+        return False
 
     def start(self) -> Iterator[Instruction]:
         started = 0

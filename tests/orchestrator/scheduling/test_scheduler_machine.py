@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from counterpoint.orchestrator.scheduling.events import (
+    AwaitStragglers,
     BatchCommitted,
     CancelGroup,
     CapacityChanged,
@@ -39,6 +40,7 @@ from counterpoint.orchestrator.scheduling.events import (
     Instruction,
     LimitChanged,
     MoreToStart,
+    PatienceEnded,
     PauseRequested,
     PolicyUpdated,
     PolicyUpdateStarting,
@@ -93,6 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         further=st.integers(0, 1),
         extra_capacity=st.integers(0, 9),
         on_filtered=st.sampled_from(["refill", "ship"]),
+        stragglers=st.sampled_from(["wait", "drop"]),
         starts_an_event=st.sampled_from([1, 2, 64]),
     )
     def begin(
@@ -103,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         further: int,
         extra_capacity: int,
         on_filtered: str,
+        stragglers: str,
         starts_an_event: int,
     ) -> None:
         self.schedule = ScheduleConfig.model_validate(
@@ -113,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "max_off_policy_steps": lead + further,
                 "max_inflight_rollouts": group_size + extra_capacity,
                 "on_filtered": on_filtered,
+                "stragglers": stragglers,
             }
         )
         self.starts_an_event = starts_an_event
@@ -138,6 +143,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.schedule, STEPS, self.mix, starts_an_event=starts)
         self.plain = StraightforwardScheduler(self.schedule, STEPS, self.plain_mix, starts_an_event=starts)
         self.more_to_start = False
+        self.impatient: int | None = None
+        """The step whose batch waits for stragglers, until its patience has ended or it ships."""
 
     # --- the dispatcher ---
 
@@ -158,6 +165,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.start(instruction)
             case MoreToStart():
                 self.more_to_start = True
+            case AwaitStragglers(step):
+                assert self.schedule.stragglers == "wait"
+                assert step == self.world.committed + 1
+                assert self.impatient is None
+                assert any(group.outstanding or group.finalizing for group in self.world.groups.values())
+                self.impatient = step
             case CancelGroup(group_id):
                 del self.world.groups[group_id]
                 self.world.cancelled.add(group_id)
@@ -202,7 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ship.step - min(min(group.versions) for group in groups) <= self.schedule.max_off_policy_steps
         assert not self.world.shipped & set(ship.group_ids)
         self.world.shipped |= set(ship.group_ids)
-        self.shipping = ship
+        self.shipping, self.impatient = ship, None
         self.pending = self.capture(ship.step, ready=False)
 
     def capture(self, committed: int, *, ready: bool) -> tuple[dict[str, Any], World]:
@@ -277,6 +290,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.checkpoint = self.pending
         self.shipping = None
         self.handle(BatchCommitted(self.world.committed))
+
+    @precondition(lambda self: self.impatient is not None)
+    @rule()
+    def a_batch_has_waited_long_enough(self) -> None:
+        assert self.impatient is not None
+        step, self.impatient = self.impatient, None
+        self.handle(PatienceEnded(step))
 
     @precondition(lambda self: self.more_to_start)
     @rule()
