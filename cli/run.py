@@ -21,7 +21,7 @@ from counterpoint.cluster.attended.left_running import has_agents
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.notify import notify_ready
-from counterpoint.cluster.worker_view import WorkerView
+from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.inference.pool.sources import Sources
 from counterpoint.job.admin.reload import Reload, flat
 from counterpoint.job.check import check_backend, check_fit, check_job, check_ports
@@ -35,6 +35,7 @@ from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.redaction import redact
 from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left
 from counterpoint.job.resolve_model import resolve_model
+from counterpoint.job.serving.config import STATE, links_of, token_files
 from counterpoint.job.supervision import SupervisedJob
 from counterpoint.job.workers import is_done, needs_servers, specification
 from counterpoint.job.write_job import write_job
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> int:
             resolved = as_begun(resolved)
             files = write_job(resolved, given)
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
-        outcome = _run(job, console)
+        outcome = _run(job, resolved, console)
         _print_end(job, resolved, outcome, console)
         if outcome.reason == "done":
             for number, line in enumerate(_next_commands(job, resolved, command.file)):
@@ -152,12 +153,14 @@ def resuming_command(arguments: Sequence[str]) -> str:
     return f"counterpoint run {shlex.join(words)} --resume"
 
 
-def _run(job: SupervisedJob, console: Console) -> Outcome:
+def _run(job: SupervisedJob, config: JobConfig, console: Console) -> Outcome:
     with printed_beside(console):
         progress = choose(console, job.histories)
+        links = LinksOfThePage(config, console)
         preparing = threading.Thread(target=_prepare_curves, name="preparing the curves", daemon=True)
 
         def show(workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+            links.print_once(workers)
             progress.update(workers, fresh)
             if job.is_complete and preparing.ident is None:  # while the workers end, instead of after them
                 preparing.start()
@@ -170,6 +173,25 @@ def _run(job: SupervisedJob, console: Console) -> Outcome:
             progress.close()
             if preparing.ident is not None:
                 preparing.join()
+
+
+class LinksOfThePage:
+    """Prints once, on a terminal alone, what to open in a browser, with the tokens: other output may become a log."""
+
+    def __init__(self, config: JobConfig, console: Console) -> None:
+        self._section = config.serve if sys.stdout.isatty() else None
+        self._state = config.output_dir / STATE
+        self._console = console
+
+    def print_once(self, workers: Sequence[WorkerView]) -> None:
+        """Prints the links once the page's server is ready, whose status begins with its address."""
+        server = next((each for each in workers if each.name == "serve" and each.state is State.READY), None)
+        if self._section is None or server is None or not server.status:
+            return
+        files = token_files(self._section, self._section.state_directory or self._state)
+        with suppress(OSError):  # its own log says what is wrong with them
+            self._console.print(links_of(server.status.partition(";")[0], files), highlight=False)
+        self._section = None
 
 
 def _print_done(config: JobConfig, console: Console) -> None:

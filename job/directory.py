@@ -24,6 +24,9 @@ from counterpoint.transport.files.wrong_types import first_wrong
 JOB_FILE = "job.json"
 """The job as resolved. It marks a directory as a job's."""
 
+MAX_JOB_BYTES = 2**26
+"""The size of `job.json`, and of `processes.json`, that the page reads."""
+
 JOB_LOCK = "job.lock"
 """The lock that `counterpoint run` holds."""
 

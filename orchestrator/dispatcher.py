@@ -63,6 +63,7 @@ from counterpoint.orchestrator.step.records import recorded_line
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.orchestrator.step.shares import Fate, metric_of
+from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS, completion_tokens
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.records import Rollout
@@ -190,11 +191,13 @@ class Dispatcher:
         self._scheduler.restore(checkpoint.scheduler)
         self._shipped_step = checkpoint.step
         self._counts = Counter({name: count for name, count in checkpoint.counts.items() if not is_counted(name)})
+        self._counts.pop(RESTORED_TOKENS, None)  # they are counted anew below
         discarded: list[Rollout] = []
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:
             ready.get(rollout.group_id, discarded).append(rollout)
         self._discarded.restore(checkpoint.step, discarded, checkpoint.counts)
+        self._counts[RESTORED_TOKENS] += self._discarded.completion_tokens
         for group_id, rollouts in ready.items():
             if not rollouts:
                 raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
@@ -341,6 +344,7 @@ class Dispatcher:
             self._counts.update(group.counts("stale"))
             self._lossless.add(group.durations(), lost=True)
         if group.is_finalized:
+            self._count_restored(group)
             self._discarded.add(group.rollouts, reason, f"group {group.group_id}: {detail}")
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
@@ -438,6 +442,7 @@ class Dispatcher:
         for group_id in group_ids:
             self._counts.update(self._groups[group_id].counts("trained"))
             self._lossless.add(self._groups[group_id].durations(), lost=False)
+            self._count_restored(self._groups[group_id])
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock, ahead)
@@ -449,6 +454,11 @@ class Dispatcher:
         if discarded:
             self._discarded.changed.set()  # those are in the step's records now
         return line
+
+    def _count_restored(self, group: Group) -> None:
+        """Counts the tokens of a group that an earlier process finished, as the next step counts its rollouts."""
+        if group.began is None:
+            self._counts[RESTORED_TOKENS] += completion_tokens(group.rollouts)
 
     def _boundary_of(self, step: int) -> StepBoundary:
         """Returns the boundary of a step, with a dump if one is wanted."""
@@ -494,6 +504,7 @@ class Dispatcher:
             "time": time.time(),
             "uptime_seconds": time.monotonic() - self._began if self._began is not None else 0.0,
             "rollouts/cancelled": 0,
+            RESTORED_TOKENS: 0,
             **counts,
             **self._scheduler.take_example_metrics(),
             **self._health.take_metrics(),

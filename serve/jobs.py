@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
-from counterpoint.job.directory import JOB_FILE, control_directory, run_ids_in
+from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES, control_directory, run_ids_in
+from counterpoint.job.inspection.fine_tuning import DIRECTORY, RUN_ID
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.readers.population import is_experiment
 from counterpoint.serve.readers.sweep import is_sweep
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 Reader = TypeVar("Reader")
 Kind = Literal["job", "cluster", "experiment", "sweep", "other", "missing"]
@@ -90,7 +92,8 @@ class _Kept:
 class Jobs:
     """Every job by its id, in the order of the command line. Safe to use from several threads.
 
-    A directory that holds no job, but folders that do, stands for the jobs in these, and for those that begin there later.
+    A directory that holds no job, but folders that do, stands for the jobs in these, and for those that begin there later. The
+    fine-tuning with which a job begins is a job of its own, after it.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
@@ -105,9 +108,9 @@ class Jobs:
     def __iter__(self) -> Iterator[Job]:
         """Yields the jobs in the order of the command line, those of a folder by name."""
         for directory in self.named:
-            inside = _jobs_in(directory)
+            found = [each for path in _jobs_in(directory) or [directory] for each in (path, *_fine_tuning_in(path))]
             with self._lock:
-                jobs = [self._add(path) for path in inside or [directory]]
+                jobs = [self._add(path) for path in found]
             yield from jobs
 
     def get(self, job_id: str) -> Job:
@@ -144,7 +147,9 @@ class Jobs:
         """Returns the job in a directory. Its id, which no other job has, is made of the directory's name."""
         if (known := self._by_directory.get(directory)) is not None:
             return known
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.name)[:48].lstrip("_.-") or "job"
+        is_of_a_job = directory.parent in self._by_directory
+        given = f"{directory.parent.name[:40]}-{directory.name}" if is_of_a_job else directory.name
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", given)[:48].lstrip("_.-") or "job"
         number = 2
         unique = name
         while unique in self._jobs:
@@ -162,9 +167,28 @@ def _jobs_in(directory: Path) -> list[Path]:
             found = [each for each in entries if each.is_dir(follow_symlinks=False)]
         found.sort(key=_changed, reverse=True)
         jobs = (path for each in found if kind_of(path := Path(each.path)) in ("job", "cluster", "experiment"))
-        return sorted(islice(jobs, MOST_JOBS))
+        return sorted(islice((path for path in jobs if not _was_moved_aside(path)), MOST_JOBS))
     except OSError:
         return []
+
+
+def _fine_tuning_in(directory: Path) -> list[Path]:
+    """Returns the directory of the fine-tuning with which a job begins (`job/fine_tuning.py`), if it does: a job of one run."""
+    own = directory / DIRECTORY
+    return [own] if (directory / JOB_FILE).is_file() and (own / f"run_{RUN_ID}").is_dir() else []
+
+
+def _was_moved_aside(directory: Path) -> bool:
+    """Whether `--fresh` moved it there: `NAME.1` beside `NAME`, and its `job.json`, if it has one, is of `NAME`."""
+    name, _, number = directory.name.rpartition(".")
+    if not (name and number.isdecimal() and directory.with_name(name).is_dir()):
+        return False
+    try:
+        return Path(str(read_json(directory / JOB_FILE, MAX_JOB_BYTES).get("output_dir"))).name == name
+    except FileNotFoundError:
+        return True
+    except (OSError, UntrustedFileError):
+        return False
 
 
 def _changed(entry: os.DirEntry[str]) -> float:

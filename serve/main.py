@@ -20,7 +20,7 @@ import uvloop
 from aiohttp import web
 
 from counterpoint.cluster.notify import Heartbeat, notify
-from counterpoint.job.serving.config import ServeConfig, url_of
+from counterpoint.job.serving.config import STATE, ServeConfig, links_of, token_files, url_of
 from counterpoint.serve.access import load_tokens
 from counterpoint.serve.app import Access, build_app
 from counterpoint.serve.audit import AuditLog
@@ -38,9 +38,6 @@ NICE = 19
 
 POLL_SECONDS = 0.5
 
-STATE = "serve"
-"""The folder of the tokens and the audit log in a job's directory. Not in `control/`, which a job begins anew."""
-
 
 def serve(
     directories: Sequence[Path], config: ServeConfig, say: Callable[[str], None], ready: Callable[[], None]
@@ -52,10 +49,9 @@ def serve(
     """
     jobs = Jobs(directories)
     state = _state_directory(jobs, config)
-    admin_file = config.token_file or state / "admin.token"
-    read_file = config.read_token_file or state / "read.token"
+    files = token_files(config, state)
     access = Access(
-        load_tokens(admin_file, read_file),
+        load_tokens(*files),
         own_names(config.host, config.names),
         config.requests_per_second,
         config.changes_per_minute,
@@ -63,7 +59,7 @@ def serve(
     app = build_app(jobs, access, AuditLog(state))
     os.nice(max(0, NICE - os.nice(0)))  # of this thread and of those that it starts; the changes' threads live already
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(app, config, (admin_file, read_file), say, ready))
+        runner.run(_run(app, config, files, say, ready))
     return 0
 
 
@@ -120,7 +116,7 @@ class Certificate:
 async def _run(
     app: web.Application,
     config: ServeConfig,
-    token_files: tuple[Path, Path],
+    files: tuple[Path, Path],
     say: Callable[[str], None],
     ready: Callable[[], None],
 ) -> None:
@@ -133,8 +129,8 @@ async def _run(
     certificate = _certificate(config)
     context = certificate.context if certificate is not None else None
     async with listening(app, config.host, config.port, context) as port:
-        say(_greeting(config, port, token_files, shows_tokens=sys.stdout.isatty()))
-        notify(f"STATUS={url_of(config, port)}; {_opening(config, port, token_files[0])}")
+        say(_greeting(config, port, files, shows_tokens=sys.stdout.isatty()))
+        notify(f"STATUS={url_of(config, port)}; {_opening(config, port, files[0])}")
         ready()
         heartbeat = Heartbeat()
         with StopSignals(stop):
@@ -147,15 +143,14 @@ async def _run(
                         await stopped.wait()
 
 
-def _greeting(config: ServeConfig, port: int, token_files: tuple[Path, Path], *, shows_tokens: bool) -> str:
+def _greeting(config: ServeConfig, port: int, files: tuple[Path, Path], *, shows_tokens: bool) -> str:
     """Returns where the page is: a terminal gets links with the tokens, and a log, which others may read, commands."""
+    address = url_of(config, port)
     if shows_tokens:
-        to_change, to_look = (f"{url_of(config, port)}#token={file.read_text().strip()}" for file in token_files)
-        begin = "open one of these in a browser:"
-    else:
-        to_change, to_look = (_opening(config, port, file) for file in token_files)
-        begin = "the shell prints what to open in a browser:"
-    return f"serving at {url_of(config, port)}\n{begin}\n  to look:   {to_look}\n  to change: {to_change}"
+        return f"serving at {address}\n{links_of(address, files)}"
+    to_change, to_look = (_opening(config, port, file) for file in files)
+    begin = "the shell prints what to open in a browser:"
+    return f"serving at {address}\n{begin}\n  to look:   {to_look}\n  to change: {to_change}"
 
 
 def _opening(config: ServeConfig, port: int, token_file: Path) -> str:

@@ -19,7 +19,7 @@ from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.manager.ending import NOT_READY
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
-from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.history import RATE_STEPS, History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
@@ -39,9 +39,6 @@ LASTING_SECONDS = 1.0
 
 LATE_SECONDS = 0.1
 """A step's line shows the event loop's lag if its maximum is above this."""
-
-RECENT_STEPS = 10
-"""Steps over which tokens/s is shown."""
 
 NO_DIFFERENCE = "no difference"
 """What is said of a run of which nothing is learned."""
@@ -73,7 +70,8 @@ COLOURS = {
 
 LEGEND = (
     "of a step: trained N is the newest step that has changed the weights, and loss, entropy and mismatch KL (inference against "
-    "trainer) are its; length is in tokens; staleness is the updates between the weights that wrote a token and its training"
+    "trainer) are its; length is in tokens; staleness is the updates between the weights that wrote a token and its training; "
+    f"tokens/s is over the newest {RATE_STEPS} steps"
 )
 """Explains the words of `describe_step`; printed before the first of them."""
 
@@ -111,7 +109,7 @@ def describe_step(line: Line, history: History) -> str:
         f"length {number(line['length/mean'], 0)}" if "length/mean" in line else "",
         f"staleness {number(line.get('staleness/mean'), 1)}",
         f"lag max {milliseconds(late)}" if late > LATE_SECONDS else "",
-        f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s",
+        f"{number(history.tokens_per_second(), 0)} tokens/s",
         f"{number(history.seconds_of(line['step']), 1)} s",
     ]
     return "  ".join(part for part in parts if part)
@@ -353,7 +351,7 @@ def _numbers(history: History) -> Table:
     lag = f"p99 {milliseconds(line.get('event_loop_lag/p99'))}"
     grid.add_row("loop lag", lag, _curve(history, "event_loop_lag/p99"))
     grid.add_row("mismatch KL", scientific(trained.get("mismatch_kl")), _curve(history, "mismatch_kl"))
-    rate = number(history.tokens_per_second(steps=RECENT_STEPS), 0)
+    rate = number(history.tokens_per_second(), 0)
     grid.add_row(
         "tokens/s", rate, f"staleness {number(line.get('staleness/mean'), 1)}, trained {trained.get('step', 0)}"
     )
@@ -373,7 +371,7 @@ def _runs(histories: dict[str, History]) -> Table:
             _curve(history, "reward/mean", width=24),
             f"lag p99 {milliseconds(line.get('event_loop_lag/p99'))}",
             f"staleness {number(line.get('staleness/mean'), 1)}",
-            f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s",
+            f"{number(history.tokens_per_second(), 0)} tokens/s",
         )
     return grid
 

@@ -16,7 +16,7 @@ from counterpoint.cluster.worker_view import State
 from counterpoint.job.inspection import evaluations
 from counterpoint.job.inspection.failure_example import FailureExamples
 from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.status import RATE_STEPS, JobStatus
+from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.number_format import milliseconds, number, scientific
 from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
@@ -112,7 +112,7 @@ def _numbers(history: History) -> list[str]:
         milliseconds(shipped.get("event_loop_lag/p99")),
         milliseconds(shipped.get("event_loop_lag/max")),
         scientific(trained.get("mismatch_kl")),
-        number(history.tokens_per_second(steps=RATE_STEPS), 0),
+        number(history.tokens_per_second(), 0),
     ]
 
 

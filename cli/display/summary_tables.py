@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoint.job.inspection import evaluations
+from counterpoint.job.inspection.history import RATE_STEPS
 from counterpoint.job.inspection.summary import Summary
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
 from counterpoint.orchestrator.rollouts.failures import failures_in_words
@@ -107,7 +108,7 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
         "rollouts": ", ".join(f"{count} {WORDS.get(name, name)}" for name, count in summary["rollouts"].items()),
         "failed": failures_in_words(summary["failures"]) or None,
         "such as": summary["failure_example"],
-        "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
+        "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s, over the newest {RATE_STEPS} steps",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
         "time": phases_in_words(summary["phase_seconds"]) or None,
         "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}, of inference against trainer",

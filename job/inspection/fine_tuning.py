@@ -15,6 +15,9 @@ DIRECTORY = "sft"
 DONE = "done.json"
 RUN_ID = "sft"
 
+FINE_TUNING = "fine-tuning"
+"""The state of a job's runs until it is done."""
+
 MOST_BYTES = 2**24
 """The most bytes of `done.json`."""
 

@@ -16,12 +16,16 @@ from counterpoint.job.inspection.evaluations import Evaluated, Evaluations
 from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.orchestrator.step.differences import Notice, read_notice, show_command
+from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError
 
 READING_SECONDS = 60.0
 """Longest time for which one `refresh` reads the trainer's file: enough for some 30 GB."""
+
+RATE_STEPS = 10
+"""Steps over which tokens per second are computed."""
 
 KEPT_STEPS = 1_000
 """The newest steps whose lines are all kept, and how many of the older ones are kept besides, evenly spread."""
@@ -45,22 +49,15 @@ class LeftOut:
     """The first of them."""
     began: float = math.inf
     """The earliest time, in Unix seconds."""
-    tokens: float = 0
-    """Completion tokens of the steps of this invocation whose duration is known."""
-    seconds: float = 0
-    """The durations of these."""
 
-    def add(self, line: Line, took: float | None, since: float) -> None:
-        """Adds a step that took so many seconds. `since`: when this invocation began."""
+    def add(self, line: Line) -> None:
+        """Adds a step."""
         for name, value in line.items():
             if is_number(value):
                 self.sums[name] = self.sums.get(name, 0) + value
                 self.maxima[name] = max(self.maxima.get(name, value), value)
         self.first = min(self.first or line["step"], line["step"])
         self.began = min(self.began, line["time"])
-        if took is not None and line["time"] - took >= since:
-            self.tokens += line.get("tokens/completion", 0)
-            self.seconds += took
 
 
 @dataclass(slots=True)
@@ -187,9 +184,8 @@ class History:
         for step in _surplus(self.shipped):
             if (next_took := self.seconds_of(step + 1)) is not None:
                 self._seconds[step + 1] = next_took  # which cannot be computed without this line
-            took = self.seconds_of(step)
             self._seconds.pop(step, None)
-            self.left_out.add(self.shipped.pop(step), took, self.since)
+            self.left_out.add(self.shipped.pop(step))
 
     def _read_trained(self) -> None:
         lines = self._trained_lines
@@ -273,16 +269,16 @@ class History:
         """Returns lines whose values sum up to those of all steps, and of the rollouts discarded since the last one."""
         return [self.left_out.sums, *self.shipped.values(), self.discarded]
 
-    def tokens_per_second(self, steps: int | None = None) -> float | None:
-        """Computes completion tokens per second over the last `steps` steps, or all steps, of this invocation.
+    def tokens_per_second(self) -> float | None:
+        """Computes completion tokens per second over the newest `RATE_STEPS` steps of this invocation, as all views show.
 
-        Pauses between two starts of the orchestrator are left out. None if no step's duration is known.
+        Pauses between two starts of the orchestrator, and tokens from before them, are left out. None if no duration is known.
         """
-        tokens, seconds = (0.0, 0.0) if steps else (self.left_out.tokens, self.left_out.seconds)
-        for step in sorted(self.shipped)[-steps if steps else None :]:
+        tokens = seconds = 0.0
+        for step in sorted(self.shipped)[-RATE_STEPS:]:
             line, took = self.shipped[step], self.seconds_of(step)
             if took is not None and line["time"] - took >= self.since:
-                tokens += line.get("tokens/completion", 0)
+                tokens += line.get("tokens/completion", 0) - line.get(RESTORED_TOKENS, 0)
                 seconds += took
         return tokens / seconds if seconds > 0 else None
 

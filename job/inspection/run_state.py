@@ -16,6 +16,9 @@ from counterpoint.trainer.runs.control_files import MAX_REASON_BYTES
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_text
 
+FINE_TUNING_FILE = "sft.json"
+"""What a run's directory has that trains on data (`trainer/sft/train.py`): no orchestrator makes its steps."""
+
 
 def committed_steps(run: RunConfig) -> int:
     """Returns the newest step that the orchestrator has committed, 0 before the first."""
@@ -90,7 +93,7 @@ def current_state(
         return f"{begun}, guest" if is_guest else begun
     if exclusion is not None:
         return exclusion.partition(":")[0]
-    if (output_dir / f"run_{history.run_id}" / "sft.json").exists():
+    if (output_dir / f"run_{history.run_id}" / FINE_TUNING_FILE).exists():
         # There is no orchestrator. The command has the directory's lock.
         if history.steps and max(history.trained, default=0) >= history.steps:
             return "done"

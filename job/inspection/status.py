@@ -11,7 +11,7 @@ from typing import Any
 from counterpoint.cluster.agent.remains import start_of
 from counterpoint.cluster.worker_view import ENDED, State
 from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
-from counterpoint.job.inspection.fine_tuning import FineTuning, fine_tuning_of
+from counterpoint.job.inspection.fine_tuning import FINE_TUNING, FineTuning, fine_tuning_of
 from counterpoint.job.inspection.fleet import View, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
@@ -28,9 +28,6 @@ TRAINED_METRICS = ("mismatch_kl",)
 
 START_SECONDS = 60.0
 """Longest time from a worker's state `starting` to the start of its process."""
-
-RATE_STEPS = 10
-"""Steps over which tokens per second are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class JobStatus:
     def state_of(self, run_id: str) -> str:
         """Returns the run's state in a word or two."""
         if self.fine_tuning is not None and self.fine_tuning.weights is None and self.running:
-            return "fine-tuning"
+            return FINE_TUNING
         is_guest = run_id in self.guests
         to_start = self.running and not is_guest and is_to_start(run_id, self.workers)
         obstacle = self.views[run_id].obstacle if run_id in self.views else ""
@@ -140,7 +137,7 @@ class JobStatus:
             "step": history.step,
             "steps": history.steps,
             "trained": trained.get("step", 0),
-            "tokens_per_second": history.tokens_per_second(steps=RATE_STEPS),
+            "tokens_per_second": history.tokens_per_second(),
             "discarded": history.discarded or None,
             "failures": sum_failures(history.counted),
             "inference_failed": self.inference_failed(run_id),

@@ -13,6 +13,10 @@ WORKER_VARIABLE = "CLUSTER_SERVE_WORKER"
 """Set in a server that is a worker of a job: what it started would end with it."""
 
 
+STATE = "serve"
+"""The folder of the tokens and the audit log in a job's directory. Not in `control/`, which a job begins anew."""
+
+
 class ServeConfig(Config):
     """The web page and the admin API."""
 
@@ -74,3 +78,14 @@ def flags_of(config: ServeConfig) -> list[str]:
 def url_of(config: ServeConfig, port: int) -> str:
     """Returns the address of the page on this machine, at a port."""
     return f"{'https' if config.tls_certificate else 'http'}://{host_in_url(config.host)}:{port}/"
+
+
+def token_files(config: ServeConfig, state: Path) -> tuple[Path, Path]:
+    """Returns the files of the token that may change and of the one that may look; `state` has those that are not named."""
+    return config.token_file or state / "admin.token", config.read_token_file or state / "read.token"
+
+
+def links_of(address: str, files: tuple[Path, Path]) -> str:
+    """Returns lines with what to open in a browser, tokens included: for a terminal alone. Raises `OSError`."""
+    to_change, to_look = (f"{address}#token={file.read_text().strip()}" for file in files)
+    return f"open one of these in a browser:\n  to look:   {to_look}\n  to change: {to_change}"

@@ -72,10 +72,13 @@ class Ended:
 
     moments: int = 0
     seconds: float = 0.0
+    longest: float = 0.0
+    """Seconds of the longest of those that the thread has not reported."""
 
-    def plus(self, seconds: float) -> Ended:
-        """Returns the sums with one more moment."""
-        return Ended(self.moments + 1, self.seconds + seconds)
+    def plus(self, seconds: float, reported: Ended) -> Ended:
+        """Returns the sums with one more moment. `reported` are those that the thread has reported."""
+        longest = max(seconds, self.longest) if self.moments > reported.moments else seconds
+        return Ended(self.moments + 1, self.seconds + seconds, longest)
 
 
 class LoopBlame:
@@ -139,7 +142,7 @@ class LoopBlame:
         now = time.perf_counter()
         late = now - self._due
         if late >= self._threshold:
-            self._ended = self._ended.plus(late)
+            self._ended = self._ended.plus(late, self._reported)
         self._due = now + self._period
         if late >= self._patience:
             self._wake_watcher()
@@ -239,9 +242,10 @@ class LoopBlame:
         # The time after the last sample is spread over the intervals.
         scale = late / sum(part.seconds for part in slices)
         slices = [replace(part, seconds=part.seconds * scale) for part in slices]
-        slow_spots = _slow_spots(slices)
+        slow_spots = [replace(spot, worst=min(spot.worst, ended.longest)) for spot in _slow_spots(slices)]
         with self._lock:
             self._slow_spots.moments += ended.moments - before.moments
+            self._slow_spots.longest = max(self._slow_spots.longest, ended.longest)
             self._slow_spots.add(slow_spots)
         self._log(slow_spots, slices, late, "was late by", always=announced)
 

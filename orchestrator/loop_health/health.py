@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from counterpoint.orchestrator.loop_health.blame import LoopBlame
@@ -31,5 +32,9 @@ class LoopHealth:
         allow_connections(rollouts)
 
     def take_metrics(self) -> dict[str, Any]:
-        """Returns the metrics of lag and blame since the last call."""
-        return {**self.lag.take().metrics(), **self.blame.take().metrics()}
+        """Returns the metrics of lag and blame since the last call.
+
+        The maximum is that of both: a stall that begins while the lag's sampler sleeps is longer than the sampler sees.
+        """
+        late, lag = self.blame.take(), self.lag.take()
+        return {**replace(lag, max=max(lag.max, late.longest)).metrics(), **late.metrics()}

@@ -102,6 +102,8 @@ class SlowSpots:
 
     moments: int = 0
     """How often the loop was late."""
+    longest: float = 0.0
+    """Seconds of the longest of these moments; 0 where metrics lines are read, which do not say it."""
     by_key: dict[tuple[object, ...], SlowSpot] = field(default_factory=dict)
     watched: bool = True
     """Whether the loop was watched all the time; if not, the numbers are incomplete."""

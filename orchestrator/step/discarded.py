@@ -196,6 +196,11 @@ class DiscardedRollouts:
         counted = {f"{_COUNTED}{name}": count for name, count in self._unrecorded.items()}
         return counted | ({_UNRECORDED: self._unrecorded_number} if counted else {})
 
+    @property
+    def completion_tokens(self) -> int:
+        """The tokens that the model wrote in the discarded rollouts since the last step."""
+        return self._totals["tokens/completion"]
+
     def restore(self, step: int, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> None:
         """Restores what a checkpoint of `step` holds."""
         self._step, self.rollouts = step, list(rollouts)

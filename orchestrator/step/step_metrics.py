@@ -26,6 +26,9 @@ MAX_ENVIRONMENT_METRICS = 64
 MAX_NAME = 64
 """Characters of a metric's name; the rest is cut off."""
 
+RESTORED_TOKENS = "tokens/restored"
+"""Of `tokens/completion`, those of rollouts that an earlier process of the run finished: this one did not generate them."""
+
 _MAX_BYTES = 65536
 """The size of a rollout's encoded metrics; of larger ones none count."""
 
@@ -61,10 +64,15 @@ def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
         "rollouts/inference_failed": inference_failed,
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
-        "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
+        "tokens/completion": completion_tokens(rollouts),
         "tokens/untrained": sum(turn.untrained.count(1) for turn in turns),
         **count_failures(rollouts),
     }
+
+
+def completion_tokens(rollouts: Sequence[Rollout]) -> int:
+    """Returns how many tokens the model wrote in all turns of these rollouts."""
+    return sum(len(turn.completion_ids) for rollout in rollouts for turn in rollout.turns)
 
 
 def _cache_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

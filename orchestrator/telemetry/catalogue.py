@@ -292,6 +292,7 @@ LINES = (
     LineName("length/mean", "completion tokens of a completed rollout, of all its turns", LENGTH_MEAN),
     LineName("tokens/prompt", "of all turns", TOKENS, {"kind": "prompt"}),
     LineName("tokens/completion", "of all turns", TOKENS, {"kind": "completion"}),
+    LineName("tokens/restored", "completion tokens from before a resume", TOKENS, {"kind": "restored"}),
     LineName(
         "tokens/untrained", "completion tokens that their environment left untrained", TOKENS, {"kind": "untrained"}
     ),

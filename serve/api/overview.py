@@ -88,22 +88,26 @@ class RunEntry(Config):
     """The id of the run."""
     guest: bool
     """Whether the job did not start it."""
+    fine_tuning: bool
+    """Whether it trains on data, without rollouts (`counterpoint sft`, `[sft]`)."""
     state: str
     """Its state, as `counterpoint status` prints it."""
     alive: bool
-    """Whether its orchestrator lives."""
+    """Whether its orchestrator lives; of a fine-tuning, its command."""
     paused: bool
     """Whether it is paused."""
     step: int
-    """The newest step that was shipped; 0 before the first."""
+    """The newest step that was shipped; of a fine-tuning, trained; 0 before the first."""
     steps: int | None
     """How many it shall have."""
     trained: int
     """The newest step that was trained."""
     updated: float | None
-    """The time when the newest step was shipped."""
+    """The time when that step was shipped, or trained."""
     reward: float | None
     """Mean reward of the newest step."""
+    loss: float | None
+    """Of the newest trained step."""
     evaluated: float | None
     """The newest result of its first evaluation: pass@k, or its reward."""
     evaluation: str
@@ -197,18 +201,20 @@ def run_entry(job: Job, run: RunFacts, balance: str) -> RunEntry:
         job=job.id,
         run=run.run_id,
         guest=run.is_guest,
+        fine_tuning=run.is_fine_tuning,
         state=_text(run.state),
         alive=run.alive,
         paused=run.paused,
-        step=history.step,
+        step=run.newest.get("step", 0),
         steps=history.steps,
         trained=trained.get("step", 0),
-        updated=shipped.get("time"),
+        updated=run.newest.get("time"),
         reward=shipped.get("reward/mean"),
+        loss=trained.get("loss"),
         evaluated=None if (found := history.evaluations.figure) is None else found[1],
         evaluation=_text(history.evaluations.headline),
         rewards=[line.get("reward/mean") for line in run.lines],
-        tokens_per_second=run.tokens_per_second,
+        tokens_per_second=history.tokens_per_second(),
         staleness=shipped.get("staleness/mean"),
         staleness_lossless=shipped.get(BOUND),
         balance=balance,

@@ -15,17 +15,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.job_files import holds_job
-from counterpoint.job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, own_runs, run_ids_in
+from counterpoint.job.directory import (
+    JOB_FILE,
+    MAX_JOB_BYTES,
+    is_running,
+    lock_file_of,
+    orchestrator_of,
+    own_runs,
+    run_ids_in,
+)
 from counterpoint.job.inspection.evaluations import Evaluations
+from counterpoint.job.inspection.fine_tuning import FINE_TUNING, fine_tuning_of
 from counterpoint.job.inspection.fleet import Server, View, join, join_outages, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line, read_discarded
-from counterpoint.job.inspection.run_state import current_state, exclusion_of, is_to_start
-from counterpoint.job.inspection.status import RATE_STEPS, JobStatus
+from counterpoint.job.inspection.run_state import FINE_TUNING_FILE, current_state, exclusion_of, is_to_start
+from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.plan.balance import Idle, advice, idle_of
 from counterpoint.job.processes_file import PROCESSES_FILE
 from counterpoint.orchestrator.step.differences import read_notice
@@ -34,15 +44,13 @@ from counterpoint.serve.readers.newest_steps import NewestSteps, NewestTrained, 
 from counterpoint.serve.readers.run_file import RunFile, RunFiles
 from counterpoint.trainer.telemetry.mismatch import read_jump
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.outages import Outage
 
 MOST_RUNS = 5_000
 """Runs of a job that are shown; the others, by id, are not."""
-
-MAX_JOB_BYTES = 2**26
-"""The size of `job.json`, and of `processes.json`."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +62,11 @@ class RunFacts:
     """Its newest steps alone, and what it has discarded since."""
     file: RunFile = field(default_factory=RunFile)
     is_guest: bool = False
+    is_fine_tuning: bool = False
+    """Whether it trains on data: it has no orchestrator, and no rollouts."""
     state: str = ""
     alive: bool = False
-    """Whether its orchestrator lives."""
+    """Whether its orchestrator lives; of a fine-tuning, its command."""
     paused: bool = False
     exclusion: str | None = None
     """Why the trainer may not train it."""
@@ -65,6 +75,8 @@ class RunFacts:
     """Unix seconds before which the present orchestrator, or a change of what it may do, cannot have made a step."""
     mismatch: tuple[tuple[int, float], ...] = ()
     """The newest steps and their mismatch KL."""
+    trained_times: tuple[float, ...] = ()
+    """When the newest steps were trained, in Unix seconds."""
     empty: tuple[str, ...] = ()
     """Metrics of its newest step that are not finite."""
     notes: Notes = NO_NOTES
@@ -81,9 +93,16 @@ class RunFacts:
         """The names of the metrics in `lines`, and in the report on what was discarded since."""
         return frozenset(self.history.discarded).union(*self.lines)
 
+    @property
+    def newest(self) -> Line:
+        """The line of its newest step: shipped, or, where nothing is shipped, trained."""
+        return self.history.last_trained if self.is_fine_tuning else self.history.last_shipped
+
     @cached_property
     def step_seconds(self) -> list[float]:
         """How long each of the newest steps took."""
+        if self.is_fine_tuning:
+            return [after - before for before, after in pairwise(self.trained_times) if after > before]
         steps = sorted(self.history.shipped)[1:]  # of the first, the step before is not known
         return [seconds for step in steps if (seconds := self.history.seconds_of(step)) is not None and seconds > 0]
 
@@ -97,12 +116,7 @@ class RunFacts:
         """How long the steps that are left will take; None if that is unknown, or nothing makes them."""
         if self.history.steps is None or self.seconds_a_step is None or not self.alive:
             return None
-        return max(0, self.history.steps - self.history.step) * self.seconds_a_step
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The rate that `counterpoint status` prints."""
-        return self.history.tokens_per_second(steps=RATE_STEPS)
+        return max(0, self.history.steps - int(self.newest.get("step", 0))) * self.seconds_a_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +165,8 @@ class JobReader:
         self._job_identity: tuple[int, int, int] | None = None
         self._own: dict[str, RunFile] | None = None
         self._is_local = True
+        self._first_phase = ""
+        """The state of all runs while the fine-tuning goes on with which the job begins; empty after it."""
 
     def read(self) -> JobFacts:
         """Returns what is known now. Never raises because of what is in the directory."""
@@ -169,8 +185,10 @@ class JobReader:
         starters = processes.get("workers", []) if running else []
         views = {view.run: view for view in read_views(self._directory) if view.is_current(now)}
         try:
+            first = fine_tuning_of(self._directory) if running else None
+            self._first_phase = FINE_TUNING if first is not None and first.weights is None else ""
             runs = [] if holds_job(self._directory) else self._read_runs(starters, views)
-        except OSError as reason:
+        except (OSError, UserError) as reason:
             runs, error = [], str(reason)
         status = JobStatus(self._directory, None, {}, [], running, self._is_local)
         workers = [worker | {"alive": status.is_alive(worker)} for worker in processes.get("workers", [])]
@@ -271,19 +289,23 @@ class JobReader:
         history.trained = self._trained_steps(run_id, trained)
         is_guest = self._own is not None and not is_own
         exclusion = exclusion_of(run_dir)
+        is_fine_tuning = (run_dir / FINE_TUNING_FILE).exists()
         its = [starters[name] for name in (f"orchestrator_{run_id}", "orchestrator") if name in starters]
         return RunFacts(
             run_id,
             history,
             file,
             is_guest,
-            current_state(self._directory, history, is_guest, is_own and is_to_start(run_id, its), obstacle),
-            orchestrator_of(self._directory, run_id) is not None,
+            is_fine_tuning,
+            self._first_phase
+            or current_state(self._directory, history, is_guest, is_own and is_to_start(run_id, its), obstacle),
+            is_running(self._directory) if is_fine_tuning else orchestrator_of(self._directory, run_id) is not None,
             _changed(f"{run_dir}/control/paused.json") is not None,
             exclusion,
             None if exclusion is None else _changed(f"{run_dir}/control/{_EXCLUSIONS[exclusion.partition(':')[0]]}"),
             max(_changed(lock_file_of(self._directory, run_id)) or 0.0, _changed(f"{run_dir}/control") or 0.0),
             tuple(trained.mismatch) if trained is not None else (),
+            tuple(trained.times) if trained is not None else (),
             (*steps.empty, *(nulls_of(trained.raw) if trained is not None else ())),
             self._files.notes(run_dir) or file.notes,
             idle_of(steps.lines.values(), trained.phases if trained is not None else ()),

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from counterpoint.job.inspection.history import RATE_STEPS
 from counterpoint.job.inspection.metrics_lines import SHORTEST_BYTES, Line, is_number, step_of
-from counterpoint.job.inspection.status import RATE_STEPS
 from counterpoint.job.inspection.trained_lines import METRICS_FILE
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
@@ -90,6 +90,8 @@ class NewestTrained:
     """Step and mismatch KL."""
     phases: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_TRAINED))
     """The phases of the newest lines."""
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TRAINED))
+    """When these steps were trained, in Unix seconds."""
     raw: bytes = b""
     """The bytes of the newest line."""
 
@@ -129,5 +131,6 @@ class TrainedEnd:
         newest.phases.append(
             {name: value for name, value in values.items() if name.startswith("phase/") and is_number(value)}
         )
+        newest.times.append(values["time"])
         if isinstance(mismatch, int | float) and is_number(mismatch):
             newest.mismatch.append((step, mismatch))

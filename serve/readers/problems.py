@@ -17,6 +17,7 @@ from typing import Literal
 
 from counterpoint.cluster.worker_view import State
 from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.inspection.redaction import redact_line
 from counterpoint.job.number_format import duration, scientific
 from counterpoint.orchestrator.loop_health.slow_spots import in_words as slow_spots_in_words
 from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
@@ -153,7 +154,8 @@ def _of_job(job: JobFacts) -> Iterator[Problem]:
 def _of_workers(job: JobFacts) -> Iterator[Problem]:
     for worker in job.workers:
         name, state, since = worker["name"], worker["state"], worker["since"]
-        died = f": {worker['last_death']}" if worker["last_death"] else ""
+        last_output = redact_line(str(worker.get("last_output", "")))
+        died = "".join(f": {text}" for text in (worker["last_death"], last_output) if text)
         if state == State.FAILED:
             advice = f"see `counterpoint logs {name}`; then --resume"
             yield Problem(Kind.WORKER_FAILED, "error", f"{name} failed{died}", advice, since, worker=name)
@@ -213,10 +215,10 @@ def _exclusion(run: RunFacts) -> Iterator[Problem]:
 
 def _stalled(run: RunFacts, now: float) -> Iterator[Problem]:
     """No step for much longer than steps take. A run that has none yet is its worker's trouble."""
-    typical, history = run.seconds_a_step, run.history
-    if typical is None or run.paused or (history.steps is not None and history.step >= history.steps):
+    typical, steps = run.seconds_a_step, run.history.steps
+    if typical is None or run.paused or (steps is not None and run.newest["step"] >= steps):
         return
-    since = max(history.last_shipped["time"], run.begun_at)
+    since = max(run.newest["time"], run.begun_at)
     overdue = max(STALL_MEDIANS * typical, STALL_SLOWEST * max(run.step_seconds), run.file.stall_warning_seconds)
     if now - since > overdue:
         reason = f"no step for {duration(now - since)}; the newest steps took {duration(typical)} each"

@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from counterpoint.job.inspection.history import RATE_STEPS
 from counterpoint.job.inspection.metrics_lines import Line, step_of
-from counterpoint.job.inspection.status import RATE_STEPS
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.read import metrics_of
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
+from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS
 from counterpoint.serve.readers.downsample import Curve, Floats, downsample
 from counterpoint.serve.readers.step_table import LONGEST_NAME, Integers, StepTable
 from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
@@ -48,7 +49,7 @@ TOKENS_PER_SECOND = "completion_tokens_per_second"
 
 DERIVED = {
     SECONDS_A_STEP: ("uptime_seconds",),
-    TOKENS_PER_SECOND: ("uptime_seconds", "tokens/completion"),
+    TOKENS_PER_SECOND: ("uptime_seconds", "tokens/completion", RESTORED_TOKENS),
 }
 """Metrics that no file has, and what they are computed from."""
 
@@ -175,9 +176,12 @@ class RunSeries:
         if name == SECONDS_A_STEP:
             return seconds
         known = np.isfinite(seconds)
+        completion, restored = (
+            np.nan_to_num(self.shipped.values(name)) for name in ("tokens/completion", RESTORED_TOKENS)
+        )
         tokens, took = (
             _newest_sums(np.where(known, np.nan_to_num(each), 0.0), RATE_STEPS)
-            for each in (self.shipped.values("tokens/completion"), seconds)
+            for each in (completion - restored, seconds)
         )
         rate: Floats = np.divide(tokens, took, out=np.full(len(took), np.nan), where=took > 0)
         return rate

@@ -27,6 +27,7 @@ from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.orchestrator.step.step_metrics import completion_tokens
 from counterpoint.run.config import RunConfig, ScheduleConfig
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.messages import PROTOCOL_VERSION, Evicted, Rejected
@@ -412,9 +413,13 @@ def test_a_signal_drains_and_a_resume_finishes(make_config: Callable[..., RunCon
             process.send_signal(number)
             assert process.wait(DEADLINE_SECONDS) == 128 + number
         assert "drained" in (config.run_dir / "orchestrator.log").read_text()
-        assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
+        resumed = config.model_copy(update={"resume": True})
+        waiting = checkpoint.waiting if (checkpoint := load_newest(resumed)) is not None else []
+        assert run(resumed, lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))
     assert_whole(config)
+    restored = sum(line["tokens/restored"] for line in metrics_of(config))
+    assert restored == completion_tokens(waiting), "what the resumed process did not generate"
 
 
 def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., RunConfig]) -> None:

@@ -15,7 +15,9 @@ from counterpoint.serve.answers import MOST_WAITING, THREADS
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.jobs import Jobs
 from counterpoint.transport.config import Config
+from counterpoint.transport.files.lock import take_lock
 from tests.serve.api_client import api
+from tests.support.jobs import trained_line, write_lines
 
 
 class Reader:
@@ -56,6 +58,44 @@ def test_a_folder_of_jobs_stands_for_the_jobs_in_it(tmp_path: Path) -> None:
     assert [job.id for job in jobs] == ["b", "with_run", "away"]
     (outputs / "job.json").write_text("{}")
     assert [job.id for job in jobs] == ["outputs", "away"], "a job's own folders are its own"
+
+
+def test_what_fresh_moved_aside_is_not_listed_unless_it_is_named(tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    for name in ("demo", "demo.1", "rate-0", "rate-0.3", "alone.2"):
+        (outputs / name).mkdir(parents=True)
+        written = name.removesuffix(".1")
+        (outputs / name / "job.json").write_text(f'{{"output_dir": "outputs/{written}"}}')
+    (outputs / "demo.2" / "run_x").mkdir(parents=True)  # of `counterpoint sft`, which has no `job.json`
+    assert [job.id for job in Jobs([outputs])] == ["alone.2", "demo", "rate-0", "rate-0.3"]
+    assert [job.id for job in Jobs([outputs / "demo.1"])] == ["demo.1"]
+
+
+async def test_the_fine_tuning_of_a_job_is_a_job_of_its_own_with_steps_loss_and_progress(tmp_path: Path) -> None:
+    job = tmp_path / "warm"
+    (tuned := job / "sft" / "run_sft").mkdir(parents=True)
+    (job / "job.json").write_text('{"orchestrator": {"run_id": "one", "steps": 9}, "runs": [], "sft": {}}')
+    (tuned / "sft.json").write_text("{}")
+    (tuned / "control").mkdir()
+    (tuned / "control" / "orch.toml").write_text("steps = 60\n")
+    lines = [trained_line(step, "sft") | {"time": 100.0 + 2 * step, "loss": 1 / step} for step in range(1, 13)]
+    write_lines(job / "sft" / "trainer" / "metrics.jsonl", lines)
+    locks = [take_lock(each / "job.lock", "taken") for each in (job, job / "sft")]
+    try:
+        async with api(job) as client:
+            _, shown = await client.get("/overview")
+            _, curves = await client.get("/jobs/warm-sft/metrics", run="sft", metric="loss")
+    finally:
+        for lock in locks:
+            os.close(lock)
+    assert [(run["job"], run["run"], run["state"]) for run in shown["runs"]] == [
+        ("warm", "one", "fine-tuning"),
+        ("warm-sft", "sft", "running"),
+    ]
+    run = shown["runs"][1]
+    assert (run["step"], run["steps"], run["loss"], run["updated"]) == (12, 60, pytest.approx(1 / 12), 124.0)
+    assert (run["fine_tuning"], run["alive"], run["seconds_a_step"], run["seconds_left"]) == (True, True, 2.0, 96.0)
+    assert len(curves["series"][0]["x"]) == 12
 
 
 def test_of_many_jobs_in_a_folder_the_newest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import http.server
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import ssl
@@ -218,15 +219,45 @@ def pid_of_server(output: Path) -> int | None:
     return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
 
 
-def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Path) -> None:
-    file, output, model = tmp_path / "job.toml", tmp_path / "out", tmp_path / "model"
+def command_of_a_job(tmp_path: Path) -> list[str]:
+    """The command of a job in `out` with a page, whose run only pretends."""
+    file, model = tmp_path / "job.toml", tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").touch()
     write_tokenizer(model, longest=1024)
-    file.write_text("serve = { port = 0 }\n" + JOB.format(output_dir=output))
+    file.write_text("serve = { port = 0 }\n" + JOB.format(output_dir=tmp_path / "out"))
     command = [sys.executable, "-m", "tests.serve.served_job", str(file), "--model", str(model)]
-    command += ["--inference.port", str(free_port())]
+    return [*command, "--inference.port", str(free_port())]
+
+
+def test_a_job_prints_links_with_the_tokens_on_a_terminal_and_in_no_log(tmp_path: Path) -> None:
+    output, terminal = tmp_path / "out", os.openpty()
+    printed = b""
+    job = subprocess.Popen(command_of_a_job(tmp_path), stdin=subprocess.DEVNULL, stdout=terminal[1], stderr=terminal[1])
+    os.close(terminal[1])
+
+    def read_links() -> bool:
+        nonlocal printed
+        while select.select([terminal[0]], [], [], 0.0)[0]:
+            printed += os.read(terminal[0], 2**16)
+        return printed.count(b"#token=") >= 2
+
+    try:
+        wait_until(read_links, "both links", DEADLINE_SECONDS, lambda: printed.decode(errors="replace"))
+        tokens = [(output / "serve" / f"{name}.token").read_bytes().strip() for name in ("read", "admin")]
+        assert all(token in printed.replace(b"\r\n", b"") for token in tokens)
+        logs = [file.read_bytes() for file in output.rglob("*.log")]
+        assert logs
+        assert not any(token in log for token in tokens for log in logs)
+    finally:
+        job.kill()
+        job.wait()
+        os.close(terminal[0])
+
+
+def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Path) -> None:
+    output, command = tmp_path / "out", command_of_a_job(tmp_path)
     log = tmp_path / "log.txt"
     with log.open("w") as lines:
         job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=lines, stderr=lines)
@@ -259,3 +290,4 @@ def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Pat
         job.wait()
     assert len((output / "run_test" / "metrics.jsonl").read_text().splitlines()) == 20
     assert read_json(output / "processes.json")["job"] == "stopped"
+    assert (output / "serve" / "admin.token").read_text().strip() not in shown()

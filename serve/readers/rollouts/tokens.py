@@ -17,14 +17,13 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from counterpoint.job.directory import JOB_FILE, written_config
+from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES, written_config
 from counterpoint.job.inspection.rollout_records import RolloutRecord, finite_number, records_file
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, CompletionTokens, TokenFileError, read_tokens
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json, read_bytes, read_json
 from counterpoint.transport.printable import printable
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
-MAX_JOB_BYTES = 64 * 2**20
 MAX_EXPORTED_LINE = 64 * 2**20
 
 UNFINISHED_TOKENS = 8

@@ -161,9 +161,17 @@ def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(t
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
     history = history_of(tmp_path)
     assert history.tokens_per_second() == pytest.approx(500)
-    assert history.tokens_per_second(steps=2) == pytest.approx(500)
     history.since = 8990.0
     assert history.tokens_per_second() == pytest.approx(500)
+
+
+def test_what_was_generated_before_a_resume_does_not_count_for_the_rate(tmp_path: Path) -> None:
+    lines = [shipped_line(1, 100.0, uptime_seconds=2.0), shipped_line(2, 9000.0, uptime_seconds=1.0)]
+    lines[1] |= {"tokens/completion": 1000, "tokens/restored": 900}
+    write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
+    history = History.of(tmp_path, "test", since=8990.0)
+    history.refresh()
+    assert history.tokens_per_second() == pytest.approx(100)
 
 
 def test_lines_of_other_runs_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

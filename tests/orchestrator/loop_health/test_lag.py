@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterpoint.orchestrator.loop_health.blame import Ended
+from counterpoint.orchestrator.loop_health.health import LoopHealth
 from counterpoint.orchestrator.loop_health.lag import (
     MAX_SAMPLES,
     EventLoopLagMonitor,
@@ -18,6 +20,7 @@ from counterpoint.orchestrator.loop_health.lag import (
     quantile,
     samples_of,
 )
+from counterpoint.orchestrator.loop_health.slow_spots import SlowSpots
 from counterpoint.run.config import LagConfig
 
 BLOCKED_SECONDS = 0.15
@@ -123,3 +126,20 @@ def test_a_distribution_has_a_metric_for_each_number() -> None:
 @given(lags=st.lists(st.floats(0, 100), min_size=1, max_size=50), share=st.floats(0, 1))
 def test_quantiles_are_numpys(lags: list[float], share: float) -> None:
     assert quantile(sorted(lags), share) == pytest.approx(float(np.quantile(lags, share)), abs=1e-9)
+
+
+def test_the_maximum_is_not_below_what_the_blame_explains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler sleeps while a stall begins."""
+    health = LoopHealth(LagConfig())
+    seen = LagDistribution.of([0.26], 0.1)
+    monkeypatch.setattr(health.lag, "take", lambda: seen)
+    monkeypatch.setattr(health.blame, "take", lambda: SlowSpots(moments=1, longest=0.334))
+    line = health.take_metrics()
+    assert (line["event_loop_lag/max"], line["event_loop_lag/p99"]) == (0.334, seen.p99)
+
+
+def test_of_late_moments_that_were_not_reported_the_longest_is_known() -> None:
+    ended = Ended().plus(0.3, Ended()).plus(0.1, Ended())
+    assert (ended.moments, ended.longest) == (2, 0.3)
+    assert ended.seconds == pytest.approx(0.4)
+    assert ended.plus(0.2, ended).longest == 0.2

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from counterpoint.job.inspection import trained_lines as trained_lines_module
 from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.status import RATE_STEPS
 from counterpoint.serve.readers.downsample import downsample, rounded
 from counterpoint.serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
 from counterpoint.serve.readers.step_table import MOST_SEEN, StepTable
@@ -138,7 +137,7 @@ def test_rates_are_those_of_status(tmp_path: Path) -> None:
     lines = [
         shipped_line(step, 10.0 * step + step % 3, uptime_seconds=10.0 * step + step % 3 - 5) for step in range(1, 19)
     ]
-    lines[4]["uptime_seconds"] = 2.0  # a restart
+    lines[4] |= {"uptime_seconds": 2.0, "tokens/restored": 600}  # a restart
     for line in lines[12:]:
         line["time"] -= 60.0  # the clock is set back
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
@@ -147,12 +146,12 @@ def test_rates_are_those_of_status(tmp_path: Path) -> None:
     seconds = curve(tmp_path, SECONDS_A_STEP)
     assert [value for _, value in seconds] == pytest.approx([history.seconds_of(step) for step in range(1, 19)])
     tokens = [value for _, value in curve(tmp_path, TOKENS_PER_SECOND)]
-    assert tokens[-1] == pytest.approx(history.tokens_per_second(RATE_STEPS)), "the page has one figure"
+    assert tokens[-1] == pytest.approx(history.tokens_per_second()), "the page has one figure"
     for step in range(1, len(lines) + 1):
         write_lines(tmp_path / "run_part" / "metrics.jsonl", lines[step - 1 : step])
         part = History.of(tmp_path, "part")
         part.refresh()
-        assert tokens[step - 1] == pytest.approx(part.tokens_per_second(RATE_STEPS))
+        assert tokens[step - 1] == pytest.approx(part.tokens_per_second())
 
 
 def test_an_evaluation_stands_at_its_step_with_its_interval(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_mismatch_that_falls_or_is_small_is_no_problem() -> None:
     ("fields", "kind", "severity"),
     [
         ({"state": "failed", "last_death": "killed by SIGKILL"}, Kind.WORKER_FAILED, "error"),
+        ({"state": "failed", "last_death": "exit code 1", "last_output": "no such head"}, Kind.WORKER_FAILED, "error"),
         ({"state": "restarting", "restarts": 1}, Kind.WORKER_RESTARTING, "error"),
         ({"state": "stuck"}, Kind.WORKER_RESTARTING, "error"),
         ({"restarts": 2, "since": NOW - 60, "last_death": "exit code 1"}, Kind.RESTARTED, "warning"),
@@ -208,6 +209,7 @@ def test_a_problem_of_a_worker_is_found(fields: dict[str, Any], kind: Kind, seve
     problem = only(healthy_job(workers=[worker(**fields)]))
     assert (problem.kind, problem.severity, problem.worker) == (kind, severity, "trainer")
     assert fields.get("last_death", "") in problem.reason
+    assert fields.get("last_output", "") in problem.reason
 
 
 def test_a_restart_is_forgotten() -> None:
