@@ -122,7 +122,7 @@ def servers(arguments: list[str]) -> int:
     parser = _parser(
         "servers",
         "Lists the inference servers of a job, or changes them for all its runs. A drained server finishes what it has; an added "
-        "one takes requests once it has proven its weights.",
+        "one takes requests once it is proven to compute with the runs' weights.",
     )
     _add_common(parser)
     parser.add_argument("verb", nargs="?", default="list", choices=["list", *verbs])

@@ -15,7 +15,7 @@ from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.worker_view import State
 from counterpoint.job.inspection import evaluations
 from counterpoint.job.inspection.failure_example import FailureExamples
-from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.history import RATE_STEPS, History
 from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.number_format import milliseconds, number, scientific
 from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
@@ -27,6 +27,12 @@ from counterpoint.transport.outages import Kind
 from counterpoint.transport.printable import printable
 
 TEXT_COLUMNS = ("run", "state")
+LEGEND = (
+    "staleness: updates between the generation of a token and its training; lag: of the event loop in the newest step; KL: "
+    f"inference against trainer; tokens/s: over the newest {RATE_STEPS} steps"
+)
+"""Explains the columns of runs."""
+
 NUMBER_COLUMNS = ("step", "trained", "reward", "evaluated", "staleness", "lag p99", "lag max", "KL", "tokens/s")
 DIED = frozenset({State.RESTARTING, State.EXITED, State.FAILED})
 """States of a worker whose last death is of interest."""
@@ -37,6 +43,8 @@ PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
 def status_parts(status: JobStatus) -> list[RenderableType]:
     """Returns the parts to print, from top to bottom."""
     parts: list[RenderableType] = [_runs(status)]
+    if any(history.step for history in status.histories.values()):
+        parts.append(Text(LEGEND, "dim"))
     if status.fine_tuning is not None:
         parts.append(_text(str(status.fine_tuning), "dim"))
     examples = FailureExamples(status.directory)

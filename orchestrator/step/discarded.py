@@ -108,7 +108,7 @@ class DiscardedRollouts:
         if self._number >= self._warn_at:
             self._warn_at = 2 * self._number
             logger.warning(
-                "%d rollouts have been discarded since step %d, which ships %d; the last: %s",
+                "%d rollouts have been discarded since step %d, and a batch has %d; the last: %s",
                 self._number, self._step, self._schedule.rollouts_per_step, reason,
             )  # fmt: skip
         self.changed.set()

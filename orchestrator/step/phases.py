@@ -15,7 +15,11 @@ from counterpoint.transport.telemetry.intervals import BusyIntervals, Interval
 
 _PREFIX = "phase/"
 _WORDS = {
-    "finalize": "finalizing",
+    "finalize": "advantages and filters",
+    "merge": "making samples",
+    "records": "writing rollouts",
+    "commit": "saving the state",
+    "malloc_trim": "returning memory",
     "wait_trainer": "waiting for the trainer",
     "wait_inference": "waiting for inference",
 }

@@ -106,6 +106,7 @@ class Application {
     setChildren(problem);
     this.navigation.open(address);
     if (!address.view) {
+      setChildren(head);
       root.replaceChildren(element("p", { class: "empty" }, "There is no such view. ", element("a", { href: "#/" }, "Go to the overview")));
       return;
     }

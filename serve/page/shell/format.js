@@ -45,10 +45,11 @@ export function seconds(value) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-/** Seconds in one or two words, for what is only an estimate: 40 s, 16 min, 3 h 05 min. */
+/** Seconds in one unit, for what is only an estimate: 40 s, 16 min, 3.1 h, 2.5 d. */
 export function roughly(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return UNKNOWN;
-  return value >= 60 && value < 3600 ? `${Math.round(value / 60)} min` : seconds(value < 60 ? Math.round(value) : value);
+  const [size, unit, digits] = value < 60 ? [1, "s", 2] : value < 3600 ? [60, "min", 2] : value < 172_800 ? [3600, "h", 2] : [86_400, "d", 2];
+  return `${number(size < 3600 ? Math.round(value / size) : value / size, digits)} ${unit}`;
 }
 
 /** Bytes with a unit. */

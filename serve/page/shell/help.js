@@ -1,6 +1,7 @@
-// The dialog that lists the keys.
+// The dialog that lists the keys, and the words of ours that a reader may not know.
 import { element } from "./dom.js";
 import { openDialog } from "../widgets/dialog.js";
+import { WORDS } from "./words.js";
 
 const CHARTS = [
   { keys: "drag", text: "Zoom in" },
@@ -14,10 +15,14 @@ const CHARTS = [
 /** Shows the page's shortcuts (`{keys, text}`) and those of charts. */
 export function showHelp(shortcuts) {
   return openDialog({
-    title: "Keys",
+    title: "Keys and words",
     wide: true,
-    body: element("div", { class: "help" }, section("Anywhere", shortcuts), section("On a chart (Tab reaches it)", CHARTS)),
+    body: element("div", { class: "help" }, section("Anywhere", shortcuts), section("On a chart (Tab reaches it)", CHARTS), words()),
   });
+}
+
+function words() {
+  return element("section", { class: "words" }, element("h3", {}, "Words (all are in docs/glossary.md)"), element("dl", { class: "pairs" }, Object.entries(WORDS).map(([word, meaning]) => [element("dt", {}, word), element("dd", {}, meaning)])));
 }
 
 function section(title, shortcuts) {

@@ -17,9 +17,11 @@ export function grouped(answer) {
   };
 }
 
-/** What a job's state is called: that of its supervisor, unless nobody runs it. */
+/** What a job's state is called: that of its supervisor, unless nobody runs it; of one that is over, whether its runs are done. */
 export function stateOfJob(job) {
   if (job.error) return "unreadable";
-  if (job.running || !/running|waiting|starting/i.test(job.state)) return job.state || { job: "not running", other: "empty" }[job.kind] || job.kind;
+  if (job.running) return job.state || "running";
+  if (job.runs?.length > 0 && job.runs.every((run) => run.state === "done")) return "done";
+  if (!/running|waiting|starting/i.test(job.state)) return job.state || { job: "not running", other: "empty" }[job.kind] || job.kind;
   return "not running";
 }

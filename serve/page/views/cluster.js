@@ -1,7 +1,7 @@
 // A job of roles: its roles and workers, by node or by role, with incarnations and restarts, and what has changed of late, as the
 // master's journal says.
 import { fill } from "../shell/api.js";
-import { element, keep, setText } from "../shell/dom.js";
+import { element, keep, setAttribute, setText } from "../shell/dom.js";
 import { ago, clock, visible, whole } from "../shell/format.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { figures } from "../widgets/figures.js";
@@ -17,6 +17,14 @@ const UNNAMED = "job";
 
 const TONES = { running: "good", ready: "good", finished: "idle", stopped: "idle", removed: "idle", failed: "bad", stuck: "bad", restarting: "warn", held: "warn", recycling: "warn", stopping: "warn" };
 
+const NOTHING = "The job has no journal yet. It has one once its command has begun, after the fine-tuning if there is one.";
+
+/** Nothing, where there is no journal. */
+function noneYet(error) {
+  if (error.status !== 404) throw error;
+  return undefined;
+}
+
 /** Draws the view. */
 export function render(root, context) {
   const name = element("bdi", {}, visible(context.parameters.job, 64));
@@ -27,9 +35,10 @@ export function render(root, context) {
   const nodes = element("ul", { class: "nodes" });
   const workers = table({ caption: "Workers", columns: workerColumns(), keyOf: (worker) => worker.worker, tone: toneOf, empty: "No worker yet." });
   const changes = table({ caption: "Newest changes", columns: changeColumns(), keyOf: (change) => change.key, tone: (change) => ({ failed: "bad", stuck: "bad", restarting: "warn" })[change.after] ?? "", empty: "Nothing has changed since the journal's last snapshot." });
-  let shown = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, name), state, summary), note, numbers.element, nodes,
+  let shown = null; // undefined: there is nothing
+  const body = element("div", { hidden: true }, numbers.element, nodes,
     element("section", { class: "section" }, element("h2", {}, "Workers"), workers.element), element("section", { class: "section" }, element("h2", {}, "Newest changes"), changes.element));
+  root.append(element("div", { class: "view-title" }, element("h1", {}, name), state, summary), note, body);
 
   function draw(answer) {
     setText(name, visible(answer.name && answer.name !== UNNAMED ? answer.name : context.parameters.job, 64));
@@ -49,10 +58,13 @@ export function render(root, context) {
 
   return {
     async update() {
-      const answer = await context.get(fill(path, context.parameters));
+      const answer = await context.get(fill(path, context.parameters)).catch(noneYet);
       if (answer === shown) return;
       shown = answer;
-      draw(answer);
+      setAttribute(body, "hidden", !answer);
+      setAttribute(state, "hidden", !answer);
+      if (answer) draw(answer);
+      else setText(note, NOTHING);
     },
     destroy() {},
   };

@@ -2,6 +2,7 @@
 import { fill } from "../shell/api.js";
 import { element, keep, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { ago, clock, number, percent, visible, whole } from "../shell/format.js";
+import { WORDS } from "../shell/words.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { figures } from "../widgets/figures.js";
 import { table } from "../widgets/table.js";
@@ -18,12 +19,12 @@ const TONES = { serving: "good", loading: "busy", draining: "busy", unknown: "id
 export function render(root, context) {
   const totals = figures("The fleet in numbers");
   const note = element("p", { class: "empty" }, "Reading what the runs say of their servers.");
-  const servers = table({ caption: "Servers", columns: serverColumns(() => answer.current), keyOf: (server) => server.url, tone: (server) => (answer.current && server.state === "out" ? "bad" : ""), empty: "No orchestrator has told of a server yet." });
+  const servers = table({ caption: "Servers", isStacked: true, columns: serverColumns(() => answer.current), keyOf: (server) => server.url, tone: (server) => (answer.current && server.state === "out" ? "bad" : ""), empty: "No orchestrator has told of a server yet." });
   const trainer = element("p", { class: "muted" });
-  const runs = table({ caption: "Runs at the trainer", columns: runColumns(), keyOf: (run) => run.run, tone: (run) => (run.stage === "evicted" || run.stage === "refused" ? "bad" : ""), empty: "The trainer has told of no run yet." });
+  const runs = table({ caption: "Runs at the trainer", isStacked: true, columns: runColumns(), keyOf: (run) => run.run, tone: (run) => (run.stage === "evicted" || run.stage === "refused" ? "bad" : ""), empty: "The trainer has told of no run yet." });
   let answer = null;
   root.append(
-    element("div", { class: "view-title" }, element("h1", {}, "Fleet of ", element("bdi", {}, visible(context.parameters.job, 64)))),
+    element("div", { class: "view-title" }, element("h1", {}, "Fleet of ", element("bdi", {}, visible(context.parameters.job, 64))), element("span", { class: "muted" }, "the inference servers and the trainer, which the job's runs share")),
     totals.element,
     note,
     servers.element,
@@ -62,7 +63,7 @@ export function render(root, context) {
 function serverColumns(isCurrent) {
   return [
     { key: "url", title: "Server", value: (server) => server.url, cell: (server) => element("bdi", { class: "mono" }, visible(server.url, 120)) },
-    { key: "state", title: "State", value: (server) => server.state, change: (cell, server) => changeState(cell, server.state, isCurrent() ? TONES[server.state] : "idle") },
+    { key: "state", title: "State", help: "It serves once it is proven to have the run's weights", value: (server) => server.state, change: (cell, server) => changeState(cell, server.state, isCurrent() ? TONES[server.state] : "idle") },
     { key: "versions", title: "Version", help: "The policy version that it holds, of each run", value: (server) => Math.max(-1, ...server.views.map((view) => view.version ?? -1)), change: changeVersions },
     { key: "in_flight", title: "Requests", number: true, value: (server) => server.in_flight, cell: (server) => `${whole(server.in_flight)} / ${whole(server.limit)}` },
     { key: "queue", title: "Queue", number: true, help: "Requests that wait within the server", value: (server) => server.engine?.waiting, cell: (server) => whole(server.engine?.waiting) },
@@ -97,12 +98,12 @@ function outageOf(server) {
 function runColumns() {
   return [
     { key: "run", title: "Run", value: (run) => run.run, cell: (run) => element("bdi", {}, visible(run.run, 64)) },
-    { key: "stage", title: "Stage", value: (run) => run.stage, change: (cell, run) => changeState(cell, run.stage) },
-    { key: "slot", title: "Slot", number: true, value: (run) => run.slot, cell: (run) => whole(run.slot) },
+    { key: "stage", title: "Stage", help: "Where the run is in its life at the trainer; an evicted one was ended for good", value: (run) => run.stage, change: (cell, run) => changeState(cell, run.stage) },
+    { key: "slot", title: "Slot", number: true, help: "Its place at the trainer, which trains so many runs at once", value: (run) => run.slot, cell: (run) => whole(run.slot) },
     { key: "step", title: "Trained", number: true, value: (run) => run.step, cell: (run) => `${whole(run.step)} / ${whole(run.steps)}` },
     { key: "open", title: "In training", number: true, value: (run) => run.open_step, cell: (run) => whole(run.open_step) },
     { key: "waiting", title: "Batches waiting", number: true, value: (run) => run.batches_waiting, cell: (run) => whole(run.batches_waiting) },
-    { key: "durable", title: "Durable", number: true, help: "The step up to which nothing is lost by a kill", value: (run) => run.durable_step, cell: (run) => whole(run.durable_step) },
+    { key: "durable", title: "Durable", number: true, help: WORDS.durable, value: (run) => run.durable_step, cell: (run) => whole(run.durable_step) },
     { key: "connected", title: "Orchestrator", value: (run) => (run.connected ? "connected" : "away") },
     { key: "why", title: "Why not trained", wide: true, value: (run) => visible(run.reason || "–", 300) },
   ];

@@ -2,6 +2,7 @@
 import { fill } from "../shell/api.js";
 import { element, setAttribute, setText } from "../shell/dom.js";
 import { number, seconds, visible, whole } from "../shell/format.js";
+import { WORDS } from "../shell/words.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { table } from "../widgets/table.js";
 
@@ -26,7 +27,8 @@ export function render(root, context) {
   const one = element("section", { class: "section", hidden: true }, element("div", { class: "section-head" }, heading, causes, element("span", { class: "spacer" }), rollouts), groups.element);
   let answer = null;
   let drawn = "";
-  root.append(element("div", { class: "view-title" }, element("h1", {}, "Groups of ", element("bdi", {}, visible(context.parameters.run, 64))), flight), steps.element, one);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, "Groups of ", element("bdi", {}, visible(context.parameters.run, 64))), flight), element("p", { class: "muted note" }, `Shipped: ${WORDS.shipped.toLowerCase()}. Filtered: ${WORDS.filtered.toLowerCase()}. Dropped: ${WORDS.dropped.toLowerCase()}.`), steps.element, one);
+  steps.element.classList.add("bounded");
 
   async function pick(step) {
     context.setQuery({ step });
@@ -72,11 +74,11 @@ function causesOf(found) {
 function stepColumns(pick) {
   return [
     { key: "step", title: "Step", number: true, value: (step) => step.step, change: (cell, step) => changeStep(cell, step, pick) },
-    { key: "shipped", title: "Shipped", number: true, help: "Groups in the step's batch", value: (step) => step.shipped, cell: (step) => whole(step.shipped) },
-    { key: "dropped", title: "Dropped", number: true, help: "Groups dropped since the step before", value: (step) => sum(step.dropped), cell: (step) => whole(sum(step.dropped)) },
-    { key: "kept", title: "Rollouts kept", number: true, value: (step) => step.rollouts_kept, cell: (step) => whole(step.rollouts_kept) },
-    { key: "filtered", title: "Filtered", number: true, value: (step) => step.rollouts_filtered, cell: (step) => whole(step.rollouts_filtered) },
-    { key: "failed", title: "Failed", number: true, value: (step) => step.rollouts_failed, cell: (step) => whole(step.rollouts_failed) },
+    { key: "shipped", title: "Shipped", number: true, help: `Groups of the step: ${WORDS.shipped.toLowerCase()}`, value: (step) => step.shipped, cell: (step) => whole(step.shipped) },
+    { key: "dropped", title: "Dropped", number: true, help: `Groups since the step before: ${WORDS.dropped.toLowerCase()}`, value: (step) => sum(step.dropped), cell: (step) => whole(sum(step.dropped)) },
+    { key: "kept", title: "Rollouts kept", number: true, help: "Rollouts that are trained", value: (step) => step.rollouts_kept, cell: (step) => whole(step.rollouts_kept) },
+    { key: "filtered", title: "Filtered", number: true, help: WORDS.filtered, value: (step) => step.rollouts_filtered, cell: (step) => whole(step.rollouts_filtered) },
+    { key: "failed", title: "Failed", number: true, help: "Rollouts that their environment failed, or that got no answer from inference", value: (step) => step.rollouts_failed, cell: (step) => whole(step.rollouts_failed) },
     { key: "why", title: "Why dropped", wide: true, value: (step) => named(step.dropped) || "–" },
   ];
 }
@@ -91,12 +93,12 @@ function changeStep(cell, step, pick) {
 function groupColumns() {
   return [
     { key: "group", title: "Group", number: true, value: (group) => group.group, cell: (group) => whole(group.group) },
-    { key: "fate", title: "Fate", value: (group) => group.fate, change: changeFate },
+    { key: "fate", title: "Fate", help: `Shipped: ${WORDS.shipped.toLowerCase()}. Dropped: ${WORDS.dropped.toLowerCase()}`, value: (group) => group.fate, change: changeFate },
     { key: "environment", title: "Environment", value: (group) => visible(group.environment || "–", 60) },
     { key: "example", title: "Example", number: true, value: (group) => group.example_index, cell: (group) => (group.example_index === null ? "–" : String(group.example_index)) },
     { key: "reward", title: "Reward", number: true, help: "Mean, and lowest to highest. Where these are equal, the group teaches nothing", value: (group) => group.reward_mean, cell: rewardOf },
     { key: "kept", title: "Kept", number: true, value: (group) => group.kept, cell: (group) => whole(group.kept) },
-    { key: "filtered", title: "Filtered", number: true, value: (group) => group.filtered, cell: (group) => whole(group.filtered) },
+    { key: "filtered", title: "Filtered", number: true, help: WORDS.filtered, value: (group) => group.filtered, cell: (group) => whole(group.filtered) },
     { key: "failed", title: "Failed", number: true, value: (group) => group.failed, cell: (group) => whole(group.failed) },
     { key: "seconds", title: "Took", number: true, help: "From its start until it shipped or was dropped", value: (group) => group.seconds, cell: (group) => seconds(group.seconds) },
     { key: "why", title: "Why", wide: true, value: (group) => (group.detail ? visible(group.detail, 200) : [visible(group.reason, 200), named(group.causes)].filter(Boolean).join("; ")) || "–" },

@@ -14,11 +14,12 @@ const LINES = 500;
 /** Draws the view. */
 export function render(root, context) {
   const names = element("select", { "aria-label": "Log", on: { change: () => { context.setQuery({ name: names.value }); context.refresh(); } } });
+  const choice = element("div", { class: "controls", hidden: true }, names);
   const note = element("p", { class: "muted", role: "status" }, "Reading the job's logs.");
   const text = element("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "The end of the log" });
   let list = null;
   let shown = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, "Logs of ", element("bdi", {}, visible(context.parameters.job, 64)))), element("div", { class: "controls" }, names), note, text);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, "Logs of ", element("bdi", {}, visible(context.parameters.job, 64)))), choice, note, text);
 
   function draw(answer) {
     const isAtEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 8;
@@ -33,7 +34,7 @@ export function render(root, context) {
       const wanted = next.names.includes(context.query.name) ? context.query.name : next.names[0];
       if (next !== list) setChildren(names, next.names.map((name) => element("option", { value: name }, visible(name, 100))));
       list = next;
-      setAttribute(text, "hidden", wanted === undefined);
+      for (const part of [choice, text]) setAttribute(part, "hidden", wanted === undefined);
       if (wanted === undefined) return setText(note, "The job has no log yet.");
       names.value = wanted;
       const answer = await context.get(fill(LOG, { ...context.parameters, name: wanted }), { lines: LINES });

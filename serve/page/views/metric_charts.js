@@ -1,5 +1,6 @@
 // Which charts a run's metrics make: those that everybody looks at first, and then every other metric in a section by the first
 // part of its name. The names are those of docs/contracts.md and docs/training.md. Nothing here draws.
+import { WORDS } from "../shell/words.js";
 import { bytes, count, number, percent, seconds } from "../shell/format.js";
 
 /** The charts at the top. `names` are metrics by name, `pattern` finds them and its group is the curve's label. */
@@ -8,14 +9,14 @@ export const FIRST = [
   { title: "Reward by environment", pattern: /^reward\/([^/]+)\/mean$/, help: "Mean over the environment's rollouts" },
   { title: "Mismatch KL", names: ["mismatch_kl"], help: "KL of inference against trainer: staleness, precision, truncated sampling" },
   { title: "Entropy", unit: "nats", names: ["entropy"], help: "Of the trainer's distributions of the trained tokens" },
-  { title: "Loss", names: ["loss"] },
+  { title: "Loss", names: ["loss"], help: "What the optimizer makes smaller" },
   { title: "Gradient norm", names: ["grad_norm"], help: "Before clipping" },
-  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max", "staleness/lossless"], help: "Training step minus policy version; 1 is fully on-policy. Lossless: the max_off_policy_steps that none would exceed" },
+  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max", "staleness/lossless"], help: `${WORDS.staleness}. Lossless: the max_off_policy_steps that none would exceed` },
   { title: "Tokens generated per second", names: ["completion_tokens_per_second"], help: "Completion tokens over time, of the ten steps up to each" },
   { title: "Tokens trained per second", names: ["tokens_per_second"], help: "Tokens of the batch, prompts too, over the time in which it was trained" },
   { title: "Time of a step", names: ["seconds_a_step"], help: "Between two steps of the orchestrator" },
-  { title: "Loop lag", names: ["event_loop_lag/p99", "event_loop_lag/max"], help: "Of the orchestrator's event loop" },
-  { title: "Rollouts kept out", names: ["rollouts/failed", "rollouts/filtered", "rollouts/cancelled"], help: "Failed, filtered and cancelled rollouts of a step" },
+  { title: "Loop lag", names: ["event_loop_lag/p99", "event_loop_lag/max"], help: "How late the orchestrator's event loop was in a step" },
+  { title: "Rollouts that are not trained", names: ["rollouts/failed", "rollouts/filtered", "rollouts/cancelled"], help: "Of a step: failed ones, those that a filter left out since they would teach nothing, and those that were no longer wanted" },
   { title: "Learning rate", names: ["learning_rate"] },
 ];
 

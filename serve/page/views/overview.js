@@ -2,6 +2,7 @@
 // or in one table. The same view, below a job's path, shows that job alone (views/job.js).
 import { element, keep, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { ago, bytes, count, number, roughly, seconds, visible, whole } from "../shell/format.js";
+import { WORDS } from "../shell/words.js";
 import { stateOfJob } from "../shell/overview.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { changeName, nameOf } from "../widgets/name.js";
@@ -35,7 +36,7 @@ export function renderJobs(root, context, name, isWanted) {
   const layouts = [["", "One table"], ["job", "Job by job"]].map(([by, text]) => element("button", { type: "button", class: "button small", on: { click: () => layOut(by) } }, text));
   const layout = element("div", { class: "segmented", role: "group", "aria-label": "Runs", hidden: true }, layouts);
   const filter = element("input", { type: "search", class: "filter", placeholder: "Filter runs", "aria-label": "Filter runs", hidden: true, value: context.query.run ?? null, on: { input: () => { context.setQuery({ run: filter.value }); draw(context.overview()); } } });
-  const all = table({ caption: "All runs", columns: columns(context, pickTag, true), keyOf: (run) => keyOf(run), tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has this name." });
+  const all = table({ caption: "All runs", isStacked: true, columns: columns(context, pickTag, true), keyOf: (run) => keyOf(run), tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has this name." });
   const allBox = element("div", {});
   let troubles = new Map();
   root.append(element("div", { class: "view-title" }, heading, summary, chosen, element("span", { class: "spacer" }), filter, layout), problems.element, allBox, jobs, nothing);
@@ -46,7 +47,7 @@ export function renderJobs(root, context, name, isWanted) {
     const ids = new Set(wanted.map((job) => job.job));
     const runs = wanted.flatMap((job) => job.runs);
     const active = runs.filter((run) => run.alive).length;
-    setText(summary, `${plural(wanted.length, "job")}, ${plural(runs.length, "run")}${runs.length > 0 ? `, ${whole(active)} active` : ""}`);
+    setText(summary, `${context.parameters.job ? "" : `${plural(wanted.length, "job")}, `}${plural(runs.length, "run")}${runs.length > 0 ? `, ${whole(active)} active` : ""}`);
     setText(chosen, tag ? `only ${visible(tag, 40)} ×` : "");
     setAttribute(chosen, "hidden", !tag);
     troubles = tonesOf(overview.problems);
@@ -84,7 +85,7 @@ export function renderJobs(root, context, name, isWanted) {
   }
 
   function makeJob(job) {
-    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, pickTag), keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
+    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, pickTag), isStacked: true, keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
     tables.set(job.job, list);
     return element("section", { class: "section" }, element("div", { class: "section-head" }, element("h2", {}, element("a", {}, element("bdi", {}))), badge(""), element("span", { class: "muted" }), element("span", { class: "spacer" })), list.element);
   }
@@ -120,7 +121,7 @@ function columns(context, pickTag, ofSeveral = false) {
     { key: "evaluated", width: 68, title: "Eval.", number: true, value: (run) => run.evaluated, cell: (run) => (run.evaluation ? element("span", { title: visible(run.evaluation, 60) }, number(run.evaluated, 3)) : "–"), help: "The newest result of the first evaluation: pass@k, or its reward" },
     { key: "trend", width: 68, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward of the newest steps; sorts by how much it rises" },
     { key: "throughput", width: 76, title: "Tokens", unit: "/s", number: true, value: (run) => run.tokens_per_second, cell: (run) => count(run.tokens_per_second), help: "Completion tokens, over the newest ten steps" },
-    { key: "staleness", width: 78, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: "In steps: training step minus the policy version that generated; 1 is fully on-policy" },
+    { key: "staleness", width: 78, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: WORDS.staleness },
     { key: "mismatch", width: 80, title: "Mismatch", number: true, value: (run) => run.mismatch_kl, cell: (run) => number(run.mismatch_kl, 2), help: "KL of inference against trainer log-probabilities" },
     { key: "lag", width: 78, title: "Lag p99", number: true, value: (run) => run.lag_p99, cell: (run) => seconds(run.lag_p99), help: "Of the orchestrator's event loop in the newest step" },
     { key: "left", width: 78, title: "Time left", number: true, value: (run) => run.seconds_left, cell: (run) => roughly(run.seconds_left) },

@@ -107,9 +107,9 @@ function columns(context) {
   return [
     { key: "rollout", title: "Rollout", width: 100, value: (entry) => entry.rollout_id, change: (cell, entry) => changeLink(cell, context, entry) },
     { key: "step", title: "Step", number: true, width: 60, value: (entry) => entry.step, cell: (entry) => whole(entry.step) },
-    { key: "outcome", title: "Outcome", width: 122, value: (entry) => entry.outcome, change: changeOutcome },
+    { key: "outcome", title: "Outcome", width: 122, help: "Completed ones are trained; stale and dropped ones were of groups that were not", value: (entry) => entry.outcome, change: changeOutcome },
     { key: "reward", title: "Reward", number: true, width: 76, value: (entry) => entry.reward, cell: (entry) => number(entry.reward) },
-    { key: "advantage", title: "Advantage", number: true, width: 92, value: (entry) => entry.advantage, cell: (entry) => number(entry.advantage) },
+    { key: "advantage", title: "Advantage", number: true, width: 92, help: "How much better it is than its group: the weight of its tokens in the loss", value: (entry) => entry.advantage, cell: (entry) => number(entry.advantage) },
     { key: "environment", title: "Environment", width: 124, value: (entry) => entry.environment, cell: (entry) => visible(entry.environment, 40) },
     { key: "example", title: "Example", number: true, width: 78, value: (entry) => entry.example_index, cell: (entry) => (entry.example_index === null ? "–" : whole(entry.example_index)) },
     { key: "turns", title: "Turns", number: true, width: 60, value: (entry) => entry.turns, cell: (entry) => whole(entry.turns) },

@@ -2,8 +2,10 @@
 import { fill } from "../shell/api.js";
 import { element, setAttribute, setText } from "../shell/dom.js";
 import { ago, count, number, roughly, seconds, visible, whole } from "../shell/format.js";
+import { WORDS } from "../shell/words.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { figures } from "../widgets/figures.js";
+import { fold } from "../widgets/fold.js";
 import { ZoomGroup } from "../widgets/zoom_group.js";
 import { chartControls } from "./chart_controls.js";
 import { chartGrid } from "./chart_grid.js";
@@ -25,6 +27,7 @@ export function render(root, context) {
   const updated = element("span", { class: "muted" });
   const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => compareConfigurations() } }, "Configuration");
   const actions = runActions(context);
+  const buttons = fold("Actions", () => false, element("div", { class: "actions" }, configuration, actions.element));
   const notes = runNotes(context);
   const problems = problemList(context, { isOfOneRun: true });
   const processes = processList(context);
@@ -39,7 +42,7 @@ export function render(root, context) {
   let axis = controls.axis();
   let runs = [];
   let detail = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), notes.element, problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), buttons.element), notes.element, problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
 
   /** Shows the run's configuration, and where those of the runs beside it differ. A run that is gone is left out. */
   async function compareConfigurations() {
@@ -73,7 +76,7 @@ export function render(root, context) {
     setAttribute(numbers.element, "hidden", !hasSteps);
     for (const part of [controls.element, grid.element]) setAttribute(part, "hidden", !hasCurves);
     numbers.update(figuresOf(found));
-    actions.update(found, found.alive || (Boolean(shown?.running) && found.state !== "done"));
+    actions.update(found, !found.fine_tuning && (found.alive || (Boolean(shown?.running) && !["done", "fine-tuning"].includes(found.state))));
     notes.update(found);
   }
 
@@ -106,22 +109,27 @@ export function render(root, context) {
       if (changed) group.setMarks(marksOf(curves.annotations.filter((one) => one.job === job && one.run === run), axis, first));
       if (changed || isNew || !areSame) draw();
     },
-    destroy: () => grid.destroy(),
+    destroy() {
+      grid.destroy();
+      buttons.destroy();
+    },
   };
 }
 
-/** The newest numbers of a run. */
+/** The newest numbers of a run. Of a fine-tuning there are only those that training has. */
 function figuresOf(run) {
+  const step = { name: "Step", value: whole(run.step), unit: run.steps > 0 ? `of ${whole(run.steps)}` : "", help: "An update of the weights; one counts from the moment when its rollouts are complete" };
+  const times = [{ name: "Median step", value: seconds(run.seconds_a_step), unit: visible(run.balance, 120), help: "The median of the newest steps" }, ...(run.alive ? [{ name: "Time left", value: roughly(run.seconds_left) }] : [])];
+  if (run.fine_tuning) return [{ ...step, help: "An update of the weights" }, { name: "Loss", value: number(run.loss, 3), help: "Of the newest step" }, ...times];
   return [
-    { name: "Step", value: whole(run.step), unit: run.steps > 0 ? `of ${whole(run.steps)}` : "" },
+    step,
     { name: "Reward", value: number(run.reward, 3), help: "Mean of the newest step" },
     ...(run.evaluation ? [{ name: visible(run.evaluation.split(" ")[0], 20), value: number(run.evaluated, 3), help: "The newest result of the first evaluation" }] : []),
     { name: "Tokens generated", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens a second, over the newest ten steps" },
-    { name: "Median step", value: seconds(run.seconds_a_step), unit: visible(run.balance, 120), help: "The median of the newest steps" },
-    { name: "Staleness", value: number(run.staleness, 3), unit: run.staleness_lossless ? `steps; none lost at ${whole(run.staleness_lossless)}` : "steps", help: "Mean of the newest step; with this max_off_policy_steps no rollout would be too old to be trained" },
-    { name: "Mismatch KL", value: number(run.mismatch_kl, 3) },
-    { name: "Loop lag p99", value: seconds(run.lag_p99), help: "Of the newest step" },
-    { name: "Time left", value: roughly(run.seconds_left) },
+    { name: "Staleness", value: number(run.staleness, 3), unit: run.staleness_lossless ? `steps; none lost at ${whole(run.staleness_lossless)}` : "steps", help: `${WORDS.staleness}. None lost: with this max_off_policy_steps no rollout would be too old to be trained` },
+    { name: "Mismatch KL", value: number(run.mismatch_kl, 3), help: "Of the log-probabilities of inference against those of the trainer: near 0 is good" },
+    { name: "Loop lag p99", value: seconds(run.lag_p99), help: "How late the orchestrator's event loop was in the newest step" },
+    ...times,
   ];
 }
 

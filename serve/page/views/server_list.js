@@ -12,7 +12,7 @@ const SERVERS = "/jobs/{job}/servers";
 /** Makes the list of a job's servers. */
 export function serverList(context) {
   const { job } = context.parameters;
-  const list = table({ caption: "Servers", columns: columns((cell, server) => changeButtons(cell, server)), keyOf: (server) => server.url, empty: "The job has no server of its own and none was added." });
+  const list = table({ caption: "Servers", isStacked: true, columns: columns(() => isLive, (cell, server) => changeButtons(cell, server)), keyOf: (server) => server.url, empty: "The job has no server of its own and none was added." });
   const head = element("div", { class: "section-head" }, element("h2", {}, "Servers"), element("span", { class: "spacer" }));
   const root = element("section", { class: "section", hidden: true }, head, list.element);
   let verbs = null;
@@ -81,24 +81,25 @@ export function serverList(context) {
   };
 }
 
-function columns(changeButtons) {
+function columns(isLive, changeButtons) {
   return [
     { key: "url", title: "Server", value: (server) => server.url, cell: (server) => visible(server.url, 200) },
     { key: "origin", title: "From", width: 170, value: (server) => (server.origin === "added" ? "added by hand" : "the job's file") },
-    { key: "state", title: "State", width: 140, value: stateOf, change: changeState },
-    { key: "reason", title: "Reason", value: (server) => server.reason, cell: (server) => visible(server.reason, 200) },
+    { key: "state", title: "State", width: 140, value: (server) => stateOf(server, isLive()), change: (cell, server) => changeState(cell, stateOf(server, isLive())) },
+    { key: "reason", title: "Reason", value: (server) => server.reason, cell: (server) => (isLive() ? visible(server.reason, 200) : "") },
     { key: "act", title: "Actions", width: 220, value: () => "", change: changeButtons },
   ];
 }
 
-const TONES = { "in use": "good", "not in use": "bad" };
+const TONES = { "in use": "good", "not in use": "bad", stopped: "idle" };
 
-function stateOf(server) {
+/** What the runs make of a server. Once no job runs, nothing will use one that is not in use. */
+function stateOf(server, isLive) {
   if (server.drained) return "drained";
-  return { serving: "in use", out: "not in use" }[server.state] ?? "not in use yet";
+  return { serving: "in use", out: "not in use" }[server.state] ?? (isLive ? "not in use yet" : "stopped");
 }
 
-function changeState(cell, server) {
+function changeState(cell, state) {
   if (!cell.firstChild) cell.append(badge(""));
-  changeBadge(cell.firstChild, stateOf(server), TONES[stateOf(server)] ?? "busy");
+  changeBadge(cell.firstChild, state, TONES[state] ?? "busy");
 }

@@ -2,6 +2,7 @@
 import { fill } from "../shell/api.js";
 import { element, setAttribute, setText } from "../shell/dom.js";
 import { clock, percent, seconds, visible, whole } from "../shell/format.js";
+import { WORDS } from "../shell/words.js";
 import { figures } from "../widgets/figures.js";
 import { gantt } from "../widgets/gantt.js";
 
@@ -27,7 +28,7 @@ const STYLES = {
 /** Draws the view. */
 export function render(root, context) {
   const idle = figures("Idle shares");
-  const chart = gantt({ label: "What each role did", styleOf, announce: context.announce });
+  const chart = gantt({ label: "What each role did", styleOf, announce: context.announce, words: WORDS });
   const note = element("p", { class: "empty" }, "Reading the run's spans.");
   const left = element("p", { class: "muted", hidden: true });
   const where = element("span", { class: "muted step-where" });

@@ -4,7 +4,7 @@ import { visible } from "../shell/format.js";
 
 const TONES = {
   good: ["running", "training", "ready", "finished", "complete", "done", "success", "healthy", "alive", "converged", "durable", "kept", "shipped", "connected"],
-  busy: ["starting", "waiting", "paused", "pausing", "draining", "drained", "queued", "pending", "init", "updating", "loading", "resuming", "saving"],
+  busy: ["starting", "waiting", "paused", "pausing", "draining", "drained", "queued", "pending", "init", "updating", "loading", "resuming", "saving", "tuning"],
   warn: ["warning", "stalled", "silent", "suspected", "restarting", "exited", "stopping", "stale", "filtered", "late", "waits"],
   bad: ["error", "failed", "evicted", "refused", "dead", "killed", "lost", "diverged", "critical", "unreachable", "crashed"],
 };

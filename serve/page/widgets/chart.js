@@ -2,11 +2,11 @@
 // arrive, shows the least and the greatest value of what was thinned out as a band, has a table of the same numbers, and can be enlarged,
 // drawn over the logarithm, and saved.
 import { element, icon, setAttribute, setText } from "../shell/dom.js";
-import { number, visible } from "../shell/format.js";
+import { bytes, number, visible } from "../shell/format.js";
 import { colour, onThemeChange } from "../shell/theme.js";
 import { saveCsv, savePng } from "./chart_export.js";
 import { legend } from "./chart_legend.js";
-import { AXES, columnsOf, describe, nearest, seriesOf, tickOf, valueAt } from "./chart_series.js";
+import { AXES, BYTE_STEPS, columnsOf, describe, nearest, seriesOf, tickOf, valueAt } from "./chart_series.js";
 import { fillTable } from "./chart_table.js";
 
 const HEIGHT = 168;
@@ -139,8 +139,8 @@ class Chart {
       cursor: { y: false, sync: { key: this.group.key, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: axis.isTime, distr: this.data.isLogX ? 3 : 1, range: (_, least, greatest) => this.#rangeOf(least, greatest) }, y: { distr: this.isLog ? 3 : 1 } },
       axes: [
-        { ...look, size: 24, gap: 4, space: axis.isTime ? 70 : 50, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: (_, splits, __, ___, distance) => splits.map((split) => (split === null ? "" : axis.tick(split, distance))) },
-        { ...look, size: 54, gap: 6, values: (_, splits, __, ___, step) => splits.map((split) => (split === null ? "" : this.isLog && this.format === number ? number(split, 1) : tickOf(split, step, this.format))) },
+        { ...look, size: 26, gap: 6, space: axis.isTime ? 70 : 50, ...(axis.steps && !this.data.isLogX ? { incrs: axis.steps } : {}), values: (_, splits, __, ___, distance) => splits.map((split) => (split === null ? "" : axis.tick(split, distance))) },
+        { ...look, size: 54, gap: 6, ...(this.format === bytes && !this.isLog ? { incrs: BYTE_STEPS } : {}), values: (_, splits, __, ___, step) => splits.map((split) => (split === null ? "" : this.#tick(split, step))) },
       ],
       series,
       bands,
@@ -149,6 +149,12 @@ class Chart {
     const plot = new window.uPlot(options, columnsOf(this.data.x, curves, this.isLog), this.canvas);
     if (this.onPick) plot.over.addEventListener("click", () => Number.isInteger(plot.cursor.idx) && this.onPick(this.data.x[plot.cursor.idx]));
     return plot;
+  }
+
+  /** A value beside the axis. */
+  #tick(value, step) {
+    if (this.isLog) return this.format === number ? number(value, 1) : this.format(value);
+    return tickOf(value, step, this.format);
   }
 
   /** The range of x: all that the charts of the group have, so that they lie below each other, if this one's points are in it. */

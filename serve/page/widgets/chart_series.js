@@ -9,13 +9,24 @@ export const AXES = {
   elapsed: { isTime: false, steps: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000], tick: elapsedTick, label: (x) => `after ${seconds(x)}`, title: "after" },
 };
 
+/** Distances of two ticks of bytes, whose labels are in powers of two. */
+export const BYTE_STEPS = Array.from({ length: 51 }, (_, power) => 2 ** power);
+
 /** A value beside the axis: with as many decimals as the distance of two ticks needs, so that all have the same. */
 export function tickOf(value, step, format) {
   let decimals = 0;
   while (decimals < 6 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 1e-6) decimals += 1;
+  if (format === seconds && step < 60) return secondsTick(value, step);
   if (format !== number || Math.abs(value) >= 1e6) return format(value);
   if (decimals > 5) return value === 0 ? "0" : value.toExponential(2).replace(/\.?0+e/, "e").replaceAll("-", "−").replace("e+", "e");
   return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace("-", "−");
+}
+
+/** Seconds beside the axis: all in one unit, which the distance of two ticks decides. */
+function secondsTick(value, step) {
+  if (value === 0) return "0 s";
+  const [factor, unit] = step >= 0.1 ? [1, "s"] : step >= 1e-4 ? [1e3, "ms"] : [1e6, "µs"];
+  return `${tickOf(value * factor, step * factor, number)} ${unit}`;
 }
 
 /** A moment beside the axis, as short as the distance of two ticks allows; a day's first one is its date. */

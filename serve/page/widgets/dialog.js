@@ -52,6 +52,7 @@ export function openDialog({ title, body, confirm = "", tone = "", wide = false,
     });
     dialog.showModal();
     (form.querySelector("input, select, textarea") || button || close).focus();
+    dialog.scrollTop = 0; // a long one begins at its beginning, wherever its buttons are
   });
 }
 

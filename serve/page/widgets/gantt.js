@@ -16,10 +16,11 @@ const MOST_TICKS = 7;
  * @param {string} options.label - What it shows, for screen readers.
  * @param {function(Object, Object): string} options.styleOf - The style of a bar of a lane: a number of the CSS's series, or `wait`, `out`.
  * @param {function(string): void} options.announce - Reads a text out.
+ * @param {Object<string, string>} options.words - What the names of bars mean, of those that need it.
  * @returns {{element: Element, update: function({begin: number, end: number, marks: Array<{label: string, at: number}>,
  *   lanes: Array<{key: string, title: string, role: string, bars: Array}>}): void}} `marks` divide the time, which is in seconds.
  */
-export function gantt({ label, styleOf, announce }) {
+export function gantt({ label, styleOf, announce, words }) {
   let shown = { begin: 0, end: 1, marks: [], lanes: [] };
   let picked = null;
   const axis = element("div", { class: "gantt-axis", "aria-hidden": "true" });
@@ -49,7 +50,7 @@ export function gantt({ label, styleOf, announce }) {
     picked = lanes.children[shown.lanes.indexOf(lane)]?.querySelectorAll("rect.gantt-bar")[index] ?? null;
     picked?.setAttribute("data-picked", "");
     const text = describe(bar, shown.begin);
-    setText(detail, `${visible(lane.title, 80)}: ${text}`);
+    setText(detail, `${visible(lane.title, 80)}: ${text}${words[bar.name] ? `. ${words[bar.name]}` : ""}`);
     if (isKey) announce(text);
   }
 
@@ -102,7 +103,7 @@ export function gantt({ label, styleOf, announce }) {
       setText(detail, "Point at a bar, or go to a lane with Tab and to its bars with the arrow keys.");
       drawAxis(axis, shown);
       keep(lanes, shown.lanes, (lane) => lane.key, makeLane, changeLane);
-      drawLegend(legend, shown.lanes, styleOf);
+      drawLegend(legend, shown.lanes, styleOf, words);
       drawTable();
     },
   };
@@ -129,7 +130,7 @@ function drawAxis(axis, { begin, end, marks }) {
 }
 
 /** One line for the lanes of a role, whose bars have their styles in common: its name, then what each style means there, once. */
-function drawLegend(legend, lanes, styleOf) {
+function drawLegend(legend, lanes, styleOf, words) {
   const roles = new Map();
   for (const lane of lanes) {
     if (!roles.has(lane.role)) roles.set(lane.role, new Map());
@@ -143,6 +144,7 @@ function drawLegend(legend, lanes, styleOf) {
     for (const [name, style] of [...names].slice(0, 16)) styles.set(style, [...(styles.get(style) ?? []), name]);
     keep(line.lastChild, [...styles], ([style]) => style, () => element("li", { class: "gantt-key" }, element("span", { class: "gantt-swatch" }), element("bdi", {})), (node, [style, same]) => {
       node.firstChild.dataset.style = style;
+      setAttribute(node, "title", same.map((name) => words[name]).filter(Boolean).join("; ") || null);
       setText(node.lastChild, same.map((name) => visible(name, 40).replaceAll("_", " ")).join(", "));
     });
   });

@@ -21,10 +21,11 @@ const CUT_FROM = 16;
  * @param {function(*): string} options.keyOf - A row's own key.
  * @param {string} [options.empty] - What an empty table says, and why it is empty.
  * @param {{key: string, descending: boolean}} [options.sort] - At first; without it the rows keep their order.
+ * @param {boolean} [options.isStacked] - Whether each row is a block on a narrow screen, with the headings beside its values.
  * @param {function(*): string} [options.tone] - A row's tone (`bad`, `warn` or "").
  * @returns {{element: Element, update: function(Array): void}}
  */
-export function table({ caption, columns, keyOf, empty = "Nothing here yet.", sort = null, tone = () => "" }) {
+export function table({ caption, columns, keyOf, empty = "Nothing here yet.", sort = null, isStacked = false, tone = () => "" }) {
   let rows = [];
   let shown = ROWS;
   let order = sort;
@@ -36,7 +37,7 @@ export function table({ caption, columns, keyOf, empty = "Nothing here yet.", so
   const grid = element("table", { class: isFixed ? "data fixed" : "data" }, element("caption", { class: "visually-hidden" }, caption), widths(columns), element("thead", {}, element("tr", {}, headings)), body);
   if (isFixed) grid.style.minWidth = `${columns.reduce((sum, column) => sum + (column.width ?? column.least ?? SHARE_PIXELS), 0)}px`;
   const scroller = element("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption }, grid);
-  const box = element("div", { class: "table" }, scroller, nothing, more);
+  const box = element("div", { class: isStacked ? "table stacked" : "table" }, scroller, nothing, more);
   const showMore = () => {
     const left = scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft;
     setAttribute(box, "data-more", left > 1 ? "" : null);
@@ -56,9 +57,12 @@ export function table({ caption, columns, keyOf, empty = "Nothing here yet.", so
       setAttribute(headings[index], "aria-sort", direction);
     }
     const sorted = order ? sortRows(rows, columns.find((column) => column.key === order.key), order.descending) : rows;
-    keep(body, sorted.slice(0, shown), keyOf, () => element("tr", {}, columns.map((column) => element("td", { class: cellClass(column), dataset: { title: column.title } }))), (row, item) => {
+    keep(body, sorted.slice(0, shown), keyOf, () => element("tr", {}, columns.map((column) => element("td", { class: cellClass(column), dataset: { title: [column.title, column.unit].filter(Boolean).join(" ") } }))), (row, item) => {
       setAttribute(row, "data-tone", tone(item) || null);
-      for (const [index, column] of columns.entries()) changeCell(row.children[index], column, item);
+      for (const [index, column] of columns.entries()) {
+        changeCell(row.children[index], column, item);
+        setAttribute(row.children[index], "data-unknown", isStacked && isMissing(column.value(item)));
+      }
     });
     setAttribute(more, "hidden", sorted.length <= shown);
     setText(more, `Show more of ${whole(sorted.length)} rows`);
@@ -106,11 +110,14 @@ function changeCell(cell, column, item) {
 /** Sorted by a column, those without a value last whatever the direction. */
 function sortRows(rows, column, descending) {
   const sign = descending ? -1 : 1;
-  const isMissing = (value) => value === null || value === undefined || Number.isNaN(value);
   return [...rows].sort((first, second) => {
     const [a, b] = [column.value(first), column.value(second)];
     if (isMissing(a) || isMissing(b)) return Number(isMissing(a)) - Number(isMissing(b));
     if (typeof a === "number" && typeof b === "number") return sign * (a - b);
     return sign * String(a).localeCompare(String(b), "en", { numeric: true });
   });
+}
+
+function isMissing(value) {
+  return value === null || value === undefined || Number.isNaN(value);
 }

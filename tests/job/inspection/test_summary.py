@@ -62,7 +62,7 @@ def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     print_summary(summary, {}, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "generation 75 %, waiting for the trainer 12 %, commit 12 %" in shown
+    assert "generation 75 %, waiting for the trainer 12 %, saving the state 12 %" in shown
 
 
 def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) -> None:

@@ -66,7 +66,7 @@ def test_phases_are_said_as_shares() -> None:
     ]
     seconds = sum_phases(lines)
     assert seconds == {"generation": 194.0, "wait_trainer": 5.0, "merge": 1.2}
-    assert phases_in_words(seconds) == "generation 97 %, waiting for the trainer 2 %, merge 1 %"
+    assert phases_in_words(seconds) == "generation 97 %, waiting for the trainer 2 %, making samples 1 %"
     assert phases_in_words(sum_phases([{"step": 1}])) == ""
 
 

@@ -168,6 +168,7 @@ async def test_hostile_texts_stay_text(reader: Open, tmp_path: Path) -> None:
             assert await page.page.locator("#view script, #view img").count() == 0
             assert await page.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
         await page.go(RUN)
+        await page.page.get_by_text("Actions", exact=True).click()
         await page.page.get_by_role("button", name="Configuration").click()
         await expect(page.page.get_by_role("dialog")).to_contain_text("environments")
 

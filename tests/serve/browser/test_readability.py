@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import orjson
 import pytest
 from playwright.async_api import expect
 
-from tests.serve.activity.jobs import fleet, write_fleet, write_spans
+from counterpoint.transport.files.lock import take_lock
+from tests.serve.activity.jobs import fleet, write_decisions, write_fleet, write_spans
 from tests.serve.browser.jobs import small_job
 from tests.serve.browser.reader import Reader
+from tests.support.jobs import trained_line, write_lines
 from tests.support.synthetic_jobs import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -154,7 +157,8 @@ async def test_late_moments_without_code_to_blame_are_one_row(reader: Open, tmp_
 
 
 async def test_on_a_phone_a_table_shows_that_it_scrolls_and_filters_fold(reader: Open, tmp_path: Path) -> None:
-    async with reader(small_job(tmp_path / "job"), width=360) as page:
+    write_decisions(job := small_job(tmp_path / "job"), "run-0000", 3)
+    async with reader(job, path=f"{RUN}/groups", width=360) as page:
         table = page.page.locator(".table").first
         await expect(table).to_have_attribute("data-more", "")
         await table.locator(".table-scroll").evaluate("box => { box.scrollLeft = box.scrollWidth }")
@@ -188,3 +192,78 @@ async def test_a_log_is_read_and_followed(reader: Open, tmp_path: Path) -> None:
         with (job / "trainer.log").open("a") as file:
             file.write("another line\n")
         await expect(page.page.get_by_role("region", name="The end of the log")).to_contain_text("another line")
+
+
+async def test_ticks_are_in_the_units_of_their_labels(reader: Open, tmp_path: Path) -> None:
+    small_job(tmp_path / "job", runs=1, steps=3)
+    ticks = """import("./widgets/chart_series.js").then(async ({ BYTE_STEPS, tickOf }) => {
+        const { bytes, roughly, seconds } = await import("./shell/format.js");
+        return [
+            [2 ** 29, 2 ** 30, 3 * 2 ** 29].map((value) => [BYTE_STEPS.includes(2 ** 29), tickOf(value, 2 ** 29, bytes)]),
+            [0, 0.5, 1, 1.5, 2].map((value) => tickOf(value, 0.5, seconds)),
+            [0.001, 0.002].map((value) => tickOf(value, 0.001, seconds)),
+            [40, 1000, 11400, 216000].map(roughly),
+        ];
+    })"""
+    async with reader(tmp_path / "job") as page:
+        assert await page.page.evaluate(ticks) == [
+            [[True, "512 MiB"], [True, "1 GiB"], [True, "1.50 GiB"]],
+            ["0 s", "0.5 s", "1.0 s", "1.5 s", "2.0 s"],
+            ["1 ms", "2 ms"],
+            ["40 s", "17 min", "3.2 h", "2.5 d"],
+        ]
+
+
+async def test_a_row_is_a_block_on_a_phone_and_names_its_values(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1)
+    async with reader(job, width=390) as page:
+        row = page.page.locator("tr", has=page.page.get_by_role("link", name="run-0000"))
+        for title in ("Step", "Reward", "Staleness", "Updated"):
+            cell = row.locator(f"td[data-title={title}]")
+            await expect(cell).to_be_in_viewport()
+            assert title in await cell.evaluate("cell => getComputedStyle(cell, '::before').content")
+        await expect(row.locator("td[data-title='Time left']")).to_be_hidden()  # nothing is known of it
+
+
+async def test_a_server_of_a_job_that_has_ended_is_stopped(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1)
+    run = ["run-0000"]
+    with running(job, run):
+        async with reader(job, path="/jobs/job") as page:
+            await expect(page.page.get_by_text("not in use yet")).to_be_visible()
+    async with reader(job, path="/jobs/job") as page:
+        servers = page.page.get_by_role("region", name="Servers")
+        await expect(servers.locator("td[data-title=State]")).to_contain_text("stopped")
+        await expect(page.page.get_by_text("not in use yet")).to_have_count(0)
+
+
+@contextmanager
+def closing_lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a directory, as the command does that trains there."""
+    lock = take_lock(path, "taken")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+async def test_a_job_in_its_fine_tuning_says_how_far_it_is_and_leads_to_its_loss(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1, steps=3)
+    for metrics in (job / "run_run-0000", job / "trainer"):
+        (metrics / "metrics.jsonl").unlink()
+    settings = orjson.loads((job / "job.json").read_bytes())
+    (job / "job.json").write_bytes(orjson.dumps(settings | {"sft": {}}))
+    tuned = job / "sft" / "run_sft"
+    (tuned / "control").mkdir(parents=True)
+    (tuned / "control" / "orch.toml").write_text("steps = 60\n")
+    (tuned / "sft.json").write_text("{}")
+    write_lines(job / "sft" / "trainer" / "metrics.jsonl", [trained_line(step, "sft") for step in range(1, 13)])
+    with running(job, []), closing_lock(job / "sft" / "job.lock"):
+        async with reader(job, path=RUN, expects_failures=True) as page:
+            await page.page.wait_for_selector("[data-connection=connected]")
+            await page.go(RUN)
+            await expect(page.page.get_by_role("status").filter(has_text="step 12 of 60, loss 0.1")).to_be_visible()
+            await page.page.get_by_role("link", name="See its loss").click()
+            await expect(page.page.get_by_role("figure", name="Loss")).to_be_visible()
+            await expect(page.page.locator(".figure").first).to_contain_text("12")
+            await expect(page.page.get_by_role("button", name="Stop")).to_have_count(0)
