@@ -34,9 +34,9 @@ class ExportCheck:
     """How much the adapter changes the bare model: without an effect, a small difference says nothing."""
 
 
-def layer_names(directory: Path, dtype: str = "float32") -> list[str]:
+def layer_names(directory: Path) -> list[str]:
     """Returns the names of the layers that can have an adapter in the model in `directory`, which the trainer can load."""
-    model = load_model(directory, dtype, _CPU)
+    model = load_model(directory, "float32", _CPU)
     prove_layers(model)
     return sorted({path.rpartition(".")[2] for path in adaptable(model)})
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from counterpoint.environments.base import Environment
 from counterpoint.environments.chat import Chat
 from counterpoint.orchestrator.decisions import DecisionLog
 from counterpoint.orchestrator.dispatcher import Dispatcher
-from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
 from counterpoint.orchestrator.loop_health.health import LoopHealth
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
@@ -30,12 +29,8 @@ async def run_to_the_end(
     pool: GroupsPool,
     environment: Environment,
     rollout_counts: RolloutCounts,
-    evaluations_of: Callable[[Dispatcher], Evaluations] | None = None,
 ) -> None:
-    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist.
-
-    `evaluations_of` makes evaluations, which are played beside the steps and cancelled after the last one.
-    """
+    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
     trainer = _InstantTrainer()
     (entry,) = config.environments
     health = LoopHealth(config.lag)
@@ -62,15 +57,8 @@ async def run_to_the_end(
                 on_progress=lambda: None,
             )
             dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))
-            if evaluations_of is not None:
-                evaluations = dispatcher.evaluations = evaluations_of(dispatcher)
-                evaluations.policy_updated(0)
-                tasks.create_task(evaluations.run())
-                await asyncio.sleep(0.1)  # it begins beside the first groups
             dispatcher.handle(PolicyUpdated(0))
             await dispatcher.finished.wait()
-            if evaluations_of is not None:
-                evaluations.cancel()
             monitor.cancel()
 
 

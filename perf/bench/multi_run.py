@@ -59,36 +59,31 @@ _CPU = torch.device("cpu")
 
 def measure(size: Size) -> list[Case]:
     """Measures the cases of speed and of memory."""
-    return measure_runs(RUNS, size)
-
-
-def measure_runs(runs: int, size: Size) -> list[Case]:
-    """Measures them for so many runs."""
     rounds = size.pick(2, 3, ROUNDS)
     samples = SAMPLES // size.pick(16, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        trainer = _Trainer(Path(directory), runs)
+        trainer = _Trainer(Path(directory))
         trainer.admit(1)
         for _ in range(2):  # the first rounds fill caches and pools
             trainer.round(1, samples)
         before = _Memory.now()
-        trainer.admit(runs)
-        rates: dict[int, list[float]] = {1: [], runs: []}
-        trainer.round(runs, samples)
+        trainer.admit(RUNS)
+        rates: dict[int, list[float]] = {1: [], RUNS: []}
+        trainer.round(RUNS, samples)
         for _ in range(rounds):
             for count, measured in rates.items():
                 measured.append(trainer.round(count, samples))
-        return [_speed(runs, rates[1], rates[runs]), _memory(trainer, before, _Memory.now())]
+        return [_speed(rates[1], rates[RUNS]), _memory(trainer, before, _Memory.now())]
 
 
-def _speed(runs: int, one: Sequence[float], several: Sequence[float]) -> Case:
+def _speed(one: Sequence[float], several: Sequence[float]) -> Case:
     return Case(
         "training many runs",
         [
             Figure("one run", statistics.median(one), "tokens/s"),
-            Figure(f"{runs} runs that share its load", statistics.median(several), "tokens/s"),
+            Figure(f"{RUNS} runs that share its load", statistics.median(several), "tokens/s"),
             Figure(
-                f"{runs} runs over one",
+                f"{RUNS} runs over one",
                 # Of neighbours in time, since a machine is faster at one time than at another.
                 statistics.median(theirs / its for its, theirs in zip(one, several, strict=True)),
                 "x", 0.9, "at least", slack=1.3,
@@ -143,7 +138,7 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
             Figure(
                 "what that is beyond adapters and optimizers, over the base",
                 (after.resident - before.resident - further) / base,
-                "x", 0.1 * (len(states) - 1) / (RUNS - 1), timed=False,
+                "x", 0.1, timed=False,
             ),
         ],
     )  # fmt: skip
@@ -152,7 +147,7 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
 class _Trainer:
     """The trainer's parts between the wire and the disk, on one rank."""
 
-    def __init__(self, directory: Path, runs: int) -> None:
+    def __init__(self, directory: Path) -> None:
         transformers_logging.disable_progress_bar()
         torch.manual_seed(0)
         model = directory / "model"
@@ -162,11 +157,11 @@ class _Trainer:
             model=str(model),
             device="cpu",
             threads=1,  # two wait for each other longer than they work when anything else runs
-            max_runs=runs,
+            max_runs=RUNS,
             max_tokens=MAX_TOKENS,
             router_replay=False,
         )
-        self._manager = MultiRunManager(directory, runs)
+        self._manager = MultiRunManager(directory, RUNS)
         self.learner = Learner(config, Ranks(0, 1, _CPU, None), self._manager)
         self._directory = directory
 

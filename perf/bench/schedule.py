@@ -24,12 +24,8 @@ from pathlib import Path
 import openai
 import uvloop
 
-from counterpoint.environments.base import Environment, EnvironmentContext
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.lifecycle import started
 from counterpoint.environments.sampling import SamplingConfig
-from counterpoint.environments.workers.load import load_environment
-from counterpoint.environments.workers.proxy import WorkerEnvironment
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.job.replay.lag_trace import LagTrace
@@ -45,7 +41,7 @@ from counterpoint.run.config import RunConfig, ScheduleConfig
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
-from perf.bench.short_turns import REPLY, TURNS, first_prompt
+from perf.bench.short_turns import REPLY, TURNS, ShortTurns, first_prompt
 from perf.figures import Case, Figure
 from perf.stalls import Stalls, recorded_stalls
 
@@ -90,7 +86,7 @@ def measure(size: Size) -> list[Case]:
     in_flight = size.pick(512, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching(), recorded_stalls() as stalls:
         idle = uvloop.run(_idle())
-        ours = [uvloop.run(measure_rollouts(url, in_flight)) for _ in range(size.pick(1, ROUNDS, ROUNDS))]
+        ours = [uvloop.run(_rollouts(url, in_flight)) for _ in range(size.pick(1, ROUNDS, ROUNDS))]
         theirs = uvloop.run(_with_openai(url, in_flight))
     case = _case(in_flight, idle.distribution(), ours, theirs)
     unstalled = _case(
@@ -108,54 +104,42 @@ async def _idle() -> LagTrace:
 # --- ours ---
 
 
-async def measure_rollouts(url: str, in_flight: int, workers: int = 0, steps: int = STEPS) -> Measured:
-    """Plays the rollouts of `steps` steps, in the loop or in an environment's workers."""
+async def _rollouts(url: str, in_flight: int) -> Measured:
+    """Plays the rollouts of `STEPS` steps."""
     with tempfile.TemporaryDirectory() as directory:
         config = RunConfig(
             run_id="bench",
             output_dir=Path(directory),
             model="none",
-            steps=steps,
-            environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns", workers=workers)],
+            steps=STEPS,
+            environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")],
             sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
             # Two thirds of the steps are under way at once, and the rollouts of all of them are never stale.
             schedule=ScheduleConfig(
                 group_size=GROUP_SIZE,
                 rollouts_per_step=in_flight // 8,
                 max_inflight_rollouts=in_flight,
-                max_lead_steps=steps,
-                max_off_policy_steps=steps,
+                max_lead_steps=STEPS,
+                max_off_policy_steps=STEPS,
             ),
             inference=PoolConfig(urls=[url], max_concurrent_requests_per_server=in_flight),
         )
         config.run_dir.mkdir()
         pool = InferencePool(config.inference).model(config.model)
         await pool.start()
-        environment = await asyncio.to_thread(load_environment, config.environments[0])
-        context = EnvironmentContext("short", config.run_dir / "environments" / "short", Path("none"), 0)
-        async with started(environment, context):
-            await _all_ready(environment)
-            measured = await _measured(config, pool, environment)
+        measured = await _measured(config, pool)
         await pool.release()
     return measured
 
 
-async def _all_ready(environment: Environment) -> None:
-    """Waits until every worker is ready, and has beaten for a while."""
-    if isinstance(environment, WorkerEnvironment):
-        while environment.take_metrics()["environment/short/workers"] < environment.workers:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)
-
-
-async def _measured(config: RunConfig, pool: Served, environment: Environment) -> Measured:
+async def _measured(config: RunConfig, pool: Served) -> Measured:
     with infrequent_gc():
         freeze_gc()
         counts = RolloutCounts()
         collecting = asyncio.create_task(collect_as_memory_grows(counts))
         started, cpu_started = time.perf_counter(), time.process_time()
         async with LagTrace() as trace:
-            await run_to_the_end(config, pool, environment, counts)
+            await run_to_the_end(config, pool, ShortTurns(), counts)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         collecting.cancel()
     return Measured(config.steps * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace)

@@ -63,7 +63,7 @@ def published(parent: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
+def json_lines(path: Path) -> list[Any]:
     """Returns the whole lines of a JSON Lines file; none where it is missing. A line that is still being written is left out."""
     try:
         whole, _, _ = path.read_bytes().rpartition(b"\n")

@@ -18,6 +18,7 @@ from typing import Literal
 
 from counterpoint.sweep.claim import SweepTarget, claim_and_run
 from counterpoint.sweep.lock import Claim
+from perf.chaos.disk import json_lines
 
 Event = Literal["begin", "end", "stopped", "overlap"]
 
@@ -57,14 +58,12 @@ class Witness:
 
     def recorded_processes(self) -> set[int]:
         """Returns the ids of the processes that have recorded anything."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return {json.loads(line)[3] for line in lines}
+        return {process for _, _, _, process in json_lines(self._log)}
 
     def testimony(self) -> Testimony:
         """Returns all records. No process may be writing any more."""
         seen = Testimony()
-        for line in self._log.read_text().splitlines():
-            target_id, token, event, _ = json.loads(line)
+        for target_id, token, event, _ in json_lines(self._log):
             seen.events[event].append((target_id, token))
             if event == "begin":
                 seen.begun[target_id].append(token)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterpoint.cluster import JobSpec, load_spec
-from perf.demos.commands import lines
+from perf.chaos.disk import json_lines
 from perf.demos.disturbed_job import DisturbedJob, Kill, Place
 from perf.demos.paced_trainer import ALLOWED, PacedTrainer
 
@@ -60,7 +60,7 @@ def ppo(directory: Path, place: Place, say: Say) -> Result:
             job.until(f"iteration {iteration}", partial(has_lines, progress, iteration))
         (directory / ALLOWED).write_text(str(spec.role("trainer").config["iterations"]))
         flaws = [job.end()]
-    done = lines(progress)
+    done = json_lines(progress)
     if [line["iteration"] for line in done] != list(range(1, spec.role("trainer").config["iterations"] + 1)):
         flaws.append(f"iterations are missing or repeated: {[line['iteration'] for line in done]}")
     first, last = (mean(line["length"] for line in part) for part in (done[:2], done[-5:]))
@@ -84,12 +84,12 @@ def elastic_training(directory: Path, place: Place, say: Say) -> Result:
     with DisturbedJob(training_of(training), directory, place, say) as job:
 
         def steps_by(ranks: int) -> None:
-            before = len(lines(training / "progress.jsonl"))
+            before = len(json_lines(training / "progress.jsonl"))
             job.until(
                 f"a step of {ranks} workers",
-                lambda: any(line["ranks"] == ranks for line in lines(training / "progress.jsonl")[before:]),
+                lambda: any(line["ranks"] == ranks for line in json_lines(training / "progress.jsonl")[before:]),
             )
-            say(f"{ranks} workers train, from step {lines(training / 'progress.jsonl')[-1]['step']}")
+            say(f"{ranks} workers train, from step {json_lines(training / 'progress.jsonl')[-1]['step']}")
 
         steps_by(3)
         job.kill("trainer-1")
@@ -109,7 +109,7 @@ def elastic_training(directory: Path, place: Place, say: Say) -> Result:
     results = [json.loads((folder / "result.json").read_text()) for folder in (training, calm / "training")]
     if results[0] != results[1]:
         flaws.append(f"the run ended with {results[0]}, the undisturbed one with {results[1]}")
-    steps = [line["step"] for line in lines(training / "progress.jsonl")]
+    steps = [line["step"] for line in json_lines(training / "progress.jsonl")]
     if steps != list(range(1, STEPS + 1)):
         flaws.append(f"{len(steps)} steps were made; expected {STEPS}, each once")
     return Result(job.kills, f"3 → 4 workers, {STEPS} steps, the same bits as those of an undisturbed run", flaws)
@@ -196,4 +196,4 @@ def has_committed(directory: Path, count: int) -> bool:
 
 def has_lines(file: Path, count: int) -> bool:
     """Whether a file has so many of them."""
-    return len(lines(file)) >= count
+    return len(json_lines(file)) >= count

@@ -1,8 +1,7 @@
-"""The commands that demos run, each a process of its own, how a demo waits for what they do, and the lines they write."""
+"""The commands that demos run, each a process of its own, and how a demo waits for what they do."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from counterpoint.cluster.process import last_lines
 from counterpoint.job.directory import is_running
@@ -130,11 +129,3 @@ def is_ready(job: Path) -> bool:
     """Returns whether the job runs with every worker ready."""
     workers = read_workers(job) if is_running(job) else []
     return bool(workers) and all(worker["state"] == "ready" for worker in workers)
-
-
-def lines(file: Path) -> list[Any]:
-    """Returns the whole lines of a file of JSON; none where there is no file yet."""
-    if not file.exists():
-        return []
-    whole, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]

@@ -37,7 +37,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perf.demos.commands import Command, DemoError, lines, until
+from perf.chaos.disk import json_lines
+from perf.demos.commands import Command, DemoError, until
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"
@@ -144,7 +145,7 @@ def join(directory: Path, job: Command, guest: Command) -> Event:
 def updates(directory: Path) -> dict[str, list[float]]:
     """Returns the times of each run's updates, by run."""
     found: dict[str, list[float]] = {}
-    for line in lines(directory / "trainer" / "metrics.jsonl"):
+    for line in json_lines(directory / "trainer" / "metrics.jsonl"):
         found.setdefault(line["run_id"], []).append(line["time"])
     return found
 
@@ -157,7 +158,7 @@ def least(directory: Path, runs: list[str], since: float) -> int:
 
 def rise(directory: Path, run_id: str) -> float:
     """Returns the rise of a run's reward so far."""
-    rewards = [line["reward/mean"] for line in lines(directory / f"run_{run_id}" / "metrics.jsonl")]
+    rewards = [line["reward/mean"] for line in json_lines(directory / f"run_{run_id}" / "metrics.jsonl")]
     if len(rewards) < 2 * EDGE_STEPS:
         return 0.0
     return (sum(rewards[-EDGE_STEPS:]) - sum(rewards[:EDGE_STEPS])) / EDGE_STEPS

@@ -16,7 +16,8 @@ from pathlib import Path
 from counterpoint.job.configuration.load import load
 from counterpoint.job.sweep.rows import Row, rows_reader_of
 from counterpoint.job.sweep.targets import SweepConfig, targets_of
-from perf.demos.commands import Command, DemoError, is_ready, lines, until
+from perf.chaos.disk import json_lines
+from perf.demos.commands import Command, DemoError, is_ready, until
 
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")
@@ -92,7 +93,7 @@ def verdict_of(rows: Sequence[Row], victim: Row) -> str | None:
         name, metrics = row.status.target_id, OUTPUT / f"run_demo.{row.status.target_id}" / "metrics.jsonl"
         if row.status.state != "SUCCESS":
             return f"{name} reads {row.status.state}"
-        counted = [line["step"] for line in lines(metrics)]
+        counted = [line["step"] for line in json_lines(metrics)]
         if counted != list(range(1, step(row) + 1)):
             return f"{name} has lost or repeated steps: {counted}"
     return None if victim.status.attempts == 2 else f"{victim.status.target_id} was not taken over"

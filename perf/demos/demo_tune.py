@@ -28,7 +28,8 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from perf.demos.commands import Command, DemoError, is_ready, lines, until
+from perf.chaos.disk import json_lines
+from perf.demos.commands import Command, DemoError, is_ready, until
 from perf.demos.population_picture import TrialCurve, draw
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -133,11 +134,11 @@ def run_alone(directory: Path, of: TrialCurve) -> float:
 def curves_of(experiment: Path) -> list[TrialCurve]:
     """Returns the trials of an experiment: each step of their runs with its reward and its values, and the copies."""
     trials = json.loads((experiment / "experiment_state.json").read_text())["trials"]
-    decisions = lines(experiment / "pbt_global.txt")  # loser, winner, their iterations, and both configurations
+    decisions = json_lines(experiment / "pbt_global.txt")  # loser, winner, their iterations, and both configurations
     names = {tag_number(trial["experiment_tag"]): str(number) for number, trial in enumerate(trials)}
     found = []
     for number, trial in enumerate(trials):
-        results = lines(Path(trial["logdir"]) / "result.json")
+        results = json_lines(Path(trial["logdir"]) / "result.json")
         curve = TrialCurve(
             str(number), trial["status"], [each["step"] for each in results], [each[METRIC] for each in results], [], []
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from counterpoint.cluster import JobFailed, JobHandle, JobSpec, JobStatus, NoMaster, WorkerStatus, submit
+from counterpoint.cluster import JobFailed, JobSpec, JobStatus, NoMaster, WorkerStatus, submit
 from counterpoint.cluster.job_files import read_master
 from counterpoint.cluster.spec import MASTER, role_of
 from perf.demos.commands import DemoError
@@ -47,7 +47,7 @@ class DisturbedJob:
         self.directory = directory
         self.kills: list[Kill] = []
         self._say = say
-        self._handle = submit(spec, directory, place.backend, options=place.options)
+        self.handle = submit(spec, directory, place.backend, options=place.options)
 
     def __enter__(self) -> DisturbedJob:
         return self
@@ -55,19 +55,14 @@ class DisturbedJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._handle.outcome() is None:
-            self._handle.stop("the demo has ended")
+        if self.handle.outcome() is None:
+            self.handle.stop("the demo has ended")
             self.end()
-
-    @property
-    def handle(self) -> JobHandle:
-        """The job."""
-        return self._handle
 
     def status(self) -> JobStatus | None:
         """Returns the job's state; None while it has no master."""
         try:
-            return self._handle.status()
+            return self.handle.status()
         except NoMaster:
             return None
 
@@ -80,7 +75,7 @@ class DisturbedJob:
         """Waits for a condition while the job runs. Raises `DemoError`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
-            if (outcome := self._handle.outcome()) is not None:
+            if (outcome := self.handle.outcome()) is not None:
                 raise DemoError(f"the job ended ({outcome.reason}) while this waited for {what}")
             if time.monotonic() > deadline:
                 raise DemoError(f"waited {PATIENCE_SECONDS:g} s for {what}, in vain; see {self.directory}")
@@ -115,7 +110,7 @@ class DisturbedJob:
     def end(self) -> str:
         """Waits for the job's end; returns what went wrong, or nothing."""
         try:
-            outcome = self._handle.wait(PATIENCE_SECONDS)
+            outcome = self.handle.wait(PATIENCE_SECONDS)
         except (JobFailed, TimeoutError) as error:
             return str(error)
         return "" if outcome.reason == "done" else f"the job ended: {outcome.reason}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, span_in
 from perf.architectures.peft_export import export_random
+from perf.chaos.disk import json_lines
 from perf.gpu.models import write
 from perf.gpu.steps import Figures
 from perf.time_to_reward.ours import job_of, records_of
@@ -31,6 +31,7 @@ NO_CHANGE = 1e-30
 """A learning rate that changes nothing: it is below the rounding of every weight but zero, and what it makes of zero vanishes."""
 
 RUN = "run_default"
+METRICS = "metrics.jsonl"
 JOB_SECONDS = 115.0
 
 REAL_REWARD = 0.5
@@ -52,7 +53,9 @@ def publishing(device: str, directory: Path, trainer: dict[str, Any], pool: dict
         "pause ms": round(1000 * statistics.median(pauses), 1),
         "longest": round(1000 * max(pauses), 1),
         "proof ms": round(1000 * _median_of(output, "probe"), 1),
-        "broadcast s": round(statistics.median(each["phase/broadcast"] for each in _lines(output / "trainer")), 3),
+        "broadcast s": round(
+            statistics.median(each["phase/broadcast"] for each in json_lines(output / "trainer" / METRICS)), 3
+        ),
     }
 
 
@@ -81,9 +84,9 @@ def staleness(device: str, directory: Path) -> Figures:
         "lora": {"rank": lora.rank, "start_from": str(adapter)},
     }
     output = _run(job, directory)
-    old = {line["step"]: line["staleness/mean"] - 1 for line in _lines(output / RUN)}
+    old = {line["step"]: line["staleness/mean"] - 1 for line in json_lines(output / RUN / METRICS)}
     by_age: dict[int, list[float]] = {}
-    for line in _lines(output / "trainer"):
+    for line in json_lines(output / "trainer" / METRICS):
         by_age.setdefault(round(old[line["step"]]), []).append(line["mismatch_kl"])
     return (
         _figures(output)
@@ -102,7 +105,7 @@ def mixture(device: str, directory: Path) -> Figures:
     job["trainer"]["router_replay"] = True
     job["orchestrator"]["training"] = {"learning_rate": 1e-6}
     output = _run(job, directory)
-    lines = list(_lines(output / "trainer"))
+    lines = json_lines(output / "trainer" / METRICS)
     return _figures(output) | {
         "mismatch KL": f"{statistics.median(line['mismatch_kl'] for line in lines):.1e}",
         "replayed": round(statistics.fmean(line["replayed_share"] for line in lines), 3),
@@ -127,7 +130,7 @@ def real_model(device: str, directory: Path) -> Figures:
         f"to a reward of {REAL_REWARD} s": "never" if reached is None else round(reached, 1),
         "first reward": round(records[0].reward, 3),
         "last": round(records[-1].reward, 3),
-        "mismatch KL of the first step": f"{next(_lines(output / 'trainer'))['mismatch_kl']:.1e}",
+        "mismatch KL of the first step": f"{json_lines(output / 'trainer' / METRICS)[0]['mismatch_kl']:.1e}",
     }
 
 
@@ -178,17 +181,12 @@ def _run(job: dict[str, Any], directory: Path, seconds: float = JOB_SECONDS) -> 
 
 def _figures(output: Path) -> Figures:
     """Returns what each job has, of the steps after the first one."""
-    orchestrator, trainer = (list(_lines(output / each)) for each in (RUN, "trainer"))
+    orchestrator, trainer = (json_lines(output / each / METRICS) for each in (RUN, "trainer"))
     return {
         "step s": round(statistics.median(line["wall_seconds"] for line in orchestrator[1:]), 3),
         "tokens/s trained": round(statistics.median(line["tokens_per_second"] for line in trainer[1:])),
         "lag max ms": round(1000 * max(line["event_loop_lag/max"] for line in orchestrator[1:]), 1),
     }
-
-
-def _lines(directory: Path) -> Iterator[dict[str, Any]]:
-    for line in (directory / "metrics.jsonl").read_text().splitlines():
-        yield json.loads(line)
 
 
 def _median_of(output: Path, name: str) -> float:
@@ -197,6 +195,4 @@ def _median_of(output: Path, name: str) -> float:
 
 
 def _spans(directory: Path) -> Iterable[Span]:
-    for line in (directory / SPANS_FILE).read_text().splitlines():
-        if (span := span_in(json.loads(line))) is not None:
-            yield span
+    return filter(None, map(span_in, json_lines(directory / SPANS_FILE)))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,105 +26,61 @@ class Row:
     run: Run
 
 
-def _alone(settings: Callable[[], Settings]) -> Run:
-    def run(device: str, directory: Path) -> Figures:
-        from perf.gpu.steps import small, trainer_alone
+def _trains(settings: str, *given: object, by: str = "steps:trainer_alone", **more: object) -> Run:
+    """Returns what trains settings that `perf.gpu.steps` makes, by a function of `perf.gpu`; on a CPU, the small ones."""
 
-        return trainer_alone(settings() if device == "cuda" else small(settings()), directory)
+    def run(device: str, directory: Path) -> Figures:
+        from perf.gpu import steps
+
+        made: Settings = getattr(steps, settings)(*given, **more)
+        found: Figures = resolve_name(f"perf.gpu.{by}")(made if device == "cuda" else steps.small(made), directory)
+        return found
 
     return run
 
 
-def _full(tokens: int, samples: int, *, compiled: bool | None = None, checkpointing: bool = False) -> Run:
-    def settings() -> Settings:
-        from perf.gpu.steps import full
+def _calls(name: str, **given: object) -> Run:
+    """Returns what calls a function of `perf.gpu`, whose module only the row's own process imports."""
 
-        return full(tokens, samples, compiled=compiled, checkpointing=checkpointing)
-
-    return _alone(settings)
-
-
-def _lora(shape: str, samples: int, *, compiled: bool | None = None) -> Run:
-    def settings() -> Settings:
-        from perf.gpu.steps import lora
-
-        return lora(shape, 16_384, samples, compiled=compiled)
-
-    return _alone(settings)
-
-
-def _profile(*, compiled: bool | None) -> Run:
     def run(device: str, directory: Path) -> Figures:
-        from perf.gpu.profile import profile
-        from perf.gpu.steps import lora, small
-
-        settings = lora("0.6b", 16_384, 1, compiled=compiled)
-        return profile(settings if device == "cuda" else small(settings), directory)
+        found: Figures = resolve_name(f"perf.gpu.{name}")(device, directory, **given)
+        return found
 
     return run
-
-
-def _beside_trl(device: str, _directory: Path) -> Figures:
-    from perf.gpu.steps import beside_trl
-
-    return beside_trl(device)
-
-
-def _generation(*, eager: bool) -> Run:
-    def run(device: str, directory: Path) -> Figures:
-        from perf.gpu.servers import generation
-
-        return generation(device, directory, eager=eager)
-
-    return run
-
-
-def _publishing(trainer: dict[str, object], pool: dict[str, object]) -> Run:
-    def run(device: str, directory: Path) -> Figures:
-        from perf.gpu.jobs import publishing
-
-        return publishing(device, directory, trainer, pool)
-
-    return run
-
-
-def _staleness(device: str, directory: Path) -> Figures:
-    from perf.gpu.jobs import staleness
-
-    return staleness(device, directory)
-
-
-def _real_model(device: str, directory: Path) -> Figures:
-    from perf.gpu.jobs import real_model
-
-    return real_model(device, directory)
-
-
-def _mixture(device: str, directory: Path) -> Figures:
-    from perf.gpu.jobs import mixture
-
-    return mixture(device, directory)
 
 
 ROWS: dict[str, Row] = {
-    "lora-16k": Row("trainer alone, Qwen3-0.6B, adapter of rank 16, samples of 16,384 tokens", _lora("0.6b", 4)),
-    "lora-16k-eager": Row("the same, layers that are not compiled", _lora("0.6b", 4, compiled=False)),
-    "full-16k": Row("the same, all weights", _full(16_384, 4)),
-    "full-16k-eager": Row("the same, layers that are not compiled", _full(16_384, 4, compiled=False)),
-    "profile": Row("where a step of the adapter spends its time", _profile(compiled=None)),
-    "profile-eager": Row("the same, layers that are not compiled", _profile(compiled=False)),
-    "full-64k": Row("the same, samples of 65,536 tokens, checkpointing", _full(65_536, 1, checkpointing=True)),
-    "lora-4b": Row("trainer alone, Qwen3-4B, adapter of rank 16, samples of 16,384 tokens", _lora("4b", 2)),
-    "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _beside_trl),
-    "vllm": Row("vLLM alone, compiled: its start, tokens a second", _generation(eager=False)),
-    "vllm-eager": Row("the same, eager", _generation(eager=True)),
-    "staleness": Row("a job with an adapter that stays as it is: mismatch by staleness", _staleness),
-    "mixture": Row("a job with 64 experts in 16 layers, 8 of them used, with replay", _mixture),
-    "real": Row("a job that teaches SmolLM2-135M-Instruct sums, float32, all weights", _real_model),
-    "files": Row("a job with full weights, published as files", _publishing({}, {})),
-    "memory": Row("the same, in shared memory", _publishing({"broadcast": "memory"}, {})),
-    "deltas": Row("the same, as what changed", _publishing({"whole_broadcast_every": 4}, {})),
-    "sent": Row("the same, sent over HTTP", _publishing({}, {"send_weights": True})),
+    "lora-16k": Row(
+        "trainer alone, Qwen3-0.6B, adapter of rank 16, samples of 16,384 tokens", _trains("lora", "0.6b", 16_384, 4)
+    ),
+    "lora-16k-eager": Row("the same, layers that are not compiled", _trains("lora", "0.6b", 16_384, 4, compiled=False)),
+    "full-16k": Row("the same, all weights", _trains("full", 16_384, 4)),
+    "full-16k-eager": Row("the same, layers that are not compiled", _trains("full", 16_384, 4, compiled=False)),
+    "profile": Row(
+        "where a step of the adapter spends its time", _trains("lora", "0.6b", 16_384, 1, by="profile:profile")
+    ),
+    "profile-eager": Row(
+        "the same, layers that are not compiled",
+        _trains("lora", "0.6b", 16_384, 1, by="profile:profile", compiled=False),
+    ),
+    "full-64k": Row(
+        "the same, samples of 65,536 tokens, checkpointing", _trains("full", 65_536, 1, checkpointing=True)
+    ),
+    "lora-4b": Row(
+        "trainer alone, Qwen3-4B, adapter of rank 16, samples of 16,384 tokens", _trains("lora", "4b", 16_384, 2)
+    ),
+    "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _calls("steps:beside_trl")),
+    "vllm": Row("vLLM alone, compiled: its start, tokens a second", _calls("servers:generation", eager=False)),
+    "vllm-eager": Row("the same, eager", _calls("servers:generation", eager=True)),
+    "staleness": Row("a job with an adapter that stays as it is: mismatch by staleness", _calls("jobs:staleness")),
+    "mixture": Row("a job with 64 experts in 16 layers, 8 of them used, with replay", _calls("jobs:mixture")),
+    "real": Row("a job that teaches SmolLM2-135M-Instruct sums, float32, all weights", _calls("jobs:real_model")),
+    "files": Row("a job with full weights, published as files", _calls("jobs:publishing", trainer={}, pool={})),
+    "memory": Row("the same, in shared memory", _calls("jobs:publishing", trainer={"broadcast": "memory"}, pool={})),
+    "deltas": Row(
+        "the same, as what changed", _calls("jobs:publishing", trainer={"whole_broadcast_every": 4}, pool={})
+    ),
+    "sent": Row("the same, sent over HTTP", _calls("jobs:publishing", trainer={}, pool={"send_weights": True})),
 }
 
 

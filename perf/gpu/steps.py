@@ -123,7 +123,7 @@ def operations(settings: Settings) -> float:
     return passes * 2 * weights + attention
 
 
-def beside_trl(device: str) -> Figures:
+def beside_trl(device: str, _directory: Path) -> Figures:
     """Trains the same batches by our step and by TRL's, in turns; returns both rates and how far the losses are apart."""
     if device == "cuda":
         settings = Settings("0.6b", device, groups=8, prompt=256, completion=256, steps=STEPS, row_tokens=16_384)

@@ -6,11 +6,11 @@ What it leaves out are our defaults, which the comparison measures, too.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from counterpoint.job.evaluation.server import free_port
+from perf.chaos.disk import json_lines
 from perf.time_to_reward.settings import BatchRecord, Settings
 
 
@@ -48,8 +48,5 @@ def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]
 
 def records_of(directory: Path) -> list[BatchRecord]:
     """Returns the records of a job's only run; none if it did not begin."""
-    file = directory / "run_default" / "metrics.jsonl"
-    if not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    lines = json_lines(directory / "run_default" / "metrics.jsonl")
     return [BatchRecord(line["time"], line["reward/mean"], line["rollouts/completed"]) for line in lines]

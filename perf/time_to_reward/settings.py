@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.environments.config import EnvironmentConfig
+from perf.chaos.disk import json_lines
 
 GROUP_SIZE = 8
 """Rollouts of a group, on all sides."""
@@ -115,9 +116,7 @@ class BatchRecord:
 
 def read_records(file: Path) -> list[BatchRecord]:
     """Reads what `append_record` wrote; nothing if there is no file."""
-    if not file.exists():
-        return []
-    return [BatchRecord(**json.loads(line)) for line in file.read_text().splitlines() if line.endswith("}")]
+    return [BatchRecord(**line) for line in json_lines(file)]
 
 
 def append_record(file: Path, record: BatchRecord) -> None:

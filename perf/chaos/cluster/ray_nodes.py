@@ -24,7 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf.chaos.cluster.audit import command_line, parent_of
+from counterpoint.transport.process.launch import descendants
+from perf.chaos.cluster.audit import command_line
 
 NODES = 3
 PLACES = 5
@@ -176,7 +177,7 @@ class RayNodes:
             left += self._end(node)
         self._nodes.clear()
         if self._head is not None:
-            below = _below(self._head.pid)
+            below = descendants(self._head.pid)
             self._head.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._head.wait(20)
@@ -234,14 +235,6 @@ def _in_network(network: int) -> list[int]:
             if entry.isdigit() and os.stat(f"/proc/{entry}/ns/net").st_ino == network:
                 found.append(int(entry))
     return found
-
-
-def _below(pid: int) -> list[int]:
-    parents = {int(entry): parent_of(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
-    found = [pid]
-    for above in found:
-        found += [child for child, parent in parents.items() if parent == above]
-    return found[1:]
 
 
 def _kill(find: Callable[[], list[int]]) -> list[int]:

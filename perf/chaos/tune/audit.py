@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.tune.runner.trial_files import STATE_FILE
+from perf.chaos.disk import json_lines
 from perf.chaos.tune.experiment import HEARD, MAX_FAILURES, NAME, STEPS, TRIALS
 
 FAULTS = (
@@ -41,8 +42,7 @@ def _audit_trial(trial: dict[str, Any], scheduler: str, heard: list[Any], found:
         found["lost trials"].append(f"{name} is {trial['status']}")
     if failures > MAX_FAILURES + 1 or (trial["status"] == "ERROR") != (failures == MAX_FAILURES + 1):
         found["beyond max_failures"].append(f"{name} is {trial['status']} after {failures} failures of {MAX_FAILURES}")
-    path = Path(trial["logdir"]) / "result.json"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = json_lines(Path(trial["logdir"]) / "result.json")
     if len(lines) != trial["num_results"]:
         found["results lost"].append(f"{name} has {len(lines)} lines, and counted {trial['num_results']}")
     iterations = [line["training_iteration"] for line in lines]

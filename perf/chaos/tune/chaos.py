@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.launch import descendants, guarded, live_processes
 from counterpoint.tune.runner.journal import holds_experiment
 from perf.chaos.progress import say
 from perf.chaos.tune.audit import FAULTS, Findings, audit
@@ -102,16 +102,14 @@ class Victim:
         if runner is None:
             return False
         if target == "runner":
-            below = descendants_of(runner)
+            below = descendants(runner)
             end(runner)
             self._process.wait()
             self._wait_until_gone(below)
             self.start()
             return True
         servers = children_of(runner)
-        candidates = (
-            servers if target == "executor" else [each for server in servers for each in descendants_of(server)]
-        )
+        candidates = servers if target == "executor" else [each for server in servers for each in descendants(server)]
         if not candidates:
             return False
         end(chance.choice(candidates))
@@ -119,7 +117,7 @@ class Victim:
 
     def _wait_until_gone(self, processes: list[int]) -> None:
         deadline = time.monotonic() + LEFT_SECONDS
-        while any(map(lives, processes)):
+        while not {pid for pid, *_ in live_processes()}.isdisjoint(processes):
             if time.monotonic() > deadline:
                 raise StandsStillError(f"{self.directory}: processes of a killed runner live on: {processes}")
             time.sleep(0.02)
@@ -142,26 +140,8 @@ class Victim:
 
 
 def children_of(process: int) -> list[int]:
-    """The children of a process; none if it is gone."""
-    with contextlib.suppress(OSError):
-        tasks = Path(f"/proc/{process}/task").iterdir()
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return []
-
-
-def descendants_of(process: int) -> list[int]:
-    """All processes below one."""
-    found: list[int] = []
-    for child in children_of(process):
-        found += [child, *descendants_of(child)]
-    return found
-
-
-def lives(process: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+    """Returns the children of a process; none if it is gone."""
+    return [pid for pid, _, parent, _ in live_processes() if parent == process]
 
 
 def end(process: int) -> None:
