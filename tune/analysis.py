@@ -313,7 +313,3 @@ def _best_of(results: Iterable[Result], metric: str, largest: bool) -> Result | 
     if not scored:
         return None
     return (max if largest else min)(scored, key=lambda one: one[0])[1]
-
-
-def _iteration(checkpoint: Checkpoint) -> float:
-    return checkpoint.iteration

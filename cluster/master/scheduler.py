@@ -122,11 +122,6 @@ class Scheduler:
                     del self._unpublished[one.worker]
         self._published.set()
 
-    @property
-    def under_way(self) -> list[str]:
-        """The names of the workers and bundles with instructions under way, for a person."""
-        return sorted(self._lanes)
-
     async def cleanup(self) -> None:
         """Gives up what is under way. If the job has ended, also gives back places that are still held, with what is in them.
 

@@ -19,8 +19,8 @@ from counterpoint.job.population.exploit import (
     request_copy,
     request_save,
     wait,
-    withdraw,
 )
+from counterpoint.run.requests import withdraw_request
 from counterpoint.trainer import commands
 from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.ranks import Ranks
@@ -288,9 +288,9 @@ def test_a_request_that_is_withdrawn_too_late_is_answered_and_its_journal_goes(
     with life(tmp_path, dense_directory, committed) as one:
         one.until_step(**committed)
         early, late = request_copy(tmp_path, "loser", "winner"), request_copy(tmp_path, "loser", "winner")
-        withdraw(tmp_path, "loser", early)
+        withdraw_request(tmp_path / "run_loser", early)
         one.turn()
-        withdraw(tmp_path, "loser", late)
+        withdraw_request(tmp_path / "run_loser", late)
         committed["loser"] = STEPS
         one.until_step(loser=STEPS)
         assert outcome(tmp_path, "loser", early) is None
