@@ -6,13 +6,12 @@ line of its input, the name of a node (`cluster.backends.ray_places.node_name`),
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +24,12 @@ class RayNodes:
     """The cluster, from outside. `close` it."""
 
     def __init__(self, count: int) -> None:
+        began = time.monotonic()
+        while not self._start(count):
+            assert time.monotonic() - began < DEADLINE_SECONDS, "no Ray cluster starts"
+
+    def _start(self, count: int) -> bool:
+        """Tries to start the cluster, and returns whether it has. A raylet waits half a minute for its agent, whatever is set."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_nodes", str(count)],
             stdin=subprocess.PIPE,
@@ -32,7 +37,11 @@ class RayNodes:
             text=True,
             env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
         )
-        self.address = self._line()
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        if not self.address:
+            self.close()
+        return bool(self.address)
 
     def remove(self, node: str) -> None:
         """Kills the node of that name."""
@@ -65,25 +74,7 @@ def ray_files() -> Iterator[str]:
         os.environ["RAY_agent_register_timeout_ms"] = str(int(1000 * DEADLINE_SECONDS))  # noqa: SIM112
         os.environ["RAY_worker_register_timeout_seconds"] = str(int(DEADLINE_SECONDS))  # noqa: SIM112
         os.environ["RAY_TMPDIR"] = files
-        services: Any = importlib.import_module("ray._private.services")
-        services.get_node = _patient(services.get_node)
         yield files
-
-
-def _patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Ray itself gives a node 30 s to be known, which is too little on a busy machine."""
-
-    def found(*arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        while True:
-            try:
-                return get_node(*arguments, **named)
-            except RuntimeError:
-                if time.monotonic() - began > DEADLINE_SECONDS:
-                    raise
-                time.sleep(0.1)
-
-    return found
 
 
 def main(count: int) -> None:
