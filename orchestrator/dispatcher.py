@@ -47,6 +47,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartEvaluationRollouts,
     StartGroup,
 )
+from counterpoint.orchestrator.scheduling.lossless import LosslessBound
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.orchestrator.step.advantages import Advantage
@@ -56,7 +57,6 @@ from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, w
 from counterpoint.orchestrator.step.differences import DifferenceWatch
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
-from counterpoint.orchestrator.step.lossless import LosslessBound
 from counterpoint.orchestrator.step.patience import Patience
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line

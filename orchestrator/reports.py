@@ -13,9 +13,9 @@ from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.loop_health.watchdog import Watchdog
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
+from counterpoint.orchestrator.scheduling.lossless import Said
 from counterpoint.orchestrator.step import discarded
 from counterpoint.orchestrator.step.discarded import LONGEST_REASON
-from counterpoint.orchestrator.step.lossless import Said
 from counterpoint.orchestrator.step.shares import ShortfallLog
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.outages import Outages

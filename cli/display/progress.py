@@ -24,9 +24,9 @@ from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
+from counterpoint.orchestrator.scheduling.lossless import Said
+from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
 from counterpoint.orchestrator.step.discarded import in_words
-from counterpoint.orchestrator.step.lossless import Said
-from counterpoint.orchestrator.step.lossless import in_words as lost_in_words
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.journal import prioritized

@@ -15,7 +15,7 @@ from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.plan.balance import advice, idle_of
 from counterpoint.job.plan.speed import Corrections, Rollouts, Speed
-from counterpoint.orchestrator.step.lossless import BOUND, LEAD, LOST, LOST_MEAN
+from counterpoint.orchestrator.scheduling.lossless import BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.wrong_types import first_wrong
 

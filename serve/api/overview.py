@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from counterpoint.job.inspection.redaction import redact_line
-from counterpoint.orchestrator.step.lossless import BOUND
+from counterpoint.orchestrator.scheduling.lossless import BOUND
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.jobs import Job, Jobs, kind_of
 from counterpoint.serve.jobs import Kind as JobKind

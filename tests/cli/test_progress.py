@@ -19,8 +19,8 @@ from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.rollout_records import dropped_records
+from counterpoint.orchestrator.scheduling.lossless import BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
-from counterpoint.orchestrator.step.lossless import BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.transport.errors import UserError
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of

@@ -86,6 +86,7 @@ def test_a_run_writes_and_shows_the_names_of_the_catalogue(
     monkeypatch.setattr(RunTelemetry, "__exit__", scrape_and_leave)
     monkeypatch.setattr(RunTelemetry, "publish_lasting", note_and_show)
     monkeypatch.setattr("counterpoint.orchestrator.telemetry.endpoint.NOTE_SECONDS", 0.02)
+    monkeypatch.setattr("counterpoint.orchestrator.scheduling.lossless.LEAST_STEPS", STEPS)
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.1):
         assert run(config, lambda: None) == 0
     written = set().union(*map(rows_of, metrics_of(config)))

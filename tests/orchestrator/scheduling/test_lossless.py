@@ -20,9 +20,7 @@ from counterpoint.orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
-from counterpoint.orchestrator.step.lossless import (
+from counterpoint.orchestrator.scheduling.lossless import (
     BOUND,
     LEAD,
     LEAST_STEPS,
@@ -34,6 +32,8 @@ from counterpoint.orchestrator.step.lossless import (
     in_words,
     need_of,
 )
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 

@@ -3,7 +3,7 @@
 A group for step t may start under version t - lead. If its last rollout ends d seconds later, at most ceil(d / wall) other
 batches have shipped meanwhile, where a step lasts `wall`: its oldest turn is then at most lead + ceil(d / wall) steps old. So
 that many `max_off_policy_steps` suffice; where generation is the bottleneck, the lead is not used in full, and one less may do.
-`tests/orchestrator/step/test_lossless.py` compares this with the scheduler.
+`tests/orchestrator/scheduling/test_lossless.py` compares this with the scheduler.
 """
 
 from __future__ import annotations
