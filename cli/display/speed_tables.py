@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from counterpoint.orchestrator.step import lossless
+from counterpoint.orchestrator.scheduling import lossless
 
 if TYPE_CHECKING:
     from counterpoint.job.plan.measured import Measured
