@@ -112,7 +112,7 @@ def measured(directory: Path) -> Measured:
         wall=_mean(shipped, "wall_seconds"),
         trainer=_mean(trained, "phase/train"),
         publishing=_mean(trained, "phase/broadcast"),
-        servers=_mean(shipped, "wall_seconds") - _mean(shipped, *_NOT_GENERATION, "phase/wait_trainer", "phase/paused"),
+        servers=_mean(shipped, "wall_seconds") - _mean(shipped, *_NOT_GENERATION, *_WAITS),
         pause=_mean(shipped, *_NOT_GENERATION),
         staleness=_mean(shipped, "staleness/mean"),
     )
@@ -129,6 +129,7 @@ def _job_of(path: Path) -> JobConfig:
         raise UserError(f"{path} cannot be used: {first_wrong(error)}") from None
 
 
+_WAITS = ("phase/wait_stragglers", "phase/wait_trainer", "phase/paused")
 _NOT_GENERATION = tuple(f"phase/{name}" for name in ("wait_inference", "merge", "records", "commit", "malloc_trim"))
 
 

@@ -96,9 +96,9 @@ _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
 
 _IN_PROGRESS: tuple[Phase, ...] = ("running", "finalizing")
 
-Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference", "paused"]
-"""What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;
-servers, or the loading of weights; somebody who resumes the run."""
+Awaited = Literal["generation", "finalize", "wait_stragglers", "wait_trainer", "wait_inference", "paused"]
+"""What a batch waits for: rollouts in flight; groups being finalized; stragglers, though it is full; newer weights, without which
+nothing may start or ship; servers, or the loading of weights; somebody who resumes the run."""
 
 
 class Scheduler:
@@ -442,10 +442,8 @@ class Scheduler:
         """Returns what the next batch waits for. `wait_trainer`: it cannot ship before newer weights come."""
         if self._version is None or self._loading is not None or self.capacity == 0:
             return "wait_inference"
-        if self._groups.ready_rollouts >= self._schedule.rollouts_per_step and not (
-            self.may_ship and self._awaited_stragglers is not None
-        ):
-            return "wait_trainer"
+        if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+            return "wait_stragglers" if self.may_ship and self._awaited_stragglers is not None else "wait_trainer"
         if self._in_flight:
             return "generation"
         if "finalizing" in self._groups.sizes():

@@ -20,6 +20,7 @@ _WORDS = {
     "records": "writing rollouts",
     "commit": "saving the state",
     "malloc_trim": "returning memory",
+    "wait_stragglers": "waiting for stragglers",
     "wait_trainer": "waiting for the trainer",
     "wait_inference": "waiting for inference",
 }

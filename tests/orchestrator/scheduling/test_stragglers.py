@@ -97,7 +97,7 @@ def beside_a_straggler() -> Scheduler:
     scheduler.handle(BatchCommitted(1))
     scheduler.handle(PolicyUpdated(1))
     assert play(scheduler, 2, version=1)[-1] == AwaitStragglers(2)
-    assert scheduler.awaited() == "generation"
+    assert scheduler.awaited() == "wait_stragglers"
     assert "groups of policy version 0 and older" in waiting_for(scheduler)
     return scheduler
 
