@@ -42,6 +42,7 @@ from counterpoint.orchestrator.scheduling.events import (
     Instruction,
     MoreToStart,
     PatienceEnded,
+    PolicyUpdated,
     RolloutEnded,
     ShipBatch,
     StartEvaluationRollouts,
@@ -162,7 +163,9 @@ class Dispatcher:
         """The newest step that has shipped; it may not be committed."""
         self._to_start: deque[Group] = deque()
         """Groups that start in one of the next iterations of the loop."""
-        self._patience = Patience(lambda step: self.handle(PatienceEnded(step)))
+        self._patience = Patience(
+            lambda step, seconds: self._spawn(self._end_patience(step, seconds), f"patience of step {step}")
+        )
         self._more_to_start = False
         """Once they have started, `GroupsBegun` is due."""
         self._work: set[asyncio.Task[None]] = set()
@@ -205,6 +208,8 @@ class Dispatcher:
 
     def handle(self, event: Event) -> None:
         """Passes the event to the scheduler and executes its instructions, without waiting for their end."""
+        if isinstance(event, PolicyUpdated):
+            self._patience.loaded(event.version)
         for instruction in self._scheduler.handle(event):
             self._execute(instruction)
         if self._boundary_task is None:
@@ -282,7 +287,7 @@ class Dispatcher:
                 self._spawn(self._finalize(self._groups[group_id]), f"finalize {group_id}")
             case ShipBatch(step, group_ids):
                 self._shipped_step = step
-                self._patience.shipped()
+                self._patience.shipped(step)
                 for group_id in group_ids:
                     self._decisions.of_group(group_id, Decision.SHIPPED, step=step)
                 ahead, self._ahead = self._ahead, self._new_ahead()
@@ -296,6 +301,14 @@ class Dispatcher:
             case StartEvaluationRollouts() | EndEvaluation() | CancelEvaluation():
                 assert self.evaluations is not None
                 self.evaluations.execute(instruction)
+
+    async def _end_patience(self, step: int, seconds: float) -> None:
+        logger.warning(
+            "the batch of step %d has waited %.1f s for stragglers, as schedule.straggler_patience_steps allows. It ships "
+            "without them, and those that are then too old are dropped. A larger schedule.max_off_policy_steps keeps them",
+            step, seconds,
+        )  # fmt: skip
+        self.handle(PatienceEnded(step))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._tasks.create_task(work, name=name)

@@ -41,6 +41,7 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.step.patience import Patience
 from counterpoint.run.config import ScheduleConfig
 
 Example = tuple[str, int]
@@ -48,6 +49,18 @@ Example = tuple[str, int]
 
 Duration = Callable[[random.Random, str, int], float]
 """Draws how long a rollout of an environment's example lasts, in steps of the trainer."""
+
+
+class _Timer:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self._call = None
+
+    def end(self) -> None:
+        if self._call is not None:
+            self._call()
 
 
 @dataclass
@@ -103,6 +116,7 @@ class Simulation:
                 self._completed[event.group_id] += event.outcome is RolloutOutcome.COMPLETED
             elif isinstance(event, PolicyUpdated):
                 self._version = event.version
+                self._patience.loaded(event.version)
             for instruction in self.scheduler.handle(event):
                 self._execute(instruction)
         return self
@@ -113,6 +127,9 @@ class Simulation:
         self._in_flight: dict[str, RolloutEnded] = {}
         """The event that will end each rollout."""
         self.scheduler = Scheduler(self.schedule, self.steps, self._mix())
+        self._patience = Patience(
+            lambda step, seconds: self._after(0, PatienceEnded(step)), lambda: self.now, self._call_later
+        )
 
     def _mix(self) -> ExampleMix:
         configs = [EnvironmentConfig(name=name, kind="reverse-text") for name in self.environments]
@@ -160,15 +177,21 @@ class Simulation:
             case MoreToStart():
                 self._after(0, GroupsBegun())
             case ShipBatch(step, group_ids):
+                self._patience.shipped(step)
                 self.trained += [self._groups[group_id] for group_id in group_ids]
                 self._saved = self.scheduler.state(ready=False)
                 self._after(0, BatchCommitted(step))
                 self._trainer_free = max(self.now, self._trainer_free) + self.training
                 self._after(self._trainer_free - self.now, PolicyUpdated(step), for_any_life=True)
             case AwaitStragglers(step):
-                self._after(self.schedule.straggler_patience_steps * self.training, PatienceEnded(step))
+                self._patience.wait(step, self.schedule.straggler_patience_steps)
             case Finish():
                 self._due.clear()
+
+    def _call_later(self, time: float, call: Callable[[], None]) -> _Timer:
+        timer = _Timer(call)
+        self._after(time, timer.end)
+        return timer
 
     def _after(self, time: float, event: Event | Callable[[], None], *, for_any_life: bool = False) -> None:
         self._number += 1

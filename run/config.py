@@ -50,7 +50,8 @@ class ScheduleConfig(Config):
     ships without them, and they are dropped."""
 
     straggler_patience_steps: int = Field(default=16, ge=1)
-    """The longest wait of a full batch for stragglers, in steps: the mean of the newest eight, without such waits."""
+    """The longest wait of a full batch for stragglers, in steps. A step is as long as the newest eight were without such waits,
+    and at least as long as the trainer's."""
 
     max_inflight_rollouts: int = Field(default=128, ge=1)
     """Most rollouts in flight at once."""

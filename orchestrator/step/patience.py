@@ -1,46 +1,91 @@
-"""How long a full batch may wait for stragglers: so many steps of the length that the newest ones had without such waits."""
+"""How long a full batch may wait for stragglers: so many steps of the length that steps have without such waits.
+
+After a wait later batches are full at once. The time until a batch is full is thus no measure where many wait: a step is at
+least as long as the trainer's.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-
-logger = logging.getLogger(__name__)
+from typing import Protocol
 
 _TIMED_STEPS = 8
-"""A step is as long as the mean of so many."""
+"""A step is as long as the newest so many were."""
+
+
+class Timer(Protocol):
+    """What `call_later` returns."""
+
+    def cancel(self) -> None:
+        """Prevents the call."""
+
+
+def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Patience:
-    """Times the steps of one run, and one wait at a time. `ended` is called on the loop, with the step, when a wait is over."""
+    """Times the steps of one run, and one wait at a time. `ended` is called with the step and its seconds when a wait is over."""
 
-    def __init__(self, ended: Callable[[int], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is in seconds."""
+    def __init__(
+        self,
+        ended: Callable[[int, float], object],
+        clock: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], Timer] = _call_later,
+    ) -> None:
+        """`clock` is in seconds, and so is the first argument of `call_later`."""
         self._ended = ended
         self._clock = clock
-        self._began = clock()
+        self._call_later = call_later
         self._seconds: deque[float] = deque(maxlen=_TIMED_STEPS)
         """How long the newest batches took to be full."""
-        self._wait: asyncio.TimerHandle | None = None
+        self._trainer: deque[float] = deque(maxlen=_TIMED_STEPS)
+        """How long the trainer took for each of the newest steps, until its weights were loaded."""
+        self._began = clock()
+        self._version: int | None = None
+        self._loaded_at = 0.0
+        self._shipped_at: dict[int, float] = {}
+        """The steps whose weights are not loaded yet."""
+        self._wait: Timer | None = None
         self._waited = False
+
+    def loaded(self, version: int) -> None:
+        """The weights after step `version` are loaded. The first ones begin the first step."""
+        now = self._clock()
+        if self._version is None:
+            self._began = now
+        elif trained := [step for step in self._shipped_at if step <= version]:
+            began = max(self._loaded_at, self._shipped_at[trained[0]])
+            self._trainer.append((now - began) / len(trained))
+            for step in trained:
+                del self._shipped_at[step]
+        self._version, self._loaded_at = version, now
+
+    @property
+    def trainer_seconds(self) -> float:
+        """How long the trainer takes for a step; before its first one has ended, how long that has taken."""
+        if self._trainer:
+            return statistics.median(self._trainer)
+        first = min(self._shipped_at.values(), default=None)
+        return 0.0 if first is None else self._clock() - max(first, self._loaded_at)
 
     def wait(self, step: int, steps: int) -> None:
         """Begins the wait of the full batch of `step`, for `steps` steps at most."""
         self._full()
         self._waited = True
-        seconds = steps * statistics.fmean(self._seconds)
-        self._wait = asyncio.get_running_loop().call_later(seconds, self._end, step, seconds)
+        self._look(step, steps, self._clock(), -1.0)
 
-    def shipped(self) -> None:
-        """Begins the next step: its batch has shipped."""
+    def shipped(self, step: int) -> None:
+        """Begins the next step: the batch of `step` has shipped."""
         self.cancel()
         if not self._waited:
             self._full()
         self._began, self._waited = self._clock(), False
+        self._shipped_at[step] = self._began
 
     def cancel(self) -> None:
         """Ends the wait, if there is one, without a call of `ended`."""
@@ -51,11 +96,12 @@ class Patience:
     def _full(self) -> None:
         self._seconds.append(self._clock() - self._began)
 
-    def _end(self, step: int, seconds: float) -> None:
+    def _look(self, step: int, steps: int, since: float, seconds: float) -> None:
+        """Ends the wait after `seconds`, or goes on where steps turned out to be longer."""
+        longest = steps * max(statistics.fmean(self._seconds), self.trainer_seconds)
+        if longest > seconds:
+            left = max(0.0, since + longest - self._clock())
+            self._wait = self._call_later(left, lambda: self._look(step, steps, since, longest))
+            return
         self._wait = None
-        logger.warning(
-            "the batch of step %d has waited %.1f s for stragglers, as schedule.straggler_patience_steps allows. It ships "
-            "without them, and those that are then too old are dropped. A larger schedule.max_off_policy_steps keeps them",
-            step, seconds,
-        )  # fmt: skip
-        self._ended(step)
+        self._ended(step, seconds)

@@ -66,6 +66,13 @@ def test_every_group_that_starts_is_trained(duration: Duration) -> None:
     assert run.p_value() > 0.001
 
 
+def test_the_patience_is_as_long_where_batches_are_full_at_once() -> None:
+    """With room for a lead of four, each wait fills the next batches; the trainer's steps are as long as before."""
+    schedule = schedule_of(4, stragglers="wait", max_lead_steps=4, max_inflight_rollouts=256)
+    run = Simulation(schedule, 60, bimodal(6)).run()
+    assert not run.stale
+
+
 @pytest.mark.parametrize(
     "disturbance",
     [{"kills": (7.3, 21.9, 40.1)}, {"losses": (5.2, 18.7, 33.3)}, {"kills": (9.5, 30.2), "losses": (12.6, 31.1)}],
