@@ -527,7 +527,7 @@ class Dispatcher:
             **(self.evaluations.take_metrics() if self.evaluations is not None else {}),
             "policy/version": snapshot.policy_version,
             "memory/rss_bytes": resident_bytes(),
-            **self._lossless.take(self._clock.so_far().get("wall_seconds", 0.0), self._config.schedule),
+            **self._lossless.take(self._clock.so_far(), self._patience.trainer_seconds, self._config.schedule),
         }
 
 

@@ -3,6 +3,8 @@
 A group for step t may start under version t - lead. If its last rollout ends d seconds later, at most ceil(d / wall) other
 batches have shipped meanwhile, where a step lasts `wall`: its oldest turn is then at most lead + ceil(d / wall) steps old. So
 that many `max_off_policy_steps` suffice; where generation is the bottleneck, the lead is not used in full, and one less may do.
+`wall` is that of a step without waits for stragglers, which nobody makes who sets that many. After such waits batches are full at
+once; so a step is at least as long as the trainer's, and as its rollouts take with all in flight that may be (Little's law).
 `tests/orchestrator/scheduling/test_lossless.py` compares this with the scheduler.
 """
 
@@ -90,13 +92,21 @@ class LosslessBound:
         step = self._steps[-1]
         (step.lost if lost else step.kept).extend(each for each in seconds if each is not None)
 
-    def take(self, wall: float, schedule: ScheduleConfig) -> dict[str, float]:
-        """Returns the metrics at the end of a step that lasted `wall` seconds, and begins the next; none of too few rollouts."""
-        self._steps[-1].wall = wall
+    def take(self, phases: Mapping[str, float], trainer: float, schedule: ScheduleConfig) -> dict[str, float]:
+        """Returns the metrics at the end of a step, and begins the next; none of too few rollouts.
+
+        `phases` are those of the step (`step/phases.py`); the trainer takes `trainer` seconds for one.
+        """
+        self._steps[-1].wall = phases.get("wall_seconds", 0.0) - phases.get("phase/wait_stragglers", 0.0)
         steps = list(self._steps)
         self._steps.append(_Step())
         kept, lost = [each for step in steps for each in step.kept], [each for step in steps for each in step.lost]
-        typical = statistics.median(step.wall for step in steps)
+        in_flight = min(
+            schedule.max_inflight_rollouts,
+            schedule.max_lead_steps * schedule.rollouts_per_step + schedule.group_size - 1,
+        )
+        played = sum([*kept, *lost]) / (len(steps) * in_flight)
+        typical = max(statistics.median(step.wall for step in steps), trainer, played)
         if len(steps) < LEAST_STEPS or len(kept) + len(lost) < LEAST_ROLLOUTS or typical <= 0:
             return {}
         need = need_of(kept, lost, typical, schedule.max_lead_steps, schedule.max_off_policy_steps)

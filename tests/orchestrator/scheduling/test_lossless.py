@@ -128,27 +128,41 @@ def test_what_is_lost_would_be_older_than_it_may_be() -> None:
     assert (need.bound, need.lead, need.lost, need.lost_staleness) == (6, 0, 0.25, 5.5)
 
 
-def metrics_of(lost: list[float]) -> dict[str, float]:
-    """The metrics after steps of one second with 20 short rollouts, and these that are lost."""
+def metrics_of(
+    lost: list[float], kept: float = 0.5, phases: dict[str, float] | None = None, trainer: float = 0.0
+) -> dict[str, float]:
+    """The metrics after steps with 20 rollouts that are kept, and these that are lost. A step lasts a second by default."""
     bound, found = LosslessBound(), dict[str, float]()
     for _ in range(LEAST_STEPS):
-        bound.add([0.5] * 20 + [None], lost=False)
+        bound.add([kept] * 20 + [None], lost=False)
         bound.add(lost, lost=True)
-        found = bound.take(1.0, SCHEDULE)
+        found = bound.take(phases or {"wall_seconds": 1.0}, trainer, SCHEDULE)
     return found
 
 
 def test_too_few_steps_or_rollouts_tell_nothing() -> None:
     bound = LosslessBound()
     bound.add([0.5] * 100, lost=False)
-    assert bound.take(1.0, SCHEDULE) == {}
+    assert bound.take({"wall_seconds": 1.0}, 0.0, SCHEDULE) == {}
     for _ in range(LEAST_STEPS):
-        assert LosslessBound().take(1.0, SCHEDULE) == {}
+        assert LosslessBound().take({"wall_seconds": 1.0}, 0.0, SCHEDULE) == {}
 
 
 def test_the_metrics_are_those_of_the_newest_steps() -> None:
     assert metrics_of([]) == {BOUND: 3, LEAD: 3, LOST: 0.0, LOST_MEAN: 0.0}
     assert metrics_of([2.5] * 5) == {BOUND: 5, LEAD: 1, LOST: 0.2, LOST_MEAN: 5.0}
+
+
+def test_waits_for_stragglers_are_no_part_of_a_step() -> None:
+    """With the bound nobody waits for them, and steps are shorter."""
+    waited = {"wall_seconds": 5.0, "phase/wait_stragglers": 4.0}
+    assert metrics_of([], 3.0, waited)[BOUND] == metrics_of([], 3.0)[BOUND] == 5
+
+
+def test_a_batch_that_is_full_at_once_lasts_as_long_as_the_trainers_step_or_its_rollouts() -> None:
+    at_once = {"wall_seconds": 4.0, "phase/wait_stragglers": 4.0}
+    assert metrics_of([], 3.0, at_once, trainer=1.5)[BOUND] == 2 + 2
+    assert metrics_of([], 6.4, at_once)[BOUND] == 2 + 4, "20 rollouts of 6.4 seconds are 2 seconds of 64 in flight"
 
 
 def test_what_is_lost_is_said_once_and_again_when_more_is_needed() -> None:
