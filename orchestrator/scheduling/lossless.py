@@ -33,8 +33,14 @@ BOUND, LEAD, LOST, LOST_MEAN = (
 )
 """The metrics: the fields of `Need`."""
 
+_WALL, _WAIT = "wall_seconds", "phase/wait_stragglers"
+"""Metrics of `step/phases.py`."""
+
 SAID_SHARE = 0.01
 """Less is not said to be lost."""
+
+SAID_WAIT = 0.1
+"""Waits for stragglers are not said to be long that take less of a step than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class LosslessBound:
 
         `phases` are those of the step (`step/phases.py`); the trainer takes `trainer` seconds for one.
         """
-        self._steps[-1].wall = phases.get("wall_seconds", 0.0) - phases.get("phase/wait_stragglers", 0.0)
+        self._steps[-1].wall = phases.get(_WALL, 0.0) - phases.get(_WAIT, 0.0)
         steps = list(self._steps)
         self._steps.append(_Step())
         kept, lost = [each for step in steps for each in step.kept], [each for step in steps for each in step.lost]
@@ -114,16 +120,20 @@ class LosslessBound:
 
 
 def in_words(line: Mapping[str, Any]) -> str:
-    """Returns what a step's metrics line says is lost, what would lose nothing, and its cost; empty if nothing worth it is."""
-    if any(name not in line for name in (BOUND, LEAD, LOST, LOST_MEAN, "staleness/mean")) or line[LOST] < SAID_SHARE:
+    """Returns what a step's metrics line says is lost, or waited for, and what would mend it; empty if that is not worth it."""
+    if any(name not in line for name in (BOUND, LEAD, LOST, LOST_MEAN, "staleness/mean")):
         return ""
-    lost, now = line[LOST], line["staleness/mean"]
+    lost, now, waited = line[LOST], line["staleness/mean"], line.get(_WAIT, 0.0)
     lead = f", or max_lead_steps = {line[LEAD]}" if line[LEAD] else ""
-    return (
-        f"{lost:.1%} of the rollouts of the newest {STEPS} steps were too old to be trained: none would be with "
-        f"schedule.max_off_policy_steps = {line[BOUND]} or more{lead}; the mean staleness would be "
-        f"{(1 - lost) * now + lost * line[LOST_MEAN]:.2f} or more instead of {now:.2f}"
-    )
+    remedy = f"schedule.max_off_policy_steps = {line[BOUND]} or more{lead}"
+    if lost >= SAID_SHARE:
+        return (
+            f"{lost:.1%} of the rollouts of the newest {STEPS} steps were too old to be trained: none would be with {remedy}; "
+            f"the mean staleness would be {(1 - lost) * now + lost * line[LOST_MEAN]:.2f} or more instead of {now:.2f}"
+        )
+    if waited > SAID_WAIT * line.get(_WALL, math.inf):
+        return f"the step waited {waited:.1f} of its {line[_WALL]:.1f} s for stragglers: none would with {remedy}"
+    return ""
 
 
 class Said:

@@ -175,3 +175,11 @@ def test_what_is_lost_is_said_once_and_again_when_more_is_needed() -> None:
     assert said.news({**line, BOUND: 7}) != ""
     assert in_words({**line, LOST: 0.001}) == ""
     assert in_words({"step": 9, LOST: 0.3}) == ""
+
+
+def test_what_waits_for_stragglers_cost_is_said() -> None:
+    """Nothing is lost then, and the run takes much longer."""
+    waited = {"wall_seconds": 5.0, "phase/wait_stragglers": 4.0}
+    line = {"step": 9, "staleness/mean": 2.0, **waited, **metrics_of([], 3.0, waited)}
+    assert "max_off_policy_steps = 5" in Said().news(line)
+    assert in_words({**line, "phase/wait_stragglers": 0.1}) == ""
