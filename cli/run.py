@@ -190,7 +190,8 @@ class LinksOfThePage:
             return
         files = token_files(self._section, self._section.state_directory or self._state)
         with suppress(OSError):  # its own log says what is wrong with them
-            self._console.print(links_of(server.status.partition(";")[0], files), highlight=False)
+            links = links_of(server.status.partition(";")[0], files)
+            self._console.print(links, highlight=False, markup=False, soft_wrap=True)  # a broken link opens nothing
         self._section = None
 
 
