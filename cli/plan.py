@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,8 @@ def _plan_speed(given: argparse.Namespace, flags: list[str]) -> int:
     from counterpoint.job.resolve_model import resolve_model
 
     require("plan", "torch", "transformers")
+    if given.price is not None and not 0 <= given.price < math.inf:
+        raise UserError(f"--price {given.price}: expected what a card costs an hour, such as 2.5")
     gpus, job = parse_gpus(given.gpus), load(JobConfig, given.file, flags)
     known = measured(Path(given.speed)) if Path(given.speed).is_dir() else rollouts_of(given.speed)
     directory = resolve_model(job.model)

@@ -23,7 +23,8 @@ ENGINE = int(1.5 * GIB)
 WHOLE_ON_EACH = ("norms", "router")
 """Kinds of weights that tensor parallelism does not divide."""
 
-_WIDTH = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
+WIDTH = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
+"""Bytes of an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def with_utilization(extra_args: list[str], share: float) -> list[str]:
 
 def server_memory(sizes: ModelSizes, config: InferenceConfig, memory: int, part: float | None = None) -> ServerMemory:
     """Returns the memory of one GPU, of `memory` bytes, of a server; with `part` of it instead of the configuration's."""
-    width, ranks = _WIDTH[config.dtype], config.tensor_parallel_size
+    width, ranks = WIDTH[config.dtype], config.tensor_parallel_size
     share = int((utilization(config) if part is None else part) * memory)
     parts = {
         "weights": width * weights_of_rank(sizes, ranks),

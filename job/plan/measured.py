@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from counterpoint.job.config import JobConfig
+from counterpoint.job.config import SHARED, JobConfig
 from counterpoint.job.directory import JOB_FILE, read_json
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
@@ -98,7 +98,7 @@ def measured(directory: Path) -> Measured:
         )
     count = run.schedule.rollouts_per_step
     ended = _total(shipped, "rollouts/completed") + _total(shipped, "rollouts/failed")
-    return Measured(
+    found = Measured(
         job,
         shipped,
         trained,
@@ -116,13 +116,33 @@ def measured(directory: Path) -> Measured:
         pause=_mean(shipped, *_NOT_GENERATION),
         staleness=_mean(shipped, "staleness/mean"),
     )
+    _check(directory, found)
+    return found
+
+
+def _check(directory: Path, found: Measured) -> None:
+    """Raises `UserError` where a number cannot be that of a step: a run's file may hold anything."""
+    rollouts = asdict(found.rollouts)
+    above = {name: getattr(found, name) for name in ("wall", "trainer", "servers")}
+    above |= {name: rollouts[name] for name in ("completion", "trained", "played")}
+    least = {name: getattr(found, name) for name in ("publishing", "pause")} | {"prompt": rollouts["prompt"]}
+    wrong = [f"{name} = {value:g}" for name, value in above.items() if value <= 0]
+    wrong += [f"{name} = {value:g}" for name, value in least.items() if value < 0]
+    if not 0 <= found.rollouts.cached <= 1:
+        wrong.append(f"cached = {found.rollouts.cached:g}")
+    if wrong:
+        raise UserError(
+            f"{directory}: the metrics of its newest {len(found.shipped)} steps give {', '.join(wrong)}, which cannot be; "
+            "look at the lines of metrics.jsonl, or name another job"
+        )
 
 
 def _job_of(path: Path) -> JobConfig:
-    """Returns the job, whose roles got its model as a directory."""
+    """Returns the job with its roles' model and directory, which are absolute paths there."""
     content = read_json(path)
-    if isinstance(trainer := content.get("trainer"), dict) and "model" in trainer:
-        content["model"] = trainer["model"]
+    for section in SHARED:
+        if isinstance(values := content.get(section), dict):
+            content |= {name: values.pop(name) for name in SHARED[section] if name in values}
     try:
         return JobConfig.model_validate(content)
     except ValidationError as error:

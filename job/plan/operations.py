@@ -11,6 +11,7 @@ from math import prod
 
 from counterpoint.job.plan.dry_run import ModelSizes
 from counterpoint.run.trained import TrainingConfig
+from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES, columns_to_measure
 
 FLASH_BACKWARD = 2.5
 """Attention's backward over its forward pass, which it computes again: Dao, "FlashAttention-2" (arXiv:2307.08691)."""
@@ -86,7 +87,8 @@ def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: flo
         adapter = 2 * adapter_weights(sizes, training) * tokens
         forward, backward = forward + adapter, backward + 2 * adapter
     passes = forward + backward + (forward if checkpointing else 0)
-    once = (training.reference is not None) + (training.updates_per_step > 1)
+    measured = set(columns_to_measure(training))
+    once = (REFERENCE in measured) + bool({OLD, VALUES} & measured)
     return training.epochs * passes + once * forward
 
 

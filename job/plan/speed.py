@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.plan.card_rates import CardRates
 from counterpoint.job.plan.dry_run import ModelSizes
-from counterpoint.job.plan.inference_memory import kv_bytes
+from counterpoint.job.plan.inference_memory import WIDTH, kv_bytes
 from counterpoint.job.plan.operations import (
     ADAMW_BYTES,
     attention_operations,
@@ -23,8 +23,6 @@ from counterpoint.job.plan.operations import (
 )
 from counterpoint.run.config import ScheduleConfig
 from counterpoint.run.trained import TrainingConfig
-
-WIDTH = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +119,13 @@ def trainer_seconds(work: Work, rates: CardRates) -> float:
 def decode_seconds(work: Work, rates: CardRates, sequences: float) -> float:
     """Returns the least seconds in which one server generates a token of each of so many sequences.
 
-    It reads the weights once, and the keys and values of each sequence: Pope et al., "Efficiently Scaling Transformer Inference"
-    (arXiv:2211.05102), section 2.
+    It reads the weights once, and the keys and values of each sequence, of which each card has whole heads: Pope et al.,
+    "Efficiently Scaling Transformer Inference" (arXiv:2211.05102), section 2.
     """
     sizes, width, cards = work.sizes, WIDTH[work.servers.dtype], work.servers.tensor_parallel_size
     context = _context(work.rollouts)
     weights = weights_of(sizes)
-    read = width * weights.touched(sequences) + sequences * context * kv_bytes(sizes, 1, width)
+    read = width * weights.touched(sequences) + sequences * context * cards * kv_bytes(sizes, cards, width)
     operations = sequences * 2 * weights.active + attention_operations(sizes, sequences, context)
     return max(read / rates.bandwidth, operations / _rate(work, rates)) / cards
 
@@ -142,13 +140,15 @@ def sequences_at_once(work: Work) -> float:
 
 
 def server_seconds(work: Work, rates: CardRates) -> float:
-    """Returns the least seconds in which all servers play the rollouts of a step: prompts, then token by token."""
+    """Returns the least seconds in which all servers play the rollouts of a step: prompts, then token by token.
+
+    A prompt has no logits but of its last token.
+    """
     rollouts = work.rollouts
     played = work.schedule.rollouts_per_step * rollouts.played / work.replicas
     prompt = rollouts.prompt * (1 - rollouts.cached)
-    operations = 2 * weights_of(work.sizes).active * prompt + attention_operations(
-        work.sizes, prompt, rollouts.prompt / 2
-    )
+    layers = weights_of(work.sizes).active - work.sizes.vocabulary * work.sizes.hidden
+    operations = 2 * layers * prompt + attention_operations(work.sizes, prompt, rollouts.prompt / 2)
     at_once = sequences_at_once(work)
     tokens = played * rollouts.completion
     return played * operations / (
@@ -208,7 +208,7 @@ def best_split(
 
 def _context(rollouts: Rollouts) -> float:
     """Tokens before a generated one, on average: its prompt, and half of its completion."""
-    return rollouts.trained - rollouts.completion / 2
+    return max(1.0, rollouts.trained - rollouts.completion / 2)
 
 
 def _rate(work: Work, rates: CardRates) -> float:

@@ -47,7 +47,7 @@ def plan_speed(
     """Predicts the speed of a job of one run, whose model is in `directory`.
 
     `known` is what its rollouts are like, or a job that measured that. It corrects the prediction if both jobs compute on the
-    same kind of device. Raises `ValueError` for a job of several runs, and for a card whose rates are not known.
+    same kind of device. Raises `ValueError` for a job of several runs, or of more cards, and for a card of unknown rates.
     """
     if len(job.every_run) != 1:
         raise ValueError(f"the speed of a job of {len(job.every_run)} runs is not planned; expected one run")
@@ -61,6 +61,11 @@ def plan_speed(
     else:
         rollouts = known
     work = _work(job, directory, gpus, rollouts)
+    if gpus.name != CPU and work.cards > gpus.count:
+        raise ValueError(
+            f"--gpus has {gpus.count} cards, and this job's speed is that on {work.cards}: each rank, and each part of a server, "
+            f"is taken to have a card of its own; give --gpus {work.cards}x{gpus.name}, or fewer servers or ranks"
+        )
     own = predict(work, rates, corrections or Corrections())
     trainer, training = job.trainer, work.training
     best = None

@@ -23,6 +23,8 @@ from counterpoint.run.trained import LoraConfig, TrainingConfig
 pytestmark = pytest.mark.slow
 
 TOKENS = 48
+PENALTY = {"reference": {"reward_coefficient": 0.1}}
+"""The policy's own log-probabilities are measured, too."""
 DENSE = Qwen3Config(
     vocab_size=300, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
@@ -85,7 +87,12 @@ def test_an_adapter_has_operations_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("training", "checkpointing", "passes"),
-    [({"epochs": 2, "updates_per_step": 2}, False, 7), ({}, True, 4), ({"reference": {}}, False, 4)],
+    [
+        ({"epochs": 2, "updates_per_step": 2}, False, 7),
+        ({}, True, 4),
+        ({"reference": {}}, False, 4),
+        (PENALTY, False, 5),
+    ],
 )
 def test_more_passes_take_more(tmp_path: Path, training: dict[str, object], checkpointing: bool, passes: int) -> None:
     """Of one token attention is next to nothing: a pass over the weights is a third of a step's."""

@@ -117,12 +117,15 @@ def test_a_division_that_does_not_fit_is_none(work: Work) -> None:
 
 
 def write_measured(directory: Path, model: Path, *, steps: int = 20) -> Path:
-    """A job that has measured steps of a second, of which the trainer works 0.59."""
+    """A job that has measured steps of a second, of which the trainer works 0.59.
+
+    As in a real one, roles have its directory and model as absolute paths, and the top has them as they were given.
+    """
     job: dict[str, Any] = {
-        "output_dir": str(directory),
-        "model": str(model),
+        "output_dir": "outputs/demo",
+        "model": "a/name",
         "inference": {"model": str(model), "max_model_len": 1024},
-        "trainer": {"model": str(model), "device": "cpu", "dtype": "float32"},
+        "trainer": {"output_dir": str(directory), "model": str(model), "device": "cpu", "dtype": "float32"},
         "orchestrator": {"run_id": "run", "environments": [{"name": "reverse-text", "kind": "reverse-text"}]},
     }
     (directory / "run_run").mkdir(parents=True)
@@ -199,6 +202,53 @@ def test_what_a_processor_measured_corrects_no_gpu(
     assert on_gpus["best"]["wall"] <= on_gpus["own"]["wall"]
     assert main([file, "--gpus", "8xH100", "--speed", "100+50"]) == 0
     assert "nothing is measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wall_seconds", 0),
+        ("wall_seconds", "x"),
+        ("batch/tokens", -1),
+        ("tokens/prompt", -1),
+        ("phase/wait_inference", 9e17),
+    ],
+)
+def test_what_no_step_can_have_measured_is_refused(tmp_path: Path, directory: Path, name: str, value: object) -> None:
+    job = write_measured(tmp_path / "job", directory)
+    path = job / "run_run" / "metrics.jsonl"
+    lines = [json.loads(line) | {name: value} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match="cannot be"):
+        main([str(job)])
+
+
+def test_more_cards_than_there_are_and_prices_that_are_none_are_refused(tmp_path: Path, directory: Path) -> None:
+    file = write_job(tmp_path / "job.toml", directory, "cuda")
+    with pytest.raises(UserError, match="2xH100-80"):
+        main([file, "--gpus", "1xH100", "--speed", "100+50"])
+    for price in ("nan", "-1", "inf"):
+        with pytest.raises(UserError, match="--price"):
+            main([file, "--gpus", "8xH100", "--speed", "100+50", "--price", price])
+
+
+def test_a_prompt_has_logits_of_its_last_token_alone(work: Work) -> None:
+    schedule = work.schedule.model_copy(update={"rollouts_per_step": 1})
+    short, long = (
+        server_seconds(replace(work, schedule=schedule, rollouts=Rollouts(prompt, 1, 2)), H100) for prompt in (0, 1)
+    )
+    in_layers = sum(work.sizes.parameters[kind] for kind in ("attention", "mlp"))
+    assert (long - short) * H100.half == pytest.approx(2 * in_layers, rel=1e-3)
+
+
+def test_a_card_of_a_server_has_whole_heads(work: Work) -> None:
+    """A model of 4 heads of keys on 8 cards: each reads one head, as on 4."""
+    many = replace(work, rollouts=Rollouts(0, 10**8, 10**8))
+    on_four, on_eight = (
+        decode_seconds(replace(many, servers=work.servers.model_copy(update={"tensor_parallel_size": cards})), H100, 1)
+        for cards in (4, 8)
+    )
+    assert on_eight == pytest.approx(on_four, rel=1e-3)
 
 
 def test_tokens_that_are_none_are_refused() -> None:
