@@ -276,9 +276,14 @@ class Trainer:
             logger.info("run %s is ready for step %d of %s", run.run_id, step + 1, steps)
 
     def _has_own_base(self, run: Run) -> bool:
-        """Returns whether this model can be the one over which the run's first adapter was trained; else the run leaves."""
-        learner = self._learner
-        if run.beginning is None or run.progress.step:
+        """Returns whether this model can be the one over which the run's adapter was trained so far; else the run leaves."""
+        learner, step = self._learner, run.progress.step
+        adapter, key = run.beginning, f"training.lora.start_from = {str(run.beginning)!r}"
+        if step:  # of a driven run the directory may hold other weights than those of its step
+            has_own = run.config.training.lora is not None and self._source(run).publishes == "updates"
+            adapter = self.broadcasters[run.slot].directory / f"step_{step}" if has_own else None
+            key = f"trainer.model = {self._config.model!r}, which goes on from {str(adapter)!r}"
+        if adapter is None:
             return True
         try:
             assembled, loaded = learner.assemble(run.slot), learner.loaded
@@ -286,13 +291,13 @@ class Trainer:
         except Exception as error:
             if is_fatal(error):
                 raise
-            logger.warning("run %s: the probe of its first adapter failed", run.run_id, exc_info=True)
-            self._evict(run, f"the probe of its first adapter failed: {error!r}")
+            logger.warning("run %s: the probe of its adapter failed", run.run_id, exc_info=True)
+            self._evict(run, f"the probe of its adapter failed: {error!r}")
             return False
         try:
-            check_base(run.beginning, answers)
+            check_base(adapter, answers)
         except (OSError, ValueError) as error:
-            self._manager.refuse_run(run.slot, f"training.lora.start_from = {str(run.beginning)!r}: {error}")
+            self._manager.refuse_run(run.slot, f"{key}: {error}")
             self._slots_change = True
             return False
         return True

@@ -64,6 +64,24 @@ def test_an_adapter_begins_a_run_over_its_own_base_alone(
         one.until_step(foreign=1)
 
 
+def test_a_run_with_a_checkpoint_goes_on_over_its_own_base_alone(dense_directory: Path, tmp_path: Path) -> None:
+    """A job's `model` may be another one at the resume: changed in its file, or built anew under the same name."""
+    torch.manual_seed(99)
+    other = tmp_path / "other"
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(dense_directory)).save_pretrained(other)
+    keys: dict[str, Any] = {"lora": PLAIN, "learning_rate": 1e-3, "checkpoint_interval": 1}
+    write_member(tmp_path / "job", dense_directory, "winner", **keys)
+    with life(tmp_path / "job", dense_directory, {"winner": 1}) as one:
+        one.until_step(winner=1)
+    write_member(tmp_path / "job", other, "winner", **keys)
+    with life(tmp_path / "job", other, {"winner": 2}) as one:
+        one.turn_until(lambda: "winner" in one.wire.evicted, "the refusal")
+        assert "another base model" in one.wire.evicted["winner"]
+    write_member(tmp_path / "job", dense_directory, "winner", **keys)
+    with life(tmp_path / "job", dense_directory, {"winner": 2}) as one:
+        one.until_step(winner=2)
+
+
 def test_a_run_without_a_checkpoint_begins_again_after_its_adapters_directory_is_gone(
     dense_directory: Path, tmp_path: Path
 ) -> None:
