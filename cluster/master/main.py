@@ -151,6 +151,7 @@ class MasterProcess:
                 await _closed(former, end=False)
             if self._control is not None:
                 await self._control.close()
+            self._master = None
             if self._standby is not None:
                 self._standby.stop_watching()
             for number in handled:
@@ -192,9 +193,11 @@ class MasterProcess:
         return self._alone and self.signalled is not None
 
     def _lose_if_stuck(self, master: MasterTerm) -> None:
-        """Ends a term that waits for its journal although it was asked to end."""
+        """Ends a term that waits for its journal although it was asked to end; a write may fail later than this first looks."""
         if master.durable.trouble:
             master.lose(master.durable.trouble)
+        elif self._master is master:
+            asyncio.get_running_loop().call_later(WRITE_SECONDS, self._lose_if_stuck, master)
 
     def _read_outcome(self) -> job_files.OutcomeFile | None:
         self.outcome = job_files.read_outcome(self._directory)

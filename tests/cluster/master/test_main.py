@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -197,15 +198,18 @@ async def test_a_full_disk_does_not_keep_one_that_is_alone_from_ending_in_order(
 async def test_one_that_is_alone_waits_for_a_full_journal_only_so_long(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease takes the place of the former one, while the journal needs more."""
-    monkeypatch.setattr(main_module, "WRITE_SECONDS", 2.0)
+    """The lease takes the place of the former one, while the journal needs more, and fails later than it is first asked."""
+    monkeypatch.setattr(main_module, "WRITE_SECONDS", 0.1)
     world.on_start = lambda world, worker, incarnation: None
     run = asyncio.create_task(process(tmp_path, alone=True).run())
     await until(lambda: "start task-0 1" in world.commands)
     write_partial = LocalStore._write_partial
 
     def full_for_entries(self: LocalStore, key: str, data: bytes) -> Path:
-        return write_partial(self, key, data) if key == TARGET else full()
+        if key == TARGET:
+            return write_partial(self, key, data)
+        time.sleep(0.5)
+        return full()
 
     monkeypatch.setattr(LocalStore, "_write_partial", full_for_entries)
     os.kill(os.getpid(), signal.SIGINT)
