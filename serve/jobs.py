@@ -147,7 +147,7 @@ class Jobs:
         """Returns the job in a directory. Its id, which no other job has, is made of the directory's name."""
         if (known := self._by_directory.get(directory)) is not None:
             return known
-        is_of_a_job = directory.parent in self._by_directory
+        is_of_a_job = directory.name == DIRECTORY and directory.parent in self._by_directory
         given = f"{directory.parent.name[:40]}-{directory.name}" if is_of_a_job else directory.name
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", given)[:48].lstrip("_.-") or "job"
         number = 2
