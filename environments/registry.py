@@ -138,7 +138,7 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
 def _check_arguments(name: str, method: Any, where: str) -> None:
     """Raises `ValueError` for a method that cannot be called as it will be."""
     try:
-        signature = inspect.signature(method)
+        signature = inspect.signature(method, follow_wrapped=False)  # a decorator may give what the caller does not
     except (TypeError, ValueError):  # what is not written in Python may have none
         return
     try:

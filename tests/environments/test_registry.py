@@ -169,6 +169,25 @@ def test_a_class_of_another_shape(write_module: Any, change: dict[str, str], mes
         load("misshaped_tasks:Task")
 
 
+DECORATED = """import functools
+
+def weighted(score):
+    @functools.wraps(score)
+    async def scored(self, *arguments):
+        return await score(self, *arguments, 0.5)
+    return scored
+
+"""
+
+
+def test_a_decorator_may_give_a_method_what_the_caller_does_not(write_module: Any) -> None:
+    score = "@weighted\n    async def score(self, example, rollout, weight): return weight"
+    write_module(
+        "decorated_tasks", DECORATED + GOOD.format(name="Task", group_scoring="False", length="3", score=score)
+    )
+    assert len(load("decorated_tasks:Task")) == 3
+
+
 @pytest.mark.parametrize("name", ["all", "All"])
 def test_no_environment_has_the_name_of_all(name: str) -> None:
     with pytest.raises(ValueError, match="stands for all environments together"):
