@@ -187,7 +187,7 @@ class DiscardedRollouts:
     def _is_notable(self) -> bool:
         many = self._number >= WARN_BATCHES * self._schedule.rollouts_per_step
         failing = self._failed_in_a_row >= FAILING_GROUPS * self._schedule.group_size
-        return many or failing or self._groups_failed_in_a_row >= FAILING_GROUPS
+        return self._number > 0 and (many or failing or self._groups_failed_in_a_row >= FAILING_GROUPS)
 
     # --- checkpoint ---
 

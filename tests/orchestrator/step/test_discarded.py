@@ -159,10 +159,23 @@ def test_completed_rollouts_pause_while_every_group_fails_when_it_is_finalized()
     assert pauses[:FAILING_GROUPS] == [0.0] * FAILING_GROUPS
     assert pauses == sorted(pauses)
     assert (pauses[FAILING_GROUPS], pauses[-1]) == PAUSE_SECONDS
+    played.discard(1)
     assert played.discarded.report()["notable"]
     played.discarded.group_finalized(failed=False)
     assert played.discarded.rollout_completed() == 0.0
     assert not played.discarded.report()["notable"]
+
+
+def test_nothing_is_notable_before_something_is_discarded_since_the_last_step() -> None:
+    played = Played()
+    for _ in range(FAILING_GROUPS * SCHEDULE.group_size):
+        played.discarded.rollout_failed("KeyError: 'gone'")
+    played.discard(FAILING_GROUPS)
+    assert played.discarded.report()["notable"]
+    played.discarded.take(5)
+    assert not played.discarded.report()["notable"]
+    played.discard(1)
+    assert played.discarded.report()["notable"]
 
 
 def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogCaptureFixture) -> None:
