@@ -38,7 +38,7 @@ class Totals:
     idle_seconds: float = 0.0
     """Seconds in which they waited, of all ranks together."""
     ranks: int = 0
-    """The ranks that have said anything."""
+    """The number of ranks that have said anything."""
 
     def __add__(self, other: Totals) -> Totals:
         """Returns the totals of both."""
