@@ -10,7 +10,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -278,9 +278,10 @@ async def _observe(
     from counterpoint.job.evaluation.server import LOG, server_running, unless_ended
 
     pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
-    plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds)
-    if own is not None:
-        plan = replace(plan, context=own.max_model_len)
+    context = (
+        _longest(Path(model)) if own is None else own.max_model_len
+    )  # another's server may hold as many as its model
+    plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds, context)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     started: list[object] = []
 
@@ -336,8 +337,13 @@ def _say(text: str) -> None:
 
 def _context(model: Path) -> int:
     """Returns the most tokens that a server of the model is asked to hold."""
+    return min(_longest(model), 4096)
+
+
+def _longest(model: Path) -> int:
+    """Returns the most positions that the model's config.json names; 4,096 where it names none."""
     config = orjson.loads((model / "config.json").read_bytes())
-    return min(int(config.get("max_position_embeddings", 4096)), 4096)
+    return int((config.get("text_config") or config).get("max_position_embeddings", 4096))
 
 
 def _print(seen: Observations, found: list[Finding], model: Path, full: bool) -> None:

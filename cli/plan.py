@@ -30,7 +30,13 @@ def main(arguments: list[str]) -> int:
     """Runs the command; returns 2 if the job cannot fit. Raises `UserError` for a job or model that cannot be read."""
     given, flags = _parser().parse_known_args(arguments)
     if given.file.is_dir():
+        if given.gpus is not None or given.speed is not None or given.price is not None or flags:
+            raise UserError(
+                f"{given.file} is a directory: what its job has measured is shown; leave all flags out but --json"
+            )
         return _show_measured(given.file, given.json)
+    if given.price is not None and given.speed is None:
+        raise UserError(f"--price {given.price}: it is of the predicted hours; give --speed, too")
     if given.gpus is None:
         raise UserError("--gpus is missing: say which GPUs there are, such as --gpus 8xH100-80")
     if given.speed is not None:

@@ -72,7 +72,7 @@ class Simulation:
     duration: Duration
     environments: Sequence[str] = ("words",)
     examples: int = 1000
-    """Of each environment."""
+    """The examples of each environment."""
     training: float = 1.0
     kills: Sequence[float] = ()
     losses: Sequence[float] = ()
@@ -87,13 +87,9 @@ class Simulation:
 
     def run(self) -> Simulation:
         """Plays the whole run. `now` is then its wall time."""
-        self._chance, self._number, self._life, self._version, self._trainer_free = (
-            random.Random(self.seed),
-            0,
-            0,
-            0,
-            0.0,
-        )
+        self._chance = random.Random(self.seed)
+        self._number = self._life = self._version = 0
+        self._trainer_free = 0.0
         self._due: list[tuple[float, int, int | None, Event | Callable[[], None]]] = []
         """Time, number, and the life of the orchestrator that it is for, unless it is for any."""
         self._begin()
@@ -213,17 +209,17 @@ def about(mean: float, rng: random.Random) -> float:
 
 
 def bimodal(slow: float) -> Duration:
-    """The first 100 examples last `slow` steps of such a run (1.25 of the trainer's), the others 0.2 of the trainer's."""
+    """Returns the first 100 examples' `slow` steps of such a run (1.25 of the trainer's), and 0.2 of the trainer's for others."""
     return lambda rng, environment, example: about(1.25 * slow if example < 100 else 0.2, rng)
 
 
 def log_normal(rng: random.Random, environment: str, example: int) -> float:
-    """The median lasts 0.6 steps, sigma is 1.2; a higher index of 1,000 lasts longer."""
+    """Draws by a log-normal: the median lasts 0.6 steps, sigma is 1.2; a higher index of 1,000 lasts longer."""
     return about(0.6 * math.exp(1.2 * NormalDist().inv_cdf((example % 1000 + 0.5) / 1000)), rng)
 
 
 def heavy_tailed(rng: random.Random, environment: str, example: int) -> float:
-    """By Pareto, exponent 1.5: the median lasts 0.6 steps, the longest of 1,000 lasts 60; a higher index lasts longer."""
+    """Draws by Pareto, exponent 1.5: the median lasts 0.6 steps, the longest of 1,000 lasts 60; a higher index lasts longer."""
     return about(0.6 * (2 * (1 - (example % 1000 + 0.5) / 1000)) ** (-1 / 1.5), rng)
 
 

@@ -16,7 +16,7 @@ DONE = "done.json"
 RUN_ID = "sft"
 
 FINE_TUNING = "fine-tuning"
-"""The state of a job's runs until it is done."""
+"""The state of a job's runs until its fine-tuning is done."""
 
 MOST_BYTES = 2**24
 """The most bytes of `done.json`."""

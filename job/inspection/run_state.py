@@ -17,7 +17,7 @@ from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_text
 
 FINE_TUNING_FILE = "sft.json"
-"""What a run's directory has that trains on data (`trainer/sft/train.py`): no orchestrator makes its steps."""
+"""The file in the directory of a run that trains on data (`trainer/sft/train.py`), whose steps no orchestrator makes."""
 
 
 def committed_steps(run: RunConfig) -> int:

@@ -18,9 +18,9 @@ class Idle:
     """Shares of the time, of 1; None where no step says so."""
 
     trainer: float | None
-    """The trainer waits for a batch."""
+    """The share in which the trainer waits for a batch."""
     servers: float | None
-    """Nothing may start until the trainer has newer weights."""
+    """The share in which no rollout may start until the trainer has newer weights."""
 
 
 def idle_of(shipped: Iterable[Line], trained: Iterable[Line]) -> Idle:

@@ -38,12 +38,12 @@ class Measured:
     rollouts: Rollouts
     wall: float
     trainer: float
-    """Training."""
+    """Seconds that the trainer trains."""
     publishing: float
     servers: float
-    """Generation: the step without its boundary, and without what it waited for trainer and servers."""
+    """Seconds of generation: the step without its boundary, and without what it waited for trainer and servers."""
     pause: float
-    """Waiting for servers, as while they load weights, and the boundary."""
+    """Seconds of waiting for servers, as while they load weights, and of the boundary."""
     staleness: float
 
     @property

@@ -77,9 +77,9 @@ def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: flo
     The backward pass takes two operations a parameter and token for the inputs' gradients, and two for those of trained weights
     (Kaplan et al., section 2.1); frozen weights have none, an adapter has its own.
     """
-    linear = 2 * weights_of(sizes).active * tokens
+    forward = forward_operations(sizes, tokens)
     attention = attention_operations(sizes, tokens, (tokens + 1) / 2)
-    forward = linear + attention
+    linear = forward - attention
     backward = linear + FLASH_BACKWARD * attention
     if training.lora is None:
         backward += linear

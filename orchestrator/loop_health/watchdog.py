@@ -103,7 +103,7 @@ class Watchdog:
         self._reported_stall = self._reported_block = -float("inf")
         self._loop_thread = threading.get_ident()
         self._seen_at = -float("inf"), ""
-        """The beat after which the loop was found blocked last, and where."""
+        """The last beat before the newest block, and the line at which that block was first seen."""
 
     def beat(self) -> None:
         """Records that the loop runs. Called on it several times a second."""
@@ -180,7 +180,7 @@ class Watchdog:
         return f"no progress since {since}{what}"
 
     def _blocked_at(self) -> str:
-        """Where the blocked loop is, as it was seen first since it beat last: a line for each moment would tell no more."""
+        """Returns the line at which the blocked loop was first seen; later looks at the same block return the same line."""
         if self._seen_at[0] != self._last_beat:
             place = place_of(stack_of(sys._current_frames().get(self._loop_thread)))
             self._seen_at = self._last_beat, f" at {place.function} ({place.file}:{place.line})" if place.line else ""

@@ -1,4 +1,4 @@
-"""The smallest `max_off_policy_steps` that loses no rollout, and what today's loses: of how long rollouts and steps lasted.
+"""The smallest `max_off_policy_steps` that loses no rollout, and what today's loses, computed from measured durations.
 
 A group for step t may start under version t - lead. If its last rollout ends d seconds later, at most ceil(d / wall) other
 batches have shipped meanwhile, where a step lasts `wall`: its oldest turn is then at most lead + ceil(d / wall) steps old. So
@@ -23,7 +23,7 @@ STEPS = 20
 """The newest steps that count."""
 
 LEAST_STEPS, LEAST_ROLLOUTS = 5, 50
-"""Nothing is computed of fewer."""
+"""The fewest steps and rollouts from which something is computed."""
 
 BOUND, LEAD, LOST, LOST_MEAN = (
     "staleness/lossless",
@@ -37,10 +37,10 @@ _WALL, _WAIT = "wall_seconds", "phase/wait_stragglers"
 """Metrics of `step/phases.py`."""
 
 SAID_SHARE = 0.01
-"""Less is not said to be lost."""
+"""The least share of lost rollouts that is said."""
 
 SAID_WAIT = 0.1
-"""Waits for stragglers are not said to be long that take less of a step than this."""
+"""The least share of a step's time that waits for stragglers take before they are said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def in_words(line: Mapping[str, Any]) -> str:
             f"the mean staleness would be {(1 - lost) * now + lost * line[LOST_MEAN]:.2f} or more instead of {now:.2f}"
         )
     if waited > SAID_WAIT * line.get(_WALL, math.inf):
-        return f"the step waited {waited:.1f} of its {line[_WALL]:.1f} s for stragglers: none would with {remedy}"
+        return f"the step waited {waited:.1f} of its {line[_WALL]:.1f} s for stragglers: no step would with {remedy}"
     return ""
 
 

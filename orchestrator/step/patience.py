@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 _TIMED_STEPS = 8
-"""A step is as long as the newest so many were."""
+"""The newest steps whose mean or median is the length of a step."""
 
 
 class Timer(Protocol):

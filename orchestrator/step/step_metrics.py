@@ -27,7 +27,7 @@ MAX_NAME = 64
 """Characters of a metric's name; the rest is cut off."""
 
 RESTORED_TOKENS = "tokens/restored"
-"""Of `tokens/completion`, those of rollouts that an earlier process of the run finished: this one did not generate them."""
+"""The part of `tokens/completion` that an earlier process of the run generated."""
 
 _MAX_BYTES = 65536
 """The size of a rollout's encoded metrics; of larger ones none count."""

@@ -107,7 +107,7 @@ class RunEntry(Config):
     reward: float | None
     """Mean reward of the newest step."""
     loss: float | None
-    """Of the newest trained step."""
+    """The loss of the newest trained step."""
     evaluated: float | None
     """The newest result of its first evaluation: pass@k, or its reward."""
     evaluation: str

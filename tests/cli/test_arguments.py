@@ -229,3 +229,14 @@ def test_a_word_that_a_status_does_not_know_prints_how_it_is_used(
 ) -> None:
     assert main([*command.split(), word, "somewhere"]) == 2
     assert capsys.readouterr().out.startswith(f"usage: counterpoint {command} ")
+
+
+@pytest.mark.parametrize("flags", [["--gpus", "8xH100"], ["--speed", "200+800"], ["--price", "2"], ["--seed", "3"]])
+def test_a_directorys_plan_takes_no_flag_that_would_change_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str]
+) -> None:
+    assert "is a directory" in said(capsys, "plan", str(tmp_path), *flags, code=2)
+
+
+def test_a_price_without_a_predicted_speed_is_refused(capsys: pytest.CaptureFixture[str], job_file: Path) -> None:
+    assert "--speed" in said(capsys, "plan", str(job_file), "--gpus", "8xH100", "--price", "2", code=2)

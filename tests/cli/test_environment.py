@@ -12,6 +12,7 @@ import pytest
 from counterpoint.cli import environment
 from counterpoint.cli.main import main
 from counterpoint.job.environments import waiting
+from counterpoint.job.environments.observe import Plan
 
 
 def test_its_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,3 +187,23 @@ def test_a_server_that_ended_is_explained_by_its_reason_or_the_end_of_its_log(tm
     with log.open("a") as file:
         file.write("ValueError: less memory than is asked for\nRuntimeError: failed. See root cause above.\n")
     assert environment._why_ended(log) == ": ValueError: less memory than is asked for"
+
+
+@pytest.mark.parametrize(("text_config", "longest"), [(False, 32_768), (True, 32_768), (None, 4096)])
+def test_the_context_of_a_server_that_is_not_ours_is_the_models(
+    text_config: bool | None, longest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 5,000 tokens is not refused with a limit that the check has made up."""
+    own = {} if text_config is None else {"max_position_embeddings": 32_768}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": own} if text_config else own))
+    plans: list[Plan] = []
+
+    async def observe(*given: object, **_keywords: object) -> None:
+        plans.extend(each for each in given if isinstance(each, Plan))
+        raise ValueError("seen")
+
+    monkeypatch.setattr("counterpoint.job.environments.observe.observe", observe)
+    monkeypatch.setattr("counterpoint.job.resolve_model.resolve_model", lambda name: tmp_path)
+    monkeypatch.setattr("counterpoint.inference.model_facts.read_bounds", lambda model: None)
+    assert main(["env", "check", "reverse-text", "--server", "http://127.0.0.1:1"]) == 2
+    assert [plan.context for plan in plans] == [longest]

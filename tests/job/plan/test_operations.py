@@ -95,7 +95,7 @@ def test_an_adapter_has_operations_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_more_passes_take_more(tmp_path: Path, training: dict[str, object], checkpointing: bool, passes: int) -> None:
-    """Of one token attention is next to nothing: a pass over the weights is a third of a step's."""
+    """A sample of one token has hardly any attention: a pass over the weights is a third of a step's."""
     sizes = model_sizes(saved(DENSE, tmp_path))
     config = TrainingConfig.model_validate(training)
     found = training_operations(sizes, config, 1, checkpointing=checkpointing) / forward_operations(sizes, 1)
