@@ -153,3 +153,15 @@ def test_other_examples_than_those_of_the_state_are_refused() -> None:
         assert other.state()["drawn"] == {"a": 0}
     older = {name: state[name] for name in ("seed", "drawn", "ratios", "before")}
     mix.restore(older)
+
+
+def test_an_environment_that_is_always_drawn_in_vain_takes_two_thirds_and_not_all() -> None:
+    """Half of its draws count: beside an equal one it is drawn twice as often."""
+    mix = make_mix({"fast": (5, 1.0), "slow": (5, 1.0)})
+    drawn: Counter[str] = Counter()
+    for _ in range(300):
+        name, _index = mix.next()
+        drawn[name] += 1
+        if name == "slow":
+            mix.drawn_in_vain(name)
+    assert drawn["fast"] == pytest.approx(100, abs=2)
