@@ -78,6 +78,17 @@ def lasting_failure(rollouts: Sequence[Rollout]) -> Failure | None:
     return Failure(kind, cause_of(error), error)
 
 
+def lasting_failure_of_function(error: Exception) -> Failure | None:
+    """Returns why an operator's function gave nothing of use, if that cannot pass by itself.
+
+    `error` has what the function raised as its cause; without one, it says what is wrong with what it returned.
+    """
+    raised = error.__cause__
+    if raised is not None and _LASTING.get(type(raised).__name__) is not Lasting.CODE:
+        return None
+    return Failure(Lasting.CODE, cause_of(str(error)), str(error))
+
+
 def _lasting(rollout: Rollout) -> Lasting | None:
     kind = kind_of(rollout.error or "")
     # A prompt may be too long for what was sampled before it, and another sample be shorter: that has to last, too.

@@ -51,7 +51,7 @@ class GroupFinalized:
     detail: str = ""
     """Why the group was dropped, or why all its rollouts were filtered, for a person."""
     failure: Failure | None = None
-    """Why every rollout of it failed, where that cannot pass by itself."""
+    """Why every rollout of it failed, or it has no advantages, where that cannot pass by itself."""
     at: float = 0.0
     """The time of the event, in seconds of any clock that only rises."""
     rewards: tuple[float, ...] = ()

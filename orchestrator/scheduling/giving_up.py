@@ -1,8 +1,8 @@
 """When a run gives up: nothing has succeeded since its process began, and what fails cannot pass by itself.
 
 The scheduler's rule, pure: `docs/scheduling.md` explains it. A failure that may pass never counts: a model call without an
-answer, a missed deadline, a connection, any exception but those below. Nor does a run give up once one rollout has completed, or
-while a group is played that had begun when enough had failed.
+answer, a missed deadline, a connection, any exception but those below. Nor does a run give up once one group has ended
+otherwise, or while a group is played that had begun when enough had failed.
 """
 
 from __future__ import annotations

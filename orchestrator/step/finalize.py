@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from counterpoint.orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
-from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure
+from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure, lasting_failure_of_function
 from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
@@ -137,7 +137,8 @@ def finalize_group(
     except AdvantageError as error:
         for rollout in survivors:
             rollout.error = str(error)
-        dropped = GroupFinalized(group_id, 0, 0, DropReason.ADVANTAGE, str(error))
+        failure = lasting_failure_of_function(error)
+        dropped = GroupFinalized(group_id, 0, 0, DropReason.ADVANTAGE, str(error), failure=failure)
         return GroupOutcome(dropped, rollouts, failed + len(survivors))
     caught = apply_filters(filters, survivors)
     filtered = sum(rollout.filtered_by is not None for rollout in survivors)

@@ -60,6 +60,13 @@ def test_anything_else_and_the_run_goes_on_for_ever(other: Ended, place: int) ->
     assert given_up_after(ended, SECONDS) is None
 
 
+def test_an_advantage_function_that_always_fails_ends_the_run() -> None:
+    assert given_up_after([(DropReason.ADVANTAGE, BROKEN)] * GROUPS, SECONDS) == (
+        GROUPS,
+        f"nothing can succeed: all rollouts of the first {GROUPS} groups failed, each for this reason: {BROKEN.error}",
+    )
+
+
 def test_what_inference_failed_counts_neither_way() -> None:
     assert given_up_after([UNANSWERED] * 1000 * GROUPS, SECONDS) is None
     found = given_up_after([UNANSWERED, FAILED_REFUSED] * GROUPS, REFUSED_SECONDS / GROUPS)

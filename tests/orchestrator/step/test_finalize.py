@@ -19,6 +19,7 @@ import pytest
 from counterpoint.orchestrator.loop_health.threads import run_cpu_bound
 from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
+from counterpoint.orchestrator.scheduling.giving_up import Lasting
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_thread
@@ -290,6 +291,30 @@ def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
     outcome = finalize_group(make_group([1.0]), Advantage("mine:function", failing), [])
     assert outcome.event.dropped is DropReason.ADVANTAGE
     assert outcome.event.detail.startswith("advantage function 'mine:function' raised RuntimeError: no (in failing, ")
+
+
+@pytest.mark.parametrize(
+    ("returned", "lasting"),
+    [
+        (KeyError("score"), Lasting.CODE),
+        (AdvantageOutputs([1.0, 2.0]), Lasting.CODE),
+        (AdvantageOutputs([float("nan")]), Lasting.CODE),
+        (ConnectionError("a model that judges is away"), None),
+    ],
+    ids=["raises", "wrong_number", "nan", "may_pass"],
+)
+def test_an_advantage_function_that_cannot_succeed_is_said_to_fail_lastingly(
+    returned: AdvantageOutputs | Exception, lasting: Lasting | None
+) -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    event = finalize_group(make_group([1.0]), Advantage("mine:function", failing), []).event
+    assert event.dropped is DropReason.ADVANTAGE
+    assert (event.failure and event.failure.lasting) is lasting
+    assert event.failure is None or event.failure.error == event.detail
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
