@@ -2,10 +2,10 @@
 
     python -m perf.gpu [ROW ...] [--device cuda|cpu] [--json FILE] [--list]
 
-Each row runs in a process of its own and is ended after two minutes, all of them after eight; a row that fails is told in the
-table and does not end the others. It needs no network: models have random weights, but the real one, whose row tells what is
-missing where its package is not installed. `--device cpu` runs each row small, which shows that it works and nothing more.
-The exit code is 1 if a row failed or there was no time for it.
+Each row runs in a process of its own, with a deadline of its own; a row that fails is told in the table and does not end the
+others. Ctrl-C and SIGTERM end the row that runs, with all that it started; the table then has those before it. It needs no
+network: models have random weights, but the real one, whose row tells what is missing where its package is not installed.
+`--device cpu` runs each row small, which shows that it works and nothing more. The exit code is 1 if a row failed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from counterpoint.transport.files.shared_memory import SHARED_MEMORY
+from counterpoint.transport.process.launch import guarded
 from perf.gpu.rows import ROWS
 
-ROW_SECONDS = 120.0
-ALL_SECONDS = 480.0
 STOP_SECONDS = 10.0
 ERROR_LINES = 15
 
@@ -62,25 +61,26 @@ def main() -> int:
     given.json.parent.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     results: list[Result] = []
-    end = time.monotonic() + ALL_SECONDS
-    for name in given.rows or ROWS:
-        result = run_row(name, given.device, min(ROW_SECONDS, end - time.monotonic()))
-        results.append(result)
-        console.print(f"{name}: {_words(result)}", highlight=False, markup=False)
-        given.json.write_text(json.dumps({"machine": machine, "rows": [_as_json(each) for each in results]}, indent=1))
-    Console(width=150).print(table(machine, results))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        for name in given.rows or ROWS:
+            result = run_row(name, given.device, ROWS[name].seconds)
+            results.append(result)
+            console.print(f"{name}: {_words(result)}", highlight=False, markup=False)
+            rows = [_as_json(each) for each in results]
+            given.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    finally:
+        Console(width=150).print(table(machine, results))
     return int(any(result.error for result in results))
 
 
 def run_row(name: str, device: str, seconds: float) -> Result:
-    """Runs a row in a process group of its own, which is ended with all that it started."""
-    if seconds <= 0:
-        return Result(name, 0.0, {}, f"not run: the {ALL_SECONDS:.0f} s of all rows are over")
+    """Runs a row under a guardian, after which nothing is left that it started; ends it after that time."""
     # Models of gigabytes are written and read again: a disk would be what is measured.
     place = SHARED_MEMORY if device == "cuda" else None
     with tempfile.TemporaryDirectory(prefix="gpu-", dir=place) as directory:
         result, output = Path(directory) / "result.json", Path(directory) / "output.log"
-        command = [sys.executable, "-m", "perf.gpu.rows", name, device, directory, str(result)]
+        command = guarded([sys.executable, "-m", "perf.gpu.rows", name, device, directory, str(result)])
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         began = time.monotonic()
         with output.open("wb") as log:
@@ -96,19 +96,19 @@ def run_row(name: str, device: str, seconds: float) -> Result:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Waits for a row's process; ends its group after that time, and tells so."""
+    """Waits for a row's process; tells if it has not ended by then. Whatever ends the wait, the row is gone after it."""
     try:
         process.wait(seconds)
         return ""
     except subprocess.TimeoutExpired:
-        # The guardians of what it started end with it, and take their own down.
-        os.killpg(process.pid, signal.SIGTERM)
+        return f"ended after {seconds:.0f} s, its deadline"
+    finally:
+        process.terminate()
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.send_signal(signal.SIGHUP)  # at which the guardian kills all
             process.wait()
-        return f"ended after {seconds:.0f} s, its deadline"
 
 
 def _machine(device: str) -> str:

@@ -17,6 +17,7 @@ from perf.gpu.steps import Figures
 from perf.step_speed import Settings, our_trainer, random_batch, write_model
 
 KINDS = {
+    "attention": ("flash", "fmha", "attention"),
     "products": (
         "gemm",
         "gemv",
@@ -29,7 +30,6 @@ KINDS = {
         "aten::bmm",
         "_grouped_mm",
     ),
-    "attention": ("flash", "fmha", "attention"),
     "copies": ("memcpy", "memset", "aten::copy_"),
 }
 """Parts of the names of kernels and operations by what they do; the first that fits counts. All others are the rest."""

@@ -24,6 +24,8 @@ class Row:
 
     shows: str
     run: Run
+    seconds: float = 120.0
+    """Its deadline."""
 
 
 def _trains(settings: str, *given: object, by: str = "steps:trainer_alone", **more: object) -> Run:
@@ -49,6 +51,14 @@ def _calls(name: str, **given: object) -> Run:
     return run
 
 
+SERVED = 300.0
+"""Deadline of a row with a server, in seconds: the first start of vLLM on a card takes more than a minute."""
+
+
+def _served(shows: str, name: str, **given: object) -> Row:
+    return Row(shows, _calls(name, **given), SERVED)
+
+
 ROWS: dict[str, Row] = {
     "lora-16k": Row(
         "trainer alone, Qwen3-0.6B, adapter of rank 16, samples of 16,384 tokens", _trains("lora", "0.6b", 16_384, 4)
@@ -70,17 +80,15 @@ ROWS: dict[str, Row] = {
         "trainer alone, Qwen3-4B, adapter of rank 16, samples of 16,384 tokens", _trains("lora", "4b", 16_384, 2)
     ),
     "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _calls("steps:beside_trl")),
-    "vllm": Row("vLLM alone, compiled: its start, tokens a second", _calls("servers:generation", eager=False)),
-    "vllm-eager": Row("the same, eager", _calls("servers:generation", eager=True)),
-    "staleness": Row("a job with an adapter that stays as it is: mismatch by staleness", _calls("jobs:staleness")),
-    "mixture": Row("a job with 64 experts in 16 layers, 8 of them used, with replay", _calls("jobs:mixture")),
-    "real": Row("a job that teaches SmolLM2-135M-Instruct sums, float32, all weights", _calls("jobs:real_model")),
-    "files": Row("a job with full weights, published as files", _calls("jobs:publishing", trainer={}, pool={})),
-    "memory": Row("the same, in shared memory", _calls("jobs:publishing", trainer={"broadcast": "memory"}, pool={})),
-    "deltas": Row(
-        "the same, as what changed", _calls("jobs:publishing", trainer={"whole_broadcast_every": 4}, pool={})
-    ),
-    "sent": Row("the same, sent over HTTP", _calls("jobs:publishing", trainer={}, pool={"send_weights": True})),
+    "vllm": _served("vLLM alone, compiled: its start, tokens a second", "servers:generation", eager=False),
+    "vllm-eager": _served("the same, eager", "servers:generation", eager=True),
+    "staleness": _served("a job with an adapter that stays as it is: mismatch by staleness", "jobs:staleness"),
+    "mixture": _served("a job with 64 experts in 16 layers, 8 of them used, with replay", "jobs:mixture"),
+    "real": _served("a job that teaches SmolLM2-135M-Instruct sums, float32, all weights", "jobs:real_model"),
+    "files": _served("a job with full weights, published as files", "jobs:publishing", trainer={}, pool={}),
+    "memory": _served("the same, in shared memory", "jobs:publishing", trainer={"broadcast": "memory"}, pool={}),
+    "deltas": _served("the same, as what changed", "jobs:publishing", trainer={"whole_broadcast_every": 4}, pool={}),
+    "sent": _served("the same, sent over HTTP", "jobs:publishing", trainer={}, pool={"send_weights": True}),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,11 +23,15 @@ from counterpoint.job.config import JobConfig
 from counterpoint.models import smollm2
 from perf.gpu import jobs, servers
 from perf.gpu.__main__ import Result, run_row, table
+from perf.gpu.even_tokens import EvenTokens
 from perf.gpu.profile import kind_of
 from perf.gpu.rows import ROWS
 from perf.gpu.steps import full, lora, operations, small
 from perf.step_speed import SHAPES
+from tests.support.job_processes import processes_of
 from tests.support.jobs import shipped_line, trained_line, write_lines
+from tests.support.polling import wait_until
+from tests.support.rollouts import make_rollout, make_turn
 
 SPANS = (("load", 0.5), ("probe", 0.0125))
 PAUSES = ("0.0100", "0.0200", "0.3000")
@@ -50,12 +56,21 @@ def test_kernels_of_products_attention_and_copies_are_told_from_the_rest() -> No
     names = [
         "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)",
         "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "void flash::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<cutlass::bfloat16_t>>>(Params)",
         "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(flash::Flash_fwd_params)",
         "Memcpy HtoD (Pinned -> Device)",
         "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",
         "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>(int)",
     ]
-    assert [kind_of(name) for name in names] == ["products", "products", "attention", "copies", "rest", "rest"]
+    assert [kind_of(name) for name in names] == [
+        "products",
+        "products",
+        "attention",
+        "attention",
+        "copies",
+        "rest",
+        "rest",
+    ]
 
 
 def no_adapter(*_: object, **named: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -164,10 +179,28 @@ def test_a_row_is_ended_at_its_deadline() -> None:
     assert not result.figures
 
 
-def test_a_row_without_time_is_not_run() -> None:
-    result = run_row("full-16k", "cpu", 0.0)
-    assert "not run" in result.error
-    assert result.seconds == 0
+@pytest.mark.slow
+def test_a_row_ends_with_the_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perf.gpu", "full-16k", "--device", "cpu", "--json", str(tmp_path / "gpu.json")]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    repository = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=repository, env=environment, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: bool(processes_of(tmp_path / "gpu-")), "the row's process")
+        process.terminate()
+        process.wait(300)
+    wait_until(lambda: not processes_of(tmp_path), "the end of all that the program had started")
+    assert process.returncode == 143
+    assert not list(tmp_path.glob("gpu-*")), "what is in shared memory takes memory"
+
+
+async def test_rewards_of_what_random_weights_write_differ() -> None:
+    chosen = np.random.default_rng(0)
+    environment = EvenTokens()
+    written = [chosen.integers(0, 151_936, 16).tolist() for _ in range(8)]
+    rewards = [
+        await environment.score(environment.example(0), make_rollout(turns=[make_turn([1], each)])) for each in written
+    ]
+    assert len(set(rewards)) > 1
 
 
 def test_the_table_names_what_failed() -> None:
