@@ -30,6 +30,7 @@ from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.events import (
     AwaitStragglers,
     BatchCommitted,
+    BoundRaised,
     CancelEvaluation,
     CancelGroup,
     DrainRequested,
@@ -48,7 +49,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartEvaluationRollouts,
     StartGroup,
 )
-from counterpoint.orchestrator.scheduling.lossless import LosslessBound
+from counterpoint.orchestrator.scheduling.lossless import ALLOWED, LosslessBound
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.orchestrator.step.advantages import Advantage
@@ -294,6 +295,9 @@ class Dispatcher:
                 self._boundary_task = self._spawn(self._ship(step, group_ids, ahead), f"step {step}")
             case AwaitStragglers(step):
                 self._patience.wait(step, self._config.schedule.straggler_patience_steps)
+            case BoundRaised(steps, reason):
+                limit = self._config.schedule.off_policy_limit
+                logger.info("schedule.max_off_policy_steps is %d now, of at most %d: %s", steps, limit, reason)
             case GiveUp(reason):
                 raise HopelessError(reason)
             case Finish():
@@ -305,8 +309,8 @@ class Dispatcher:
     async def _end_patience(self, step: int, seconds: float) -> None:
         logger.warning(
             "the batch of step %d has waited %.1f s for stragglers, as schedule.straggler_patience_steps allows. It ships "
-            "without them, and those that are then too old are dropped. A larger schedule.max_off_policy_steps keeps them",
-            step, seconds,
+            "without them, and those that are then too old are dropped. A schedule.max_off_policy_steps above %d keeps them",
+            step, seconds, self._config.schedule.staleness_limit,
         )  # fmt: skip
         self.handle(PatienceEnded(step))
 
@@ -526,6 +530,7 @@ class Dispatcher:
             "inflight/evaluation_rollouts": snapshot.evaluation_rollouts,
             **(self.evaluations.take_metrics() if self.evaluations is not None else {}),
             "policy/version": snapshot.policy_version,
+            ALLOWED: snapshot.staleness_bound,
             "memory/rss_bytes": resident_bytes(),
             **self._lossless.take(self._clock.so_far(), self._patience.trainer_seconds, self._config.schedule),
         }

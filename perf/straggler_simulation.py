@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Literal
 
 from scipy.stats import chisquare
 
@@ -25,6 +26,7 @@ from counterpoint.environments.mix import ExampleMix
 from counterpoint.orchestrator.scheduling.events import (
     AwaitStragglers,
     BatchCommitted,
+    BoundRaised,
     CancelGroup,
     Event,
     FinalizeGroup,
@@ -81,6 +83,8 @@ class Simulation:
     """The example of each group that was trained."""
     stale: list[Example] = field(default_factory=list)
     """The example of each group that was dropped as too stale."""
+    bounds: list[int] = field(default_factory=list)
+    """The values that `max_off_policy_steps = "auto"` has taken."""
     started: Counter[str] = field(default_factory=Counter)
     """Starts of groups, by environment."""
     now: float = 0.0
@@ -179,6 +183,8 @@ class Simulation:
                 self._after(0, BatchCommitted(step))
                 self._trainer_free = max(self.now, self._trainer_free) + self.training
                 self._after(self._trainer_free - self.now, PolicyUpdated(step), for_any_life=True)
+            case BoundRaised(steps):
+                self.bounds.append(steps)
             case AwaitStragglers(step):
                 self._patience.wait(step, self.schedule.straggler_patience_steps)
             case Finish():
@@ -223,19 +229,23 @@ def heavy_tailed(rng: random.Random, environment: str, example: int) -> float:
     return about(0.6 * (2 * (1 - (example % 1000 + 0.5) / 1000)) ** (-1 / 1.5), rng)
 
 
-def schedule_of(limit: int, **changes: object) -> ScheduleConfig:
-    """Returns the schedule of the table in `docs/scheduling.md`: lead 2, 64 in flight, 8 groups of 4 a step."""
+def schedule_of(limit: int | Literal["auto"], **changes: object) -> ScheduleConfig:
+    """Returns the schedule of the table in `docs/scheduling.md`: lead 2, 64 in flight, 8 groups of 4 a step.
+
+    "auto" is up to 16.
+    """
     values: dict[str, object] = {"group_size": 4, "rollouts_per_step": 32, "max_inflight_rollouts": 64}
-    return ScheduleConfig.model_validate(values | {"max_off_policy_steps": limit} | changes)
+    most = {"off_policy_limit": 16} if limit == "auto" else {}
+    return ScheduleConfig.model_validate(values | {"max_off_policy_steps": limit} | most | changes)
 
 
-ROWS: tuple[tuple[str, Duration, int, Callable[[int], bool]], ...] = (
-    *(
-        (f"10 %: {slow} steps", bimodal(slow), limit, lambda example: example < 100)
-        for slow, limit in ((2, 4), (3, 4), (3, 5), (6, 4), (6, 8))
-    ),
-    *(("log-normal: slowest 5 %", log_normal, limit, lambda example: example >= 950) for limit in (4, 8)),
-    *(("heavy tail: slowest 5 %", heavy_tailed, limit, lambda example: example >= 950) for limit in (4, 8)),
+_LIMITS: tuple[tuple[float, int | Literal["auto"]], ...] = ((2, 4), (3, 4), (3, 5), (6, 4), (6, 8), (6, "auto"))
+_TAILS: tuple[int | Literal["auto"], ...] = (4, 8, "auto")
+
+ROWS: tuple[tuple[str, Duration, int | Literal["auto"], Callable[[int], bool]], ...] = (
+    *((f"10 %: {slow} steps", bimodal(slow), limit, lambda example: example < 100) for slow, limit in _LIMITS),
+    *(("log-normal: slowest 5 %", log_normal, limit, lambda example: example >= 950) for limit in _TAILS),
+    *(("heavy tail: slowest 5 %", heavy_tailed, limit, lambda example: example >= 950) for limit in _TAILS),
 )
 """What is slow, how long rollouts last, `max_off_policy_steps`, and which examples are slow."""
 

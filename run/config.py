@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.sampling import SamplingConfig
@@ -20,7 +21,19 @@ from counterpoint.run.notes import NotesText, Tags
 from counterpoint.run.opponents import OpponentConfig, check_opponents
 from counterpoint.run.teacher import check_teacher
 from counterpoint.run.trained import LARGEST_STEP, TrainedRun
-from counterpoint.transport.config import Config, Identifier, Seed, TransportConfig
+from counterpoint.transport.config import NO_NUMBER, Config, Identifier, Seed, TransportConfig
+
+
+def _count_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Reports one error, where pydantic would report one of each type."""
+    try:
+        return check(value)
+    except ValidationError:
+        kind = NO_NUMBER if isinstance(value, bool) else "count_or_auto"
+        raise PydanticCustomError(kind, 'expected a whole number of at least 1, or "auto"') from None
+
+
+CountOrAuto = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], WrapValidator(_count_or_auto)]
 
 
 class ScheduleConfig(Config):
@@ -41,9 +54,13 @@ class ScheduleConfig(Config):
     """How far generation runs ahead of the trainer: a group may start for step s only while s - (newest loaded version) is at
     most this. 1 waits for every update, 2 generates while the trainer trains."""
 
-    max_off_policy_steps: int = Field(default=4, ge=1)
+    max_off_policy_steps: CountOrAuto = 4
     """The largest staleness of any turn in a batch. A group that would exceed it is dropped: its rollouts are cancelled before
-    the new weights load, or it does not ship."""
+    the new weights load, or it does not ship. `"auto"`: the least with which nothing has been dropped, up to
+    `off_policy_limit`. It begins at `max_lead_steps`."""
+
+    off_policy_limit: int | None = Field(default=None, ge=1)
+    """The largest value that `max_off_policy_steps = "auto"` may take. Nothing else may set it."""
 
     stragglers: Literal["wait", "drop"] = "drop"
     """What a full batch does about groups under way that would be too old for later ones. `wait`: it waits for them. `drop`: it
@@ -66,12 +83,28 @@ class ScheduleConfig(Config):
             raise ValueError(
                 f"max_inflight_rollouts = {self.max_inflight_rollouts} cannot hold one group of group_size = {self.group_size}"
             )
-        if self.max_off_policy_steps < self.max_lead_steps:
+        is_auto = self.max_off_policy_steps == "auto"
+        if is_auto and self.off_policy_limit is None:
+            raise ValueError('max_off_policy_steps = "auto" needs off_policy_limit, the largest value that it may take')
+        if not is_auto and self.off_policy_limit is not None:
             raise ValueError(
-                f"max_off_policy_steps = {self.max_off_policy_steps} is below max_lead_steps = {self.max_lead_steps}: "
-                "groups started that far ahead would be too stale to train on"
+                f'off_policy_limit = {self.off_policy_limit} limits max_off_policy_steps = "auto", and that is '
+                f"{self.max_off_policy_steps}: remove one of them"
+            )
+        if self.staleness_limit < self.max_lead_steps:
+            raise ValueError(
+                f"{'off_policy_limit' if is_auto else 'max_off_policy_steps'} = {self.staleness_limit} is below max_lead_steps = "
+                f"{self.max_lead_steps}: groups started that far ahead would be too stale to train on"
             )
         return self
+
+    @property
+    def staleness_limit(self) -> int:
+        """The staleness beyond which no turn is trained: `max_off_policy_steps`, or `off_policy_limit` if that is `"auto"`."""
+        if self.max_off_policy_steps == "auto":
+            assert self.off_policy_limit is not None
+            return self.off_policy_limit
+        return self.max_off_policy_steps
 
 
 class OverlongConfig(Config):

@@ -24,7 +24,7 @@ from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
-from counterpoint.orchestrator.scheduling.lossless import Said
+from counterpoint.orchestrator.scheduling.lossless import ALLOWED, Said
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.errors import UserError
@@ -97,6 +97,7 @@ def describe_step(line: Line, history: History) -> str:
     Loss, entropy and mismatch KL are of the newest trained step, which is named if it is an earlier one.
     """
     failed, trained = int(line.get("rollouts/failed", 0)), history.last_trained
+    allowed, allowed_before = (each.get(ALLOWED) for each in (line, history.shipped.get(line["step"] - 1, line)))
     words, late = failures_in_words(sum_failures([line])), line.get("event_loop_lag/max", 0.0)
     parts = [
         f"step {line['step']}/{history.steps or '?'}",
@@ -108,6 +109,9 @@ def describe_step(line: Line, history: History) -> str:
         f"mismatch KL {scientific(trained.get('mismatch_kl'))}" if "mismatch_kl" in trained else "",
         f"length {number(line['length/mean'], 0)}" if "length/mean" in line else "",
         f"staleness {number(line.get('staleness/mean'), 1)}",
+        f"max_off_policy_steps {allowed}, so that slow rollouts are kept"
+        if allowed_before and allowed > allowed_before
+        else "",
         f"lag max {milliseconds(late)}" if late > LATE_SECONDS else "",
         f"{number(history.tokens_per_second(), 0)} tokens/s",
         f"{number(history.seconds_of(line['step']), 1)} s",

@@ -200,6 +200,15 @@ class AwaitStragglers:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundRaised:
+    """`max_off_policy_steps = "auto"` has become `steps`: say so."""
+
+    steps: int
+    reason: str
+    """The explanation, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """End the run: nothing can succeed (`giving_up.py`)."""
 
@@ -244,6 +253,7 @@ Instruction = (
     | FinalizeGroup
     | ShipBatch
     | AwaitStragglers
+    | BoundRaised
     | Finish
     | GiveUp
     | EvaluationInstruction

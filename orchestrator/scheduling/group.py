@@ -82,6 +82,8 @@ class Snapshot:
     capacity: int
     groups: dict[Phase, int]
     """Number of groups by phase."""
+    staleness_bound: int
+    """`max_off_policy_steps`, or what `"auto"` has become."""
     paused: bool
     waiting_for: tuple[str, ...]
     """Sentences; they stay the same until something changes."""

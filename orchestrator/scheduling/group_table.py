@@ -82,7 +82,7 @@ class GroupTable:
         """
         size, under_way, ready = self._schedule.rollouts_per_step, 0, 0
         for version in sorted(self._under_way | self._ready):
-            later_steps = version + self._schedule.max_off_policy_steps - step
+            later_steps = version + self._schedule.staleness_limit - step
             if later_steps < 0:
                 continue  # It is too late for these.
             under_way += self._under_way[version]

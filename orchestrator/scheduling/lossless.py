@@ -33,6 +33,9 @@ BOUND, LEAD, LOST, LOST_MEAN = (
 )
 """The metrics: the fields of `Need`."""
 
+ALLOWED = "staleness/allowed"
+"""The metric of the present `max_off_policy_steps`, which `"auto"` raises."""
+
 _WALL, _WAIT = "wall_seconds", "phase/wait_stragglers"
 """Metrics of `step/phases.py`."""
 
@@ -115,7 +118,7 @@ class LosslessBound:
         typical = max(statistics.median(step.wall for step in steps), trainer, played)
         if len(steps) < LEAST_STEPS or len(kept) + len(lost) < LEAST_ROLLOUTS or typical <= 0:
             return {}
-        need = need_of(kept, lost, typical, schedule.max_lead_steps, schedule.max_off_policy_steps)
+        need = need_of(kept, lost, typical, schedule.max_lead_steps, schedule.staleness_limit)
         return {BOUND: need.bound, LEAD: need.lead, LOST: need.lost, LOST_MEAN: need.lost_staleness}
 
 
@@ -125,7 +128,7 @@ def in_words(line: Mapping[str, Any]) -> str:
         return ""
     lost, now, waited = line[LOST], line["staleness/mean"], line.get(_WAIT, 0.0)
     lead = f", or max_lead_steps = {line[LEAD]}" if line[LEAD] else ""
-    remedy = f"schedule.max_off_policy_steps = {line[BOUND]} or more{lead}"
+    remedy = f'schedule.max_off_policy_steps = {line[BOUND]} or more (if it is "auto", off_policy_limit){lead}'
     if lost >= SAID_SHARE:
         return (
             f"{lost:.1%} of the rollouts of the newest {STEPS} steps were too old to be trained: none would be with {remedy}; "

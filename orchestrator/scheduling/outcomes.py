@@ -24,7 +24,7 @@ class DropReason(StrEnum):
     """Why no batch will take a group."""
 
     STALE = "stale"
-    """Its oldest turn would exceed `max_off_policy_steps` in the next batch."""
+    """Its oldest turn would exceed `ScheduleConfig.staleness_limit` in the next batch."""
     FAILED = "failed"
     """No rollout of it can be trained on."""
     INFERENCE_FAILED = "inference_failed"

@@ -281,6 +281,7 @@ LINES = (
     ),
     LineName("staleness/mean", "of the batch's samples, in steps", STALENESS_MEAN),
     LineName("staleness/max", "of the batch's samples, in steps", STALENESS_MAX),
+    LineName("staleness/allowed", '`max_off_policy_steps`; of `"auto"`, what it has become'),
     LineName(
         "staleness/lossless",
         "the least `max_off_policy_steps` with which none would be too old ([Shares](scheduling.md#shares)), over 20 steps",

@@ -19,7 +19,7 @@ from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.rollout_records import dropped_records
-from counterpoint.orchestrator.scheduling.lossless import BOUND, LEAD, LOST, LOST_MEAN
+from counterpoint.orchestrator.scheduling.lossless import ALLOWED, BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
 from counterpoint.transport.errors import UserError
 from tests.support.jobs import shipped_line, write_lines
@@ -67,6 +67,14 @@ def test_what_is_lost_as_too_old_is_said(past: Path, is_terminal: bool) -> None:
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "max_off_policy_steps = 6" in said
     assert is_terminal or said.count("25.0%") == 1
+
+
+def test_the_step_in_which_slow_rollouts_raise_the_bound_says_so(past: Path) -> None:
+    history = history_of(past)
+    for step, allowed in ((18, 4), (19, 6), (20, 6)):
+        history.shipped[step] |= {ALLOWED: allowed}
+    said = [describe_step(history.shipped[step], history) for step in (17, 18, 19, 20)]
+    assert ["max_off_policy_steps 6" in words for words in said] == [False, False, True, False]
 
 
 def test_a_heartbeat_says_a_long_reason_once(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ export const FIRST = [
   { title: "Entropy", unit: "nats", names: ["entropy"], help: "Of the trainer's distributions of the trained tokens" },
   { title: "Loss", names: ["loss"], help: "What the optimizer makes smaller" },
   { title: "Gradient norm", names: ["grad_norm"], help: "Before clipping" },
-  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max", "staleness/lossless"], help: `${WORDS.staleness}. Lossless: the max_off_policy_steps that none would exceed` },
+  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max", "staleness/allowed", "staleness/lossless"], help: `${WORDS.staleness}. Allowed: max_off_policy_steps, which "auto" raises. Lossless: the max_off_policy_steps that none would exceed` },
   { title: "Tokens generated per second", names: ["completion_tokens_per_second"], help: "Completion tokens over time, of the ten steps up to each" },
   { title: "Tokens trained per second", names: ["tokens_per_second"], help: "Tokens of the batch, prompts too, over the time in which it was trained" },
   { title: "Time of a step", names: ["seconds_a_step"], help: "Between two steps of the orchestrator" },

@@ -112,7 +112,7 @@ class StraightforwardScheduler:
 
     def drop_stale(self) -> Iterator[Instruction]:
         for group in list(self.groups.values()):
-            stale = self.next_step - group.version > self.schedule.max_off_policy_steps
+            stale = self.next_step - group.version > self.schedule.staleness_limit
             if group.phase in ("running", "ready") and stale:
                 self.observe(group)
                 self.mix.drawn_in_vain(group.environment)
@@ -150,7 +150,7 @@ class StraightforwardScheduler:
 
     def must_wait(self) -> bool:
         """Whether a full batch leaves a straggler."""
-        size, limit = self.schedule.rollouts_per_step, self.schedule.max_off_policy_steps
+        size, limit = self.schedule.rollouts_per_step, self.schedule.staleness_limit
         ready = [group for group in self.groups.values() if group.phase == "ready"]
         if sum(map(self.counts, ready)) < size or self.schedule.stragglers == "drop":
             return False

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from counterpoint.orchestrator.scheduling.events import (
     AwaitStragglers,
     BatchCommitted,
+    BoundRaised,
     CancelGroup,
     CapacityChanged,
     DrainRequested,
@@ -93,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rollouts_per_step=st.integers(1, 7),
         lead=st.integers(1, 3),
         further=st.integers(0, 1),
+        auto=st.booleans(),
         extra_capacity=st.integers(0, 9),
         on_filtered=st.sampled_from(["refill", "ship"]),
         stragglers=st.sampled_from(["wait", "drop"]),
@@ -104,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rollouts_per_step: int,
         lead: int,
         further: int,
+        auto: bool,
         extra_capacity: int,
         on_filtered: str,
         stragglers: str,
@@ -114,7 +117,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "group_size": group_size,
                 "rollouts_per_step": rollouts_per_step,
                 "max_lead_steps": lead,
-                "max_off_policy_steps": lead + further,
+                **(
+                    {"max_off_policy_steps": "auto", "off_policy_limit": lead + further}
+                    if auto
+                    else {"max_off_policy_steps": lead + further}
+                ),
                 "max_inflight_rollouts": group_size + extra_capacity,
                 "on_filtered": on_filtered,
                 "stragglers": stragglers,
@@ -142,6 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.mix, self.plain_mix = CountingMix(), CountingMix()
         self.scheduler = Scheduler(self.schedule, STEPS, self.mix, starts_an_event=starts)
         self.plain = StraightforwardScheduler(self.schedule, STEPS, self.plain_mix, starts_an_event=starts)
+        self.bound = self.scheduler.snapshot().staleness_bound
         self.more_to_start = False
         self.impatient: int | None = None
         """The step whose batch waits for stragglers, until its patience has ended or it ships."""
@@ -152,7 +160,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(event, PolicyUpdated):
             self.version, self.loading = event.version, None
         instructions = self.scheduler.handle(event)
-        assert [without_detail(each) for each in instructions] == self.plain.handle(event)
+        decisions = [without_detail(each) for each in instructions if not isinstance(each, BoundRaised)]
+        assert decisions == self.plain.handle(event)
         assert (self.mix.observed, self.mix.in_vain) == (self.plain_mix.observed, self.plain_mix.in_vain)
         assert sum(isinstance(each, StartGroup) for each in instructions) <= self.starts_an_event
         for instruction in instructions:
@@ -163,6 +172,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         match instruction:
             case StartGroup():
                 self.start(instruction)
+            case BoundRaised(steps):
+                assert self.schedule.max_off_policy_steps == "auto"
+                assert self.bound < steps <= self.schedule.staleness_limit
+                self.bound = steps
             case MoreToStart():
                 self.more_to_start = True
             case AwaitStragglers(step):
@@ -212,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(counts) >= self.schedule.rollouts_per_step > sum(counts[:-1])
         assert any(group.kept for group in groups)
         assert [min(group.versions) for group in groups] == sorted(min(group.versions) for group in groups)
-        assert ship.step - min(min(group.versions) for group in groups) <= self.schedule.max_off_policy_steps
+        assert ship.step - min(min(group.versions) for group in groups) <= self.bound
         assert not self.world.shipped & set(ship.group_ids)
         self.world.shipped |= set(ship.group_ids)
         self.shipping, self.impatient = ship, None
@@ -313,7 +326,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.version is not None
         self.loading = self.version + 1
         self.handle(PolicyUpdateStarting(self.loading))
-        limit = self.schedule.max_off_policy_steps
+        limit = self.schedule.staleness_limit
         for group in self.world.groups.values():
             if group.outstanding or group.ready:
                 oldest = min(group.versions) if group.ready else group.started_version

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from counterpoint.orchestrator.scheduling.events import (
     AwaitStragglers,
     BatchCommitted,
+    BoundRaised,
     CancelGroup,
     CapacityChanged,
     DrainRequested,
@@ -20,8 +23,10 @@ from counterpoint.orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from counterpoint.orchestrator.scheduling.lossless import bound_of
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
 from perf.straggler_simulation import (
     Duration,
     Simulation,
@@ -141,3 +146,76 @@ def test_a_drain_ends_the_wait_and_keeps_both_groups() -> None:
     resumed.restore(scheduler.state())
     assert resumed.ready_group_ids() == [2]
     assert StartGroup(0, "words", 0, 2) in resumed.handle(PolicyUpdated(1))
+
+
+@pytest.mark.parametrize("stragglers", ["drop", "wait"])
+@pytest.mark.parametrize("duration", DURATIONS.values(), ids=DURATIONS)
+def test_a_bound_that_rises_by_need_decides_as_its_limit_does(duration: Duration, stragglers: str) -> None:
+    rising, fixed = (
+        Simulation(schedule_of(limit, stragglers=stragglers), 60, duration).run() for limit in ("auto", 16)
+    )
+    assert (rising.trained, rising.stale, rising.now) == (fixed.trained, fixed.stale, fixed.now)
+    assert rising.bounds == sorted(set(rising.bounds))
+    assert not fixed.bounds
+
+
+def test_a_bound_that_rises_by_need_loses_nothing_and_takes_no_more_than_that() -> None:
+    run = Simulation(schedule_of("auto", stragglers="drop"), 60, bimodal(6)).run()
+    assert not run.stale
+    assert run.share(is_slow) == pytest.approx(run.asked(is_slow), abs=0.005)
+    longest = 1.2 * 1.25 * 6
+    assert run.bounds[-1] <= bound_of(longest, 1.0, 2)
+    quick = Simulation(schedule_of("auto", stragglers="drop"), 60, lambda rng, environment, example: 0.1).run()
+    assert quick.bounds == []
+
+
+def test_rollouts_without_end_raise_no_bound_above_its_limit() -> None:
+    def duration(rng: random.Random, environment: str, example: int) -> float:
+        return 1e6 if example < 100 else 0.2
+
+    run = Simulation(schedule_of("auto", off_policy_limit=5, stragglers="drop"), 60, duration).run()
+    assert run.bounds == [3, 4, 5]
+    assert len(run.trained) == 60 * 8
+    assert all(is_slow(example) for _, example in run.stale)
+
+
+def test_a_resumed_bound_rises_before_anything_is_dropped() -> None:
+    run = Simulation(schedule_of("auto", stragglers="drop"), 60, bimodal(6), kills=(20.3, 41.7)).run()
+    assert not run.stale
+    assert run.bounds != sorted(run.bounds), "each process begins at the lead again"
+
+
+def test_the_reason_of_a_raise_names_the_group() -> None:
+    scheduler = make_scheduler(
+        max_lead_steps=2,
+        max_off_policy_steps="auto",
+        off_policy_limit=3,
+        rollouts_per_step=2,
+        max_inflight_rollouts=4,
+        stragglers="drop",
+    )
+    scheduler.handle(PolicyUpdated(0))
+    play(scheduler, 1)
+    scheduler.handle(BatchCommitted(1))
+    scheduler.handle(PolicyUpdated(1))
+    assert scheduler.snapshot().staleness_bound == 2
+    raised, *_ = (each for each in play(scheduler, 2, version=1) if isinstance(each, BoundRaised))
+    assert (raised.steps, scheduler.snapshot().staleness_bound) == (3, 3)
+    assert "group 0 (environment words, example 0) of policy version 0" in raised.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_off_policy_steps": "auto"}, "needs off_policy_limit"),
+        ({"max_off_policy_steps": "auto", "off_policy_limit": 1}, "off_policy_limit = 1 is below max_lead_steps = 2"),
+        ({"off_policy_limit": 8}, "remove one of them"),
+        ({"max_off_policy_steps": 0}, 'expected a whole number of at least 1, or "auto"'),
+        ({"max_off_policy_steps": "most"}, 'expected a whole number of at least 1, or "auto"'),
+        ({"max_off_policy_steps": True}, 'expected a whole number of at least 1, or "auto"'),
+    ],
+)
+def test_a_bound_that_cannot_be_is_refused_in_one_sentence(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)) as refused:
+        ScheduleConfig.model_validate(values)
+    assert refused.value.error_count() == 1
