@@ -55,14 +55,14 @@ class ScheduleConfig(Config):
     most this. 1 waits for every update, 2 generates while the trainer trains."""
 
     max_off_policy_steps: CountOrAuto = 4
-    """The largest staleness of any turn in a batch. A group that would exceed it is dropped: its rollouts are cancelled before
-    the new weights load, or it does not ship. `"auto"`: the least with which nothing has been dropped, up to
-    `off_policy_limit`. It begins at `max_lead_steps`."""
+    """The largest staleness of any turn in a batch. A group that exceeds it, though batches waited as `stragglers` says, is
+    dropped: its rollouts are cancelled before the new weights load, or it does not ship. `"auto"`: the least with which nothing
+    has been dropped, up to `off_policy_limit`. It begins at `max_lead_steps`."""
 
     off_policy_limit: int | None = Field(default=None, ge=1)
     """The largest value that `max_off_policy_steps = "auto"` may take. Nothing else may set it."""
 
-    stragglers: Literal["wait", "drop"] = "drop"
+    stragglers: Literal["wait", "drop"] = "wait"
     """What a full batch does about groups under way that would be too old for later ones. `wait`: it waits for them. `drop`: it
     ships without them, and they are dropped."""
 

@@ -39,8 +39,9 @@ LENGTH_MATTERS = 0.25
 """Least difference between the shares that are too old, of long rollouts and of others, that is reported."""
 
 REMEDY = (
-    'let them be older (raise schedule.max_off_policy_steps), wait for them (schedule.stragglers = "wait"), let a step take '
-    "longer (raise schedule.rollouts_per_step), or make them faster (fewer tokens, more servers)"
+    "let them be older (raise schedule.max_off_policy_steps), wait for them, and longer (schedule.stragglers, "
+    "schedule.straggler_patience_steps), let a step take longer (raise schedule.rollouts_per_step), or make them faster (fewer "
+    "tokens, more servers)"
 )
 
 

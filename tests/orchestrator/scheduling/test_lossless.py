@@ -45,7 +45,7 @@ def simulated(slow_seconds: float, limit: int, steps: int = 200) -> tuple[float,
 
     The trainer makes a step in one second. Rollouts last half a second, or `slow_seconds`, or up to a fifth less.
     """
-    schedule = SCHEDULE.model_copy(update={"max_off_policy_steps": limit})
+    schedule = SCHEDULE.model_copy(update={"max_off_policy_steps": limit, "stragglers": "drop"})
     scheduler, chance, count = Scheduler(schedule, steps, CountingMix()), random.Random(0), itertools.count()
     todo: list[tuple[float, int, Callable[[], Any]]] = []
     slow: dict[int, bool] = {}

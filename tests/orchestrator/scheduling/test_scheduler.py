@@ -171,7 +171,9 @@ def test_the_oldest_ready_groups_ship_first() -> None:
 
 
 def test_groups_too_stale_for_the_next_step_go_before_newer_weights_load() -> None:
-    scheduler = make_scheduler(max_lead_steps=2, max_off_policy_steps=2, rollouts_per_step=2, max_inflight_rollouts=4)
+    scheduler = make_scheduler(
+        max_lead_steps=2, max_off_policy_steps=2, rollouts_per_step=2, max_inflight_rollouts=4, stragglers="drop"
+    )
     assert started(scheduler.handle(PolicyUpdated(0))) == [0, 1]
     play(scheduler, 1)
     scheduler.handle(BatchCommitted(1))
@@ -185,7 +187,9 @@ def test_groups_too_stale_for_the_next_step_go_before_newer_weights_load() -> No
 
 
 def test_cancelled_rollouts_occupy_capacity_until_they_ended() -> None:
-    scheduler = make_scheduler(max_lead_steps=1, max_off_policy_steps=1, rollouts_per_step=2, max_inflight_rollouts=4)
+    scheduler = make_scheduler(
+        max_lead_steps=1, max_off_policy_steps=1, rollouts_per_step=2, max_inflight_rollouts=4, stragglers="drop"
+    )
     assert started(scheduler.handle(PolicyUpdated(0))) == [0]
     assert started(end(scheduler, 0, "f")) == [1]
     instructions = play(scheduler, 1)

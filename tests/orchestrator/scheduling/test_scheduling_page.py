@@ -73,7 +73,12 @@ def in_words(instructions: list[Instruction]) -> str:
 
 def test_the_worked_example_is_what_happens() -> None:
     schedule = ScheduleConfig(
-        group_size=2, rollouts_per_step=4, max_inflight_rollouts=8, max_lead_steps=2, max_off_policy_steps=2
+        group_size=2,
+        rollouts_per_step=4,
+        max_inflight_rollouts=8,
+        max_lead_steps=2,
+        max_off_policy_steps=2,
+        stragglers="drop",
     )
     scheduler = Scheduler(schedule, 100, CountingMix())
     page = worked_example()

@@ -26,7 +26,12 @@ def played(durations: dict[str, tuple[int, int]]) -> Simulation:
         return shortest + started[environment] * 7 % (longest - shortest + 1)
 
     schedule = ScheduleConfig(
-        group_size=1, rollouts_per_step=8, max_inflight_rollouts=64, max_lead_steps=3, max_off_policy_steps=4
+        group_size=1,
+        rollouts_per_step=8,
+        max_inflight_rollouts=64,
+        max_lead_steps=3,
+        max_off_policy_steps=4,
+        stragglers="drop",
     )
     return Simulation(schedule, STEPS, duration, [*durations], examples=50, training=TRAINING).run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.run.config import ScheduleConfig
 from perf.straggler_simulation import (
+    ROWS,
     Duration,
     Simulation,
     about,
@@ -61,6 +63,18 @@ def test_what_is_slow_is_not_trained_by_dropping() -> None:
     run = simulate(bimodal(6), "drop")
     assert run.share(is_slow) < 0.02
     assert run.p_value() < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}, {row[2]}")
+def test_what_is_trained_is_what_was_asked_with_the_default(
+    row: tuple[str, Duration, int, Callable[[int], bool]],
+) -> None:
+    """The table of `docs/scheduling.md`."""
+    _what, duration, limit, slow = row
+    run = Simulation(schedule_of(limit), 200, duration).run()
+    assert run.share(slow) == pytest.approx(run.asked(slow), abs=0.005)
+    assert run.p_value() > 0.001
 
 
 @pytest.mark.parametrize("duration", DURATIONS.values(), ids=DURATIONS)
