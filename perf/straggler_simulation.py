@@ -3,8 +3,8 @@
     python -m perf.straggler_simulation [--steps 200]
 
 The unit of time is a step of the trainer. Nothing of the scheduler is replaced: `Simulation` only answers its instructions with
-events. With `kills` the orchestrator dies and resumes from its last commit; with `losses` half of what is in flight fails. The
-tests use it, too.
+events. With `kills` the orchestrator dies and resumes from its last commit; with `losses` half of the servers are gone for some
+steps, and what they played fails. The tests use it, too.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import argparse
 import heapq
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 from scipy.stats import chisquare
 
-from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.config import CurriculumConfig, EnvironmentConfig
 from counterpoint.environments.mix import ExampleMix
 from counterpoint.orchestrator.scheduling.events import (
     AwaitStragglers,
     BatchCommitted,
     BoundRaised,
     CancelGroup,
+    CapacityChanged,
+    EvaluationRequested,
+    EvaluationRolloutEnded,
     Event,
     FinalizeGroup,
     Finish,
@@ -37,8 +40,10 @@ from counterpoint.orchestrator.scheduling.events import (
     MoreToStart,
     PatienceEnded,
     PolicyUpdated,
+    PolicyUpdateStarting,
     RolloutEnded,
     ShipBatch,
+    StartEvaluationRollouts,
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
@@ -51,6 +56,10 @@ Example = tuple[str, int]
 
 Duration = Callable[[random.Random, str, int], float]
 """Draws how long a rollout of an environment's example lasts, in steps of the trainer."""
+
+
+Limit = int | Literal["auto"]
+"""What `max_off_policy_steps` may be."""
 
 
 class _Timer:
@@ -76,11 +85,22 @@ class Simulation:
     examples: int = 1000
     """The examples of each environment."""
     training: float = 1.0
+    loading: float = 0.0
+    """How long servers load new weights; what they generate waits meanwhile."""
+    reward: Callable[[int, float], float] = lambda example, duration: 1.0
+    """The reward of a rollout by its example and its duration."""
+    curriculum: CurriculumConfig | None = None
+    evaluations: Sequence[float] = ()
+    """Times at which 64 rollouts of an evaluation are asked for, with half of the capacity."""
     kills: Sequence[float] = ()
     losses: Sequence[float] = ()
     seed: int = 0
     trained: list[Example] = field(default_factory=list)
     """The example of each group that was trained."""
+    lasted: list[float] = field(default_factory=list)
+    """The duration of each rollout that was trained."""
+    evaluated: int = 0
+    """Rollouts of evaluations that have ended."""
     stale: list[Example] = field(default_factory=list)
     """The example of each group that was dropped as too stale."""
     bounds: list[int] = field(default_factory=list)
@@ -98,7 +118,8 @@ class Simulation:
         """Time, number, and the life of the orchestrator that it is for, unless it is for any."""
         self._begin()
         self._saved = self.scheduler.state(ready=False)
-        for disturb, times in ((self._kill, self.kills), (self._lose, self.losses)):
+        disturbances = ((self._kill, self.kills), (self._lose, self.losses), (self._evaluate, self.evaluations))
+        for disturb, times in disturbances:
             for time in times:
                 self._after(time, disturb, for_any_life=True)
         self._after(0, PolicyUpdated(0), for_any_life=True)
@@ -112,18 +133,29 @@ class Simulation:
             if isinstance(event, RolloutEnded):
                 if self._in_flight.get(event.rollout_id) is not event:
                     continue  # it has ended in another way
+                if late := self._late.pop(event.rollout_id, 0.0):
+                    self._after(late, event)
+                    continue
                 del self._in_flight[event.rollout_id]
-                self._completed[event.group_id] += event.outcome is RolloutOutcome.COMPLETED
+                if event.outcome is RolloutOutcome.COMPLETED:
+                    self._completed[event.group_id].append(self._lasts[event.rollout_id])
+            elif isinstance(event, PolicyUpdateStarting):
+                for rollout_id in self._in_flight:
+                    self._late[rollout_id] += self.loading
             elif isinstance(event, PolicyUpdated):
                 self._version = event.version
                 self._patience.loaded(event.version)
+            self.evaluated += isinstance(event, EvaluationRolloutEnded)
             for instruction in self.scheduler.handle(event):
                 self._execute(instruction)
         return self
 
     def _begin(self) -> None:
         self._groups: dict[int, Example] = {}
-        self._completed: Counter[int] = Counter()
+        self._completed: defaultdict[int, list[float]] = defaultdict(list)
+        self._lasts: dict[str, float] = {}
+        self._late: defaultdict[str, float] = defaultdict(float)
+        """By how much loads have delayed a rollout's end."""
         self._in_flight: dict[str, RolloutEnded] = {}
         """The event that will end each rollout."""
         self.scheduler = Scheduler(self.schedule, self.steps, self._mix())
@@ -132,7 +164,9 @@ class Simulation:
         )
 
     def _mix(self) -> ExampleMix:
-        configs = [EnvironmentConfig(name=name, kind="reverse-text") for name in self.environments]
+        configs = [
+            EnvironmentConfig(name=name, kind="reverse-text", curriculum=self.curriculum) for name in self.environments
+        ]
         return ExampleMix(configs, dict.fromkeys(self.environments, self.examples), self.seed)
 
     def asked(self, is_slow: Callable[[int], bool]) -> float:
@@ -148,10 +182,16 @@ class Simulation:
         self._after(0, PolicyUpdated(self._version))
 
     def _lose(self) -> None:
-        """Loses a server with half of what is in flight."""
+        """Loses half of the servers, with half of what is in flight, for some steps."""
         for rollout_id, event in list(self._in_flight.items()):
             if self._chance.random() < 0.5:
                 self._end(event.group_id, rollout_id, RolloutOutcome.INFERENCE_FAILED, 0)
+        most = self.schedule.max_inflight_rollouts
+        self._after(0, CapacityChanged(most // 2))
+        self._after(3 * self.training, CapacityChanged(most))
+
+    def _evaluate(self) -> None:
+        self._after(0, EvaluationRequested(self.evaluated, 64, 0.5))
 
     def _end(self, group_id: int, rollout_id: str, outcome: RolloutOutcome, time: float) -> None:
         self._in_flight[rollout_id] = RolloutEnded(group_id, rollout_id, outcome, None)
@@ -164,10 +204,13 @@ class Simulation:
                 self.started[environment] += 1
                 for index in range(size):
                     time = self.duration(self._chance, environment, example)
+                    self._lasts[f"{group_id}-{index}"] = time
                     self._end(group_id, f"{group_id}-{index}", RolloutOutcome.COMPLETED, time)
             case FinalizeGroup(group_id):
-                kept = self._completed[group_id]
-                self._after(0, GroupFinalized(group_id, kept, 0, None if kept else DropReason.INFERENCE_FAILED))
+                example, kept = self._groups[group_id][1], self._completed[group_id]
+                rewards = tuple(self.reward(example, duration) for duration in kept)
+                dropped = None if kept else DropReason.INFERENCE_FAILED
+                self._after(0, GroupFinalized(group_id, len(kept), 0, dropped, rewards=rewards))
             case CancelGroup(group_id, reason):
                 if reason is DropReason.STALE:
                     self.stale.append(self._groups[group_id])
@@ -179,10 +222,17 @@ class Simulation:
             case ShipBatch(step, group_ids):
                 self._patience.shipped(step)
                 self.trained += [self._groups[group_id] for group_id in group_ids]
+                self.lasted += [each for group_id in group_ids for each in self._completed[group_id]]
                 self._saved = self.scheduler.state(ready=False)
                 self._after(0, BatchCommitted(step))
                 self._trainer_free = max(self.now, self._trainer_free) + self.training
-                self._after(self._trainer_free - self.now, PolicyUpdated(step), for_any_life=True)
+                trained = self._trainer_free - self.now
+                if self.loading:
+                    self._after(trained, PolicyUpdateStarting(step), for_any_life=True)
+                self._after(trained + self.loading, PolicyUpdated(step), for_any_life=True)
+            case StartEvaluationRollouts(evaluation_id, first, count):
+                for index in range(first, first + count):
+                    self._after(about(1.0, self._chance), EvaluationRolloutEnded(evaluation_id, index))
             case BoundRaised(steps):
                 self.bounds.append(steps)
             case AwaitStragglers(step):
@@ -229,7 +279,7 @@ def heavy_tailed(rng: random.Random, environment: str, example: int) -> float:
     return about(0.6 * (2 * (1 - (example % 1000 + 0.5) / 1000)) ** (-1 / 1.5), rng)
 
 
-def schedule_of(limit: int | Literal["auto"], **changes: object) -> ScheduleConfig:
+def schedule_of(limit: Limit, **changes: object) -> ScheduleConfig:
     """Returns the schedule of the table in `docs/scheduling.md`: lead 2, 64 in flight, 8 groups of 4 a step.
 
     "auto" is up to 16.
@@ -239,15 +289,26 @@ def schedule_of(limit: int | Literal["auto"], **changes: object) -> ScheduleConf
     return ScheduleConfig.model_validate(values | {"max_off_policy_steps": limit} | most | changes)
 
 
-_LIMITS: tuple[tuple[float, int | Literal["auto"]], ...] = ((2, 4), (3, 4), (3, 5), (6, 4), (6, 8), (6, "auto"))
-_TAILS: tuple[int | Literal["auto"], ...] = (4, 8, "auto")
+_LIMITS: tuple[tuple[float, Limit], ...] = ((2, 4), (3, 4), (3, 5), (6, 4), (6, 8), (6, "auto"))
+_TAILS: tuple[Limit, ...] = (4, 8, "auto")
 
-ROWS: tuple[tuple[str, Duration, int | Literal["auto"], Callable[[int], bool]], ...] = (
+ROWS: tuple[tuple[str, Duration, Limit, Callable[[int], bool]], ...] = (
     *((f"10 %: {slow} steps", bimodal(slow), limit, lambda example: example < 100) for slow, limit in _LIMITS),
     *(("log-normal: slowest 5 %", log_normal, limit, lambda example: example >= 950) for limit in _TAILS),
     *(("heavy tail: slowest 5 %", heavy_tailed, limit, lambda example: example >= 950) for limit in _TAILS),
 )
 """What is slow, how long rollouts last, `max_off_policy_steps`, and which examples are slow."""
+
+
+def disturbances(steps: int) -> dict[str, dict[str, Any]]:
+    """Returns what may happen beside a run of so many steps: arguments of `Simulation`, by what they are."""
+    apart: dict[str, dict[str, Any]] = {
+        "kills": {"kills": (0.12 * steps, 0.36 * steps, 0.67 * steps)},
+        "servers lost": {"losses": (0.09 * steps, 0.31 * steps, 0.55 * steps)},
+        "loads": {"loading": 0.5},
+        "evaluations": {"evaluations": (0.15 * steps, 0.4 * steps, 0.7 * steps)},
+    }
+    return apart | {"all of these": {name: value for each in apart.values() for name, value in each.items()}}
 
 
 def main() -> None:
@@ -256,11 +317,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
     print("slow examples            stragglers  max_off_policy_steps   asked  trained        p     wall    stale")
-    for what, duration, limit, is_slow in ROWS:
+    rows: list[tuple[str, Duration, Limit, Callable[[int], bool], dict[str, Any]]] = [(*row, {}) for row in ROWS]
+    for name, how in disturbances(steps).items():
+        rows.append((f"6 steps, {name}", bimodal(6), "auto", lambda example: example < 100, how))
+    for what, duration, limit, is_slow, how in rows:
         for stragglers in ("drop", "wait"):
-            run = Simulation(schedule_of(limit, stragglers=stragglers), steps, duration).run()
+            run = Simulation(schedule_of(limit, stragglers=stragglers), steps, duration, **how).run()
             trained = f"{run.asked(is_slow):8.1%}{run.share(is_slow):9.1%}{run.p_value():9.1g}{run.now:9.1f}{len(run.stale):9}"
-            print(f"{what:25}{stragglers:10}{limit:22}{trained}")
+            print(f"{what:25}{stragglers:10}{limit!s:>22}{trained}")
 
 
 if __name__ == "__main__":

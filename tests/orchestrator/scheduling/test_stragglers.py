@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
+from scipy.stats import chi2_contingency, chisquare
 
+from counterpoint.environments.config import CurriculumConfig
 from counterpoint.orchestrator.scheduling.events import (
     AwaitStragglers,
     BatchCommitted,
@@ -34,6 +37,7 @@ from perf.straggler_simulation import (
     Simulation,
     about,
     bimodal,
+    disturbances,
     heavy_tailed,
     log_normal,
     schedule_of,
@@ -46,6 +50,13 @@ DURATIONS: dict[str, Duration] = {
     "log-normal": log_normal,
     "heavy tail": heavy_tailed,
 }
+
+
+LOSSLESS = {
+    "wait": schedule_of(4, stragglers="wait", straggler_patience_steps=100),
+    "auto": schedule_of("auto", stragglers="drop"),
+}
+"""Schedules that lose nothing."""
 
 
 def is_slow(example: int) -> bool:
@@ -92,16 +103,79 @@ def test_the_patience_is_as_long_where_batches_are_full_at_once() -> None:
     assert not run.stale
 
 
-@pytest.mark.parametrize(
-    "disturbance",
-    [{"kills": (7.3, 21.9, 40.1)}, {"losses": (5.2, 18.7, 33.3)}, {"kills": (9.5, 30.2), "losses": (12.6, 31.1)}],
-    ids=["kills", "losses", "both"],
-)
-def test_kills_and_lost_servers_cost_no_group_its_place(disturbance: dict[str, Any]) -> None:
-    run = simulate(bimodal(6), **disturbance)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", LOSSLESS.values(), ids=LOSSLESS)
+@pytest.mark.parametrize("disturbance", disturbances(60).values(), ids=disturbances(60))
+def test_nothing_that_happens_beside_costs_a_group_its_place(
+    disturbance: dict[str, Any], schedule: ScheduleConfig
+) -> None:
+    run = Simulation(schedule, 60, bimodal(6), **disturbance).run()
     assert not run.stale
     assert run.share(is_slow) == pytest.approx(run.asked(is_slow), abs=0.01)
     assert run.p_value() > 0.001
+    assert run.evaluated >= 64 * len(run.evaluations)
+
+
+@pytest.mark.slow
+def test_loads_interrupt_what_is_generated() -> None:
+    plain, interrupted = (Simulation(LOSSLESS["auto"], 60, bimodal(6), loading=loading).run() for loading in (0.0, 0.5))
+    assert interrupted.now > 1.2 * plain.now
+
+
+def sometimes_long(rng: random.Random, environment: str, example: int) -> float:
+    """One rollout of fifty takes eight steps, whatever its example."""
+    return about(8.0 if rng.random() < 0.02 else 0.2, rng)
+
+
+def p_value_of_long(run: Simulation) -> float:
+    """That of the chi-squared test that one trained rollout of fifty is a long one."""
+    count, long = len(run.lasted), sum(lasted > 1 for lasted in run.lasted)
+    return float(chisquare([long, count - long], [0.02 * count, 0.98 * count]).pvalue)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", LOSSLESS.values(), ids=LOSSLESS)
+def test_rewards_that_come_with_long_rollouts_are_trained_as_they_are_drawn(schedule: ScheduleConfig) -> None:
+    """A wrong answer is a long one here: what is lost would be wrong answers."""
+    assert p_value_of_long(Simulation(schedule, 60, sometimes_long).run()) > 0.001
+    assert p_value_of_long(Simulation(schedule_of(4, stragglers="drop"), 60, sometimes_long).run()) < 1e-6
+
+
+def synchronous(duration: Duration, steps: int = 60, **how: Any) -> Simulation:
+    """The run in which each step waits for all its rollouts, and they for its weights."""
+    return Simulation(schedule_of(1, max_lead_steps=1), steps, duration, **how).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", LOSSLESS.values(), ids=LOSSLESS)
+@pytest.mark.parametrize("duration", [bimodal(6), log_normal], ids=["bimodal", "log-normal"])
+def test_lengths_and_examples_are_those_of_the_synchronous_run(duration: Duration, schedule: ScheduleConfig) -> None:
+    one, other = Simulation(schedule, 60, duration).run(), synchronous(duration)
+    bounds = [0.0, 0.2, 1.0, 7.0, 1e9]
+    lengths = [np.histogram(run.lasted, bounds)[0] for run in (one, other)]
+    assert chi2_contingency(lengths).pvalue > 0.001
+    both = {*one.trained} & {*other.trained}
+    assert len(both) > 0.9 * len(one.trained), "but for those in flight at the end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", LOSSLESS.values(), ids=LOSSLESS)
+def test_a_curriculum_draws_and_trains_as_in_the_synchronous_run(schedule: ScheduleConfig) -> None:
+    """Slow examples are in the band, so half of what is drawn is slow; dropped ones would never be seen to be there."""
+
+    def reward(example: int, duration: float) -> float:
+        return float(not is_slow(example) or duration > 1.25 * 6)
+
+    how: dict[str, Any] = {"curriculum": CurriculumConfig(rest=200), "reward": reward}
+    runs = [Simulation(schedule, 250, bimodal(6), **how).run(), synchronous(bimodal(6), 250, **how)]
+    settled = [run.trained[len(run.trained) // 2 :] for run in runs]
+    slow = [sum(is_slow(example) for _, example in trained) for trained in settled]
+    assert (
+        chi2_contingency([slow, [len(each) - count for each, count in zip(settled, slow, strict=True)]]).pvalue > 0.001
+    )
+    assert slow[0] > 0.3 * len(settled[0])
+    dropping = Simulation(schedule_of(4, stragglers="drop"), 250, bimodal(6), **how).run()
+    assert dropping.share(is_slow) < 0.1
 
 
 def test_environments_have_their_shares_however_slow_one_is() -> None:
@@ -162,6 +236,7 @@ def test_a_drain_ends_the_wait_and_keeps_both_groups() -> None:
     assert StartGroup(0, "words", 0, 2) in resumed.handle(PolicyUpdated(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stragglers", ["drop", "wait"])
 @pytest.mark.parametrize("duration", DURATIONS.values(), ids=DURATIONS)
 def test_a_bound_that_rises_by_need_decides_as_its_limit_does(duration: Duration, stragglers: str) -> None:
@@ -173,6 +248,7 @@ def test_a_bound_that_rises_by_need_decides_as_its_limit_does(duration: Duration
     assert not fixed.bounds
 
 
+@pytest.mark.slow
 def test_a_bound_that_rises_by_need_loses_nothing_and_takes_no_more_than_that() -> None:
     run = Simulation(schedule_of("auto", stragglers="drop"), 60, bimodal(6)).run()
     assert not run.stale
@@ -193,6 +269,7 @@ def test_rollouts_without_end_raise_no_bound_above_its_limit() -> None:
     assert all(is_slow(example) for _, example in run.stale)
 
 
+@pytest.mark.slow
 def test_a_resumed_bound_rises_before_anything_is_dropped() -> None:
     run = Simulation(schedule_of("auto", stragglers="drop"), 60, bimodal(6), kills=(20.3, 41.7)).run()
     assert not run.stale
