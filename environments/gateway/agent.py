@@ -1,8 +1,9 @@
 """`agent`: a program is run for each rollout and plays it through the gateway; it is trained unchanged.
 
-The program finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and the example as JSON on its standard input. Its end
-is the rollout's. The reward is what `score` says, else the last line of the program's standard output or, where the job asks for
-that, what it wrote to the file `AGENT_REWARD_FILE`. `docs/gateway.md` explains its use.
+The program finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, or `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, and
+the example as JSON on its standard input. Its end is the rollout's. The reward is what `score` says, else the last line of the
+program's standard output or, where the job asks for that, what it wrote to the file `AGENT_REWARD_FILE`. `docs/gateway.md`
+explains its use.
 """
 
 from __future__ import annotations
@@ -112,6 +113,9 @@ class AgentEnvironment:
                     "OPENAI_API_KEY": session.api_key,
                     "OPENAI_MODEL": MODEL,
                     "OPENAI_DEFAULT_MODEL": MODEL,
+                    "ANTHROPIC_BASE_URL": session.anthropic_url,
+                    "ANTHROPIC_API_KEY": session.api_key,
+                    "ANTHROPIC_MODEL": MODEL,
                     "AGENT_EXAMPLE_FILE": str(given),
                     "TMPDIR": str(own),
                 }
@@ -161,7 +165,9 @@ def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
         raise kind(f"the agent ended {ended}.{requests} Its errors: {result.errors[-_SHOWN_ERRORS:].strip()}")
     if not calls:
         requests = f"; its newest request was refused: {refused[-1]}" if refused else ""
-        raise kind(f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL")
+        raise kind(
+            f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+        )
 
 
 def _reward(file: Path | None, output: str) -> float:

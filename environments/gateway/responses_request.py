@@ -6,12 +6,9 @@ turn comes back as that turn's message, and continues its tokens.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from counterpoint.environments.gateway.errors import Refused
-from counterpoint.environments.gateway.json_body import is_one_of
-from counterpoint.environments.gateway.messages import MOST_MESSAGES
-from counterpoint.environments.messages import shown
+from counterpoint.environments.gateway.fields import check_names, count_of, list_of, refuse, table_of, text_of
 from counterpoint.environments.sampling import SHAPING
 
 LOG_PROBABILITIES = "message.output_text.logprobs"
@@ -56,49 +53,37 @@ _TEXTS = ("input_text", "output_text", "text")
 
 def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault."""
-    for name, value in fields.items():
-        if name in _NEUTRAL:
-            if value is not None and not is_one_of(value, _NEUTRAL[name]):
-                _refuse(name, value, _ADVICE.get(name, "it is not served; leave it out"))
-        elif name not in _SAME | _READ | _IGNORED:
-            _refuse(name[:64], value, "this field is not served; leave it out")
+    check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
     made["messages"] = _messages(fields.get("instructions"), fields.get("input"))
     made["tools"] = _tools(fields.get("tools"))
-    made["max_tokens"] = _whole("max_output_tokens", fields.get("max_output_tokens"))
+    made["max_tokens"] = count_of("max_output_tokens", fields.get("max_output_tokens"))
     made["tool_choice"] = _tool_choice(fields.get("tool_choice"))
-    reasoning = _table(
+    reasoning = table_of(
         "reasoning", fields.get("reasoning"), {"effort", "summary", "generate_summary", "context", "mode"}
     )
     for key, only in (("context", "auto"), ("mode", "standard")):
         if reasoning.get(key) not in (None, only):
-            _refuse(f"reasoning.{key}", reasoning[key], f"only {only!r} is served")
+            refuse(f"reasoning.{key}", reasoning[key], f"only {only!r} is served")
     made["reasoning_effort"] = reasoning.get("effort")
-    text = _table("text", fields.get("text"), {"format", "verbosity"})
+    text = table_of("text", fields.get("text"), {"format", "verbosity"})
     made["verbosity"] = text.get("verbosity")
     made["response_format"] = _response_format(text.get("format"))
-    _table("stream_options", fields.get("stream_options"), {"include_obfuscation"})
+    table_of("stream_options", fields.get("stream_options"), {"include_obfuscation"})
     include = fields.get("include") or []
     if not isinstance(include, list) or not all(each in _INCLUDED for each in include):
-        _refuse("include", include, f"expected a list of {', '.join(_INCLUDED)}")
+        refuse("include", include, f"expected a list of {', '.join(_INCLUDED)}")
     made["logprobs"] = LOG_PROBABILITIES in include or bool(fields.get("top_logprobs"))
     return {name: value for name, value in made.items() if value is not None}
 
 
 def _messages(instructions: object, given: object) -> list[dict[str, Any]]:
     if instructions is not None and not isinstance(instructions, str):
-        _refuse("instructions", instructions, "expected text")
+        refuse("instructions", instructions, "expected text")
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
-        _refuse("input", given, "expected text, or a list of items")
-    if len(given) > MOST_MESSAGES:
-        raise Refused(f"{len(given)} items; at most {MOST_MESSAGES} are taken", parameter="input")
-    for index, item in enumerate(given):
-        where = f"input[{index}]"
-        if not isinstance(item, dict):
-            _refuse(where, item, "expected an object")
+    for where, item in list_of("input", given, "expected text, or a list of items"):
         _add(messages, item, where)
     return messages
 
@@ -107,7 +92,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
     """Adds an item, to the assistant's message in progress if it is part of it."""
     kind = item.get("type") or "message"
     if kind == "message":
-        role, content = item.get("role"), _text(f"{where}.content", item.get("content"))
+        role, content = item.get("role"), text_of(f"{where}.content", item.get("content"), _TEXTS)
         if role == "assistant":
             _assistant(messages, "content")["content"] = content
         else:
@@ -117,14 +102,14 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         calls = _assistant(messages, "").setdefault("tool_calls", [])
         calls.append({"id": item.get("call_id"), "type": "function", "function": call})
     elif kind == "function_call_output":
-        content = _text(f"{where}.output", item.get("output"))
+        content = text_of(f"{where}.output", item.get("output"), _TEXTS)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind == "reasoning":
         # Reasoning begins a message. A summary is not what was reasoned; without the text the turn's own tokens have it.
-        if content := _text(f"{where}.content", item.get("content"), "reasoning_text"):
+        if content := text_of(f"{where}.content", item.get("content"), ("reasoning_text",)):
             _assistant(messages, "reasoning_content")["reasoning_content"] = content
     else:
-        _refuse(f"{where}.type", kind, "expected message, function_call, function_call_output or reasoning")
+        refuse(f"{where}.type", kind, "expected message, function_call, function_call_output or reasoning")
 
 
 def _assistant(messages: list[dict[str, Any]], field: str) -> dict[str, Any]:
@@ -137,30 +122,15 @@ def _assistant(messages: list[dict[str, Any]], field: str) -> dict[str, Any]:
     return messages[-1]
 
 
-def _text(where: str, value: object, *kinds: str) -> str:
-    """The text of a content; parts are joined by a line break, as in a chat request."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        _refuse(where, value, "expected text, or a list of parts of text")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else part
-        if kind not in (kinds or _TEXTS) or not isinstance(part.get("text"), str):
-            _refuse(f"{where}[{index}]", kind, f"only parts of type {', '.join(kinds or _TEXTS)} are taken")
-    return "\n".join(part["text"] for part in value)
-
-
 def _tools(tools: object) -> object:
     if tools is None:
         return None
     if not isinstance(tools, list):
-        _refuse("tools", tools, "expected a list of tools")
+        refuse("tools", tools, "expected a list of tools")
     for index, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             kind = tool.get("type") if isinstance(tool, dict) else tool
-            _refuse(f"tools[{index}]", kind, "only tools of type function are served: the agent runs them")
+            refuse(f"tools[{index}]", kind, "only tools of type function are served: the agent runs them")
     return [{"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in tools]
 
 
@@ -174,21 +144,3 @@ def _response_format(value: object) -> object:
     if isinstance(value, dict) and value.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {key: value[key] for key in value if key != "type"}}
     return value
-
-
-def _table(name: str, value: object, known: set[str]) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not value.keys() <= known:
-        _refuse(name, value, f"expected an object with {', '.join(sorted(known))}")
-    return value
-
-
-def _whole(name: str, value: object) -> int | None:
-    if value is not None and (type(value) is not int or not 1 <= value <= 2**31):
-        _refuse(name, value, "expected a whole number of at least 1")
-    return value
-
-
-def _refuse(name: str, value: object, expected: str) -> NoReturn:
-    raise Refused(f"{name} is {shown(value)}; {expected}", parameter=name)

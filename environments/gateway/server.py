@@ -1,8 +1,8 @@
-"""The gateway's HTTP server: an OpenAI-compatible endpoint for each rollout, with a URL and a key of its own.
+"""The gateway's HTTP server: an endpoint of OpenAI's and Anthropic's APIs for each rollout, with a URL and a key of its own.
 
     gateway = Gateway()                                # in the environment's `start`, or its constructor
     async with gateway.session(model) as session:      # in its `rollout`
-        ...                                            # an agent uses session.base_url and session.api_key
+        ...                                            # an agent uses session.base_url or anthropic_url, and api_key
     session.turns, session.last_reply, session.errors  # what it asked and got
     await gateway.close()                              # in the environment's `close`
 
@@ -19,14 +19,17 @@ import logging
 import secrets
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
 from counterpoint.environments.base import Model
+from counterpoint.environments.gateway.anthropic_answer import anthropic_error, anthropic_events
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.json_body import parse_body
+from counterpoint.environments.gateway.requests import Asked
 from counterpoint.environments.gateway.responses import MODEL, events
 from counterpoint.environments.gateway.responses_answer import responses_events
 from counterpoint.environments.gateway.session import Limits, Session
@@ -131,7 +134,7 @@ class Gateway:
             return await self._answer(request)
         except Refused as refusal:
             # What is left of the body is not read, so the connection cannot be used again.
-            response = web.json_response(refusal.body(), status=refusal.status)
+            response = web.json_response(_refusal_body(request, refusal), status=refusal.status)
             if not request.content.at_eof():
                 response.force_close()
             return response
@@ -140,11 +143,12 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - a fault of ours costs one request
             self._log.note(logging.ERROR, f"the gateway failed to answer a request:\n{traceback.format_exc()}")
             fault = Refused(f"the gateway failed: {type(error).__name__}", status=500)
-            return web.json_response(fault.body(), status=500)
+            return web.json_response(_refusal_body(request, fault), status=500)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
-        session = self._authorized(identity, request.headers.get("Authorization", ""))
+        key = bearer_token(request.headers.get("Authorization")) or request.headers.get("X-Api-Key", "")
+        session = self._authorized(identity, key)
         if self._connections is not None:
             self._connections.prove(request.protocol)
         served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
@@ -152,35 +156,53 @@ class Gateway:
             return web.json_response({"object": "list", "data": [served]})
         if request.method == "GET" and path == f"v1/models/{MODEL}":
             return web.json_response(served)
-        if path not in ("v1/chat/completions", "v1/completions", "v1/responses"):
+        if path not in _PATHS and path != _COUNT:
             raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":
             raise Refused(f"{request.method} is not allowed here; POST is", status=405)
         with session.admitted():
             fields = parse_body(await _body(request, session.limits.body_bytes))
-            if path == "v1/chat/completions":
-                answer, asked = await session.chat(fields)
-            elif path == "v1/completions":
-                answer, asked = await session.complete(fields)
-            else:
-                answer, asked = await session.respond(fields)
+            if path == _COUNT:
+                return web.json_response(await session.count_tokens(fields))
+            answer, asked = await _PATHS[path](session, fields)
         if not asked.stream:
             # Python's own writer holds the loop for seven times as long; with log-probabilities it may be 20 MB.
             return web.Response(body=dumps(answer), content_type="application/json", charset="utf-8")
-        is_response = answer["object"] == "response"
-        made = responses_events(answer) if is_response else events(answer, include_usage=asked.include_usage)
-        return await _stream(request, made)
+        return await _stream(request, _events(path, answer, asked))
 
-    def _authorized(self, identity: str, authorization: str) -> Session:
+    def _authorized(self, identity: str, key: str) -> Session:
         """The session of that id, if the key is its own. Raises `Refused`; it takes as long for every wrong id or key."""
         place = _digest(identity)
         session, ended = self._sessions.get(place), self._ended.get(place)
         expected = _digest(session.api_key) if session else ended or self._nobodys
-        if not hmac.compare_digest(_digest(bearer_token(authorization)), expected):
+        if not hmac.compare_digest(_digest(key), expected):
             raise Refused("this URL and key are not those of a rollout in progress", status=401, code="invalid_api_key")
         if session is None or session.has_ended:
             raise Refused("the rollout has ended", status=410, code="rollout_ended")
         return session
+
+
+_MESSAGES = "v1/messages"
+_COUNT = f"{_MESSAGES}/count_tokens"
+_RESPONSES = "v1/responses"
+_PATHS: dict[str, Callable[[Session, dict[str, Any]], Awaitable[tuple[dict[str, Any], Asked]]]] = {
+    "v1/chat/completions": Session.chat,
+    "v1/completions": Session.complete,
+    _RESPONSES: Session.respond,
+    _MESSAGES: Session.message,
+}
+
+
+def _events(path: str, answer: dict[str, Any], asked: Asked) -> Iterator[bytes]:
+    if path == _MESSAGES:
+        return anthropic_events(answer)
+    return responses_events(answer) if path == _RESPONSES else events(answer, include_usage=asked.include_usage)
+
+
+def _refusal_body(request: web.BaseRequest, refusal: Refused) -> dict[str, Any]:
+    """In the shape of the API that was asked."""
+    is_anthropic = request.path.endswith((f"/{_MESSAGES}", f"/{_COUNT}"))
+    return anthropic_error(refusal) if is_anthropic else refusal.body()
 
 
 async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:

@@ -13,6 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from counterpoint.environments.base import Model, Reply
 from counterpoint.environments.chat import LONG_TEXT
+from counterpoint.environments.gateway import anthropic_request, responses_request
+from counterpoint.environments.gateway.anthropic_answer import anthropic_answer
 from counterpoint.environments.gateway.constraints import read_demanded
 from counterpoint.environments.gateway.conversation import Conversations
 from counterpoint.environments.gateway.errors import Refused
@@ -32,7 +34,6 @@ from counterpoint.environments.gateway.responses import (
     unsendable,
 )
 from counterpoint.environments.gateway.responses_answer import responses_answer
-from counterpoint.environments.gateway.responses_request import chat_fields
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Turn
@@ -67,8 +68,10 @@ class Session:
     def __init__(self, model: Model, base_url: str, api_key: str, limits: Limits, *, agent_sampling: bool) -> None:
         self.base_url = base_url
         """The `OPENAI_BASE_URL` of an agent."""
+        self.anthropic_url = base_url.removesuffix("/v1")
+        """The `ANTHROPIC_BASE_URL` of an agent."""
         self.api_key = api_key
-        """The `OPENAI_API_KEY` of an agent, which is a secret."""
+        """The key of an agent for both, which is a secret."""
         self.limits = limits
         self.turns: list[Turn] = []
         """Those that were answered, in order."""
@@ -115,11 +118,22 @@ class Session:
 
     async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of the Responses API."""
-        request = self._read(chat_fields(fields))
+        request = self._read(responses_request.chat_fields(fields))
         [choice] = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         write = partial(responses_answer, choice, fields, self._model.chat, log_probabilities=log_probabilities)
         return await self._written([choice], write), request.asked
+
+    async def message(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
+        """The same for a request of Anthropic's Messages API."""
+        request = self._read(anthropic_request.chat_fields(fields, self._model.chat))
+        [choice] = await self._ended_with_session(self._chat(request))
+        return anthropic_answer(choice, request.asked.stop), request.asked
+
+    async def count_tokens(self, fields: dict[str, Any]) -> dict[str, int]:
+        """Returns how many tokens the prompt of such a request has, as Anthropic's API answers. Raises `Refused`."""
+        request = self._read(anthropic_request.chat_fields(fields, self._model.chat))
+        return {"input_tokens": len(await self._ended_with_session(self._prompt(request)))}
 
     def _read(self, fields: dict[str, Any]) -> ChatRequest:
         model = self._model
@@ -156,18 +170,21 @@ class Session:
             raise
 
     async def _chat(self, request: ChatRequest) -> list[Choice]:
+        choices = await self._choices([await self._prompt(request)], request)
         conversations = self._conversations.rendered_with(request.template_kwargs)
-        try:
-            # All that a template may write: calls, reasoning and tools are text as well.
-            length = len(dumps([request.messages, request.tools]))
-            prompt = await _off_the_loop(length, conversations.prompt, request.messages, request.tools)
-        except Exception as error:  # a template may fail in any way at messages that it does not expect
-            raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error
-        choices = await self._choices([prompt], request)
         for choice in choices:
             [answer] = template_messages([assistant_message(choice)])
             conversations.remember(request.messages, request.tools, answer, choice.turn)
         return choices
+
+    async def _prompt(self, request: ChatRequest) -> Sequence[int]:
+        conversations = self._conversations.rendered_with(request.template_kwargs)
+        try:
+            # All that a template may write: calls, reasoning and tools are text as well.
+            length = len(dumps([request.messages, request.tools]))
+            return await _off_the_loop(length, conversations.prompt, request.messages, request.tools)
+        except Exception as error:  # a template may fail in any way at messages that it does not expect
+            raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error
 
     async def _complete(self, request: CompletionRequest) -> dict[str, Any]:
         prompts: list[Sequence[int]] = [

@@ -44,6 +44,33 @@ _VALID_COMPLETION: dict[str, Any] = {
     "logprobs": 0,
     "n": 2,
 }
+_VALID_MESSAGE: dict[str, Any] = {
+    "model": "any",
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "so", "signature": "x"},
+                {"type": "text", "text": "well"},
+                {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "2"}]}],
+        },
+    ],
+    "tools": [{"name": "add", "description": "adds", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+    "thinking": {"type": "disabled"},
+    "output_config": {"effort": "low"},
+    "max_tokens": 4,
+    "stop_sequences": ["x"],
+    "metadata": {"user_id": "x"},
+}
+_VALID = {"chat/completions": _VALID_CHAT, "completions": _VALID_COMPLETION, "messages": _VALID_MESSAGE}
 
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 17, 2**31, 2**63, 2**200, -0.0, 1e308, 0.5, "", "x", "user", "\0", "\x1b[2J", "é" * 300,
@@ -55,7 +82,7 @@ _NAMES = (
     "messages", "tools", "prompt", "n", "stop", "stream", "stream_options", "max_tokens", "max_completion_tokens",
     "temperature", "top_p", "logprobs", "top_logprobs", "tool_choice", "response_format", "logit_bias", "role", "content",
     "reasoning_effort", "verbosity", "tool_calls", "tool_call_id", "function", "arguments", "name", "id", "type", "parameters",
-    "unknown", "", "__proto__",
+    "unknown", "", "__proto__", "system", "input", "tool_use_id", "thinking", "input_schema", "stop_sequences", "output_config",
 )  # fmt: skip
 
 
@@ -202,9 +229,8 @@ class HostileRequests:
         return HostileRequest("http", content, reusable=False)
 
     def _fields(self) -> tuple[str, dict[str, Any]]:
-        if self._random.random() < 0.75:
-            return "chat/completions", json.loads(json.dumps(_VALID_CHAT))
-        return "completions", dict(_VALID_COMPLETION)
+        path = self._random.choice(("chat/completions", "chat/completions", "messages", "completions"))
+        return path, copy.deepcopy(_VALID[path])
 
     def _mutate(self, value: Any) -> Any:
         """The value with one change at a random place in it."""

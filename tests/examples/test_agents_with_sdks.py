@@ -30,6 +30,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples/agent"
 GUESSED = [write_hermes("guess", {"number": 2}), write_hermes("guess", {"number": 4}), "It is 4."]
 SCRIPTS = {
     "with_agents_sdk.py": GUESSED,
+    "with_anthropic.py": GUESSED,
     "with_langchain.py": ["It may be 4.", '{"number": 4}'],
     "with_pydantic_ai.py": GUESSED,
 }

@@ -16,7 +16,7 @@ from perf.fuzz.__main__ import fuzz, make_chat
 
 @pytest.mark.slow
 async def test_hostile_requests_are_refused_and_crash_nothing(tmp_path: Path) -> None:
-    findings = await fuzz(1500, 3, make_chat(tmp_path))
+    findings = await fuzz(1500, 7, make_chat(tmp_path))
     assert not findings.faults
     assert not findings.wrong
     assert sum(findings.kinds.values()) == 1500

@@ -1,4 +1,4 @@
-"""The table of parameters in `docs/gateway.md`: it has all of OpenAI's, and the gateway does what it says."""
+"""The table of parameters in `docs/gateway.md`: it has all of OpenAI's and Anthropic's, and the gateway does what it says."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import aiohttp
 import numpy as np
 import openai
 import pytest
+from anthropic.types import message_create_params
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
@@ -27,29 +28,35 @@ from counterpoint.transport.records import Alternatives, Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 
 PAGE = Path(__file__).parents[3] / "docs/gateway.md"
-APIS = ("chat", "responses", "completions")
-PATHS = {"chat": "chat/completions", "responses": "responses", "completions": "completions"}
-OPENAI = {
+APIS = ("chat", "responses", "completions", "messages")
+PATHS = {"chat": "chat/completions", "responses": "responses", "completions": "completions", "messages": "messages"}
+CLIENTS = {
     "chat": chat_create_params.CompletionCreateParams,
     "responses": response_create_params.ResponseCreateParams,
     "completions": completion_create_params.CompletionCreateParams,
+    "messages": message_create_params.MessageCreateParams,
 }
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {}}}
 LEAST: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hello"}]},
     "responses": {"input": "hello"},
     "completions": {"prompt": "hello"},
+    "messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5},
 }
 VALUES: dict[str, Any] = {
     "audio": {"voice": "x", "format": "wav"},
     "background": True,
+    "cache_control": {"type": "ephemeral"},
+    "container": "x",
     "best_of": 2,
     "context_management": [{"type": "compaction"}],
     "conversation": "conv_1",
+    "diagnostics": {"previous_message_id": "msg_1"},
     "echo": True,
     "frequency_penalty": 0.5,
     "function_call": "auto",
     "functions": [{"name": "look"}],
+    "inference_geo": "eu",
     "include": ["message.output_text.logprobs"],
     "instructions": "Be good.",
     "logit_bias": {"5": 1},
@@ -63,6 +70,7 @@ VALUES: dict[str, Any] = {
     "model": "gpt-x",
     "moderation": {"model": "x"},
     "n": 2,
+    "output_config": {"effort": "low"},
     "parallel_tool_calls": False,
     "prediction": {"type": "content", "content": "x"},
     "presence_penalty": 0.5,
@@ -77,33 +85,43 @@ VALUES: dict[str, Any] = {
     "safety_identifier": "x",
     "seed": 3,
     "service_tier": "flex",
+    "speed": "fast",
     "stop": ["END"],
+    "stop_sequences": ["END"],
     "store": True,
     "stream": True,
     "stream_options": {"include_obfuscation": False},
     "suffix": "x",
+    "system": "Be good.",
     "temperature": 0.5,
     "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
     "tool_choice": "auto",
     "tools": [TOOL],
     "top_logprobs": 2,
     "top_p": 0.5,
     "truncation": "auto",
     "user": "x",
+    "user_profile_id": "x",
     "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
+    "workspace_id": "x",
 }
 """A value of each parameter that asks for something."""
 OTHERWISE: dict[tuple[str, str], Any] = {
     ("completions", "logprobs"): 2,
     ("responses", "tools"): [{"type": "function", "name": "look", "parameters": {}}],
+    ("messages", "tool_choice"): {"type": "auto"},
+    ("messages", "tools"): [{"name": "look", "input_schema": {}}],
 }
 """Values of those that mean something else in one API."""
 
 
 def table() -> dict[str, dict[str, str]]:
     """What the page says: of each parameter, by API, `served`, `ignored`, `refused` or `-`."""
-    lists = re.findall(r"^\| (served|ignored|refused) \| (.*) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    lists = re.findall(
+        r"^\| (served|ignored|refused) \| (.*) \| (.*) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE
+    )
     assert len(lists) == 3
     found: dict[str, dict[str, str]] = {}
     for said, *cells in lists:
@@ -115,12 +133,12 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def parameters(api: str) -> set[str]:
-    """Those of the installed `openai` package."""
-    return {name for each in get_args(OPENAI[api]) for name in each.__annotations__}
+    """Those of the installed packages `openai` and `anthropic`."""
+    return {name for each in get_args(CLIENTS[api]) for name in each.__annotations__}
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_the_page_has_every_parameter_of_openai(api: str) -> None:
+def test_the_page_has_every_parameter(api: str) -> None:
     assert {name for name, said in table().items() if said[api] != "-"} == parameters(api)
 
 
@@ -159,7 +177,7 @@ async def test_the_gateway_does_what_the_page_says(gateway: Gateway, knowing_cha
                 status, text = answer.status, await answer.text()
             if said == "refused":
                 assert status == 400
-                assert f'"param": "{name}"' in text
+                assert (f'"param": "{name}"' if api != "messages" else f'"message": "{name} is ') in text
             else:
                 assert status == 200, text
     if said == "ignored":  # the same tokens, sampled alike
@@ -214,7 +232,7 @@ class ProbableModel(RecordingModel):
         return replace(turn, alternatives=Alternatives(ids, values))
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", ["chat", "responses", "completions"])
 async def test_many_probable_tokens_are_written_off_the_loop(
     gateway: Gateway, chat: Chat, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,319 @@
+"""Anthropic's Messages API, with the stock client and with requests as agents send them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import pytest
+
+from counterpoint.environments.base import Reply
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.gateway import Gateway, Session
+from counterpoint.environments.gateway.anthropic_request import chat_fields
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.messages import template_messages, template_tools
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.transport.records import Turn
+from tests.environments.gateway.models import RecordingModel, client_of, extends
+
+LOOK: Any = {
+    "name": "look",
+    "description": "Looks.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    "cache_control": {"type": "ephemeral"},
+}
+AS_FUNCTION: Any = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": LOOK["input_schema"]},
+}
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@asynccontextmanager
+async def anthropic_of(session: Session, api_key: str | None = None) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """The stock client of a session, which tries everything once."""
+    key = session.api_key if api_key is None else api_key
+    async with anthropic.AsyncAnthropic(base_url=session.anthropic_url, api_key=key, max_retries=0) as client:
+        yield client
+
+
+async def _ask(client: anthropic.AsyncAnthropic, messages: Any, *, stream: bool = False, **more: Any) -> Any:
+    asked: Any = {"model": "any", "max_tokens": 64, "system": "Be good.", "messages": messages, **more}
+    if not stream:
+        return await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as events:
+        kinds = [event.type async for event in events]
+        assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+        return await events.get_final_message()
+
+
+@pytest.mark.slow  # the first use of the client builds its models
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("keeps", ["all", "no thinking", "given back as sent"])
+async def test_calls_and_their_results_continue_the_recorded_tokens(
+    gateway: Gateway, chat: Chat, stream: bool, keeps: str
+) -> None:
+    model = ReasoningModel(chat, ["call:there", "one", "two"])
+    messages: list[Any] = [*HELLO]
+    async with gateway.session(model) as session, anthropic_of(session) as client:
+        first = await _ask(client, messages, stream=stream, tools=[LOOK])
+        thinking, text, call = first.content
+        assert (thinking.type, thinking.thinking, text.text) == ("thinking", "because", "well")
+        assert (call.type, call.name, call.input, first.stop_reason) == (
+            "tool_use",
+            "look",
+            {"at": "there"},
+            "tool_use",
+        )
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "a door"}]}
+        messages += [_given_back(first, keeps), {"role": "user", "content": [result]}]
+        second = await _ask(client, messages, stream=stream, tools=[LOOK])
+        assert [block.text for block in second.content] == ["one"]
+        assert second.stop_reason == "end_turn"
+        assert second.usage.input_tokens == len(model.turns[1].prompt_ids)
+        assert second.usage.output_tokens == len(model.turns[1].completion_ids)
+        messages += [_given_back(second, keeps), {"role": "user", "content": [{"type": "text", "text": "go on"}]}]
+        await _ask(client, messages, stream=stream, tools=[LOOK])
+    first_turn, second_turn, third_turn = model.turns
+    assert extends(second_turn, first_turn)
+    assert extends(third_turn, second_turn)
+
+
+class ReasoningModel(RecordingModel):
+    """Says something before its calls, for which it reasons."""
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
+        reply = await super().parse(turn, tools, reasoning=reasoning)
+        return replace(reply, content="well") if reply.calls else reply
+
+
+def _given_back(message: Any, keeps: str) -> dict[str, Any]:
+    blocks = [block.model_dump() for block in message.content]
+    if keeps == "given back as sent":
+        blocks = [block.model_dump(exclude_unset=True) for block in message.content]
+        blocks[-1]["cache_control"] = {"type": "ephemeral"}
+    return {
+        "role": "assistant",
+        "content": [block for block in blocks if keeps != "no thinking" or block["type"] != "thinking"],
+    }
+
+
+@pytest.mark.slow
+async def test_a_request_has_the_tokens_of_the_chat_request_of_the_same_meaning(gateway: Gateway, chat: Chat) -> None:
+    model = ScriptedModel(chat, ["one", "two"])
+    system: Any = [
+        {"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "good."},
+    ]
+    messages: Any = [{"role": "system", "content": "Be\ngood."}, *HELLO]
+    async with gateway.session(model) as session, anthropic_of(session) as client, client_of(session) as other:
+        counted = await client.messages.count_tokens(model="any", system=system, messages=HELLO, tools=[LOOK])
+        assert not model.turns
+        await client.messages.create(
+            model="any", max_tokens=9, system=system, messages=HELLO, tools=[LOOK], metadata={"user_id": "x"}
+        )
+        await other.chat.completions.create(model="any", messages=messages, tools=[AS_FUNCTION])
+    assert model.turns[0].prompt_ids.tolist() == model.turns[1].prompt_ids.tolist()
+    assert counted.input_tokens == len(model.turns[0].prompt_ids)
+
+
+def _random_conversation(choose: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages of this API, and those of a chat, for the same conversation; the last is the user's."""
+
+    def words() -> str:
+        return "".join(choose.choices('ab <|\n"{é', k=choose.randint(1, 8)))
+
+    given: list[dict[str, Any]] = []
+    chat: list[dict[str, Any]] = []
+    for turn in range(choose.randint(1, 4)):
+        text = words()
+        given.append({"role": "user", "content": text if choose.random() < 0.5 else [{"type": "text", "text": text}]})
+        chat.append({"role": "user", "content": text})
+        blocks: list[dict[str, Any]] = []
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        if choose.random() < 0.3:
+            message["reasoning_content"] = words()
+            blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": "x"})
+        if choose.random() < 0.7:
+            message["content"] = words()
+            blocks.append({"type": "text", "text": message["content"], "citations": None})
+        calls = [
+            (f"call_{turn}_{index}", {"at": words(), "n": choose.randint(0, 2**70)})
+            for index in range(choose.randint(0, 3))
+        ]
+        if calls:
+            blocks += [{"type": "tool_use", "id": name, "name": "look", "input": values} for name, values in calls]
+            message["tool_calls"] = [
+                {"id": name, "type": "function", "function": {"name": "look", "arguments": json.dumps(values)}}
+                for name, values in calls
+            ]
+        given.append({"role": "assistant", "content": blocks})
+        chat.append(message)
+        results = [(name, words()) for name, _ in calls]
+        if results:
+            given.append(
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": a, "content": b} for a, b in results],
+                }
+            )
+            chat += [{"role": "tool", "tool_call_id": name, "content": text} for name, text in results]
+    given.append({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+    chat.append({"role": "user", "content": "a\nb"})
+    return given, chat
+
+
+def test_500_random_conversations_are_the_chats_of_the_same_meaning(chat: Chat) -> None:
+    for seed in range(500):
+        given, messages = _random_conversation(random.Random(seed))
+        read = chat_fields({"system": "s", "messages": given, "tools": [LOOK]}, chat)
+        assert template_messages(read["messages"]) == template_messages(
+            [{"role": "system", "content": "s"}, *messages]
+        ), seed
+        assert template_tools(read["tools"]) == template_tools([AS_FUNCTION])
+
+
+async def test_why_a_turn_ended(gateway: Gateway, chat: Chat) -> None:
+    async with gateway.session(RecordingModel(chat, ["cut", "one END two", "call:x"])) as session:
+        answers = [
+            (await _post(session, {"messages": HELLO, "max_tokens": 64, "stop_sequences": stop, **more}))[1]
+            for stop, more in (([], {}), (["END"], {}), ([], {"tools": [LOOK]}))
+        ]
+    assert [(each["stop_reason"], each["stop_sequence"]) for each in answers] == [
+        ("max_tokens", None), ("stop_sequence", "END"), ("tool_use", None)
+    ]  # fmt: skip
+    assert answers[1]["content"] == [{"type": "text", "text": "one "}]
+
+
+async def test_demanded_calls_and_schemas_constrain_as_in_a_chat(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ['[{"name": "look", "parameters": {"at": "x"}}]', "{}"])
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    choice = {"type": "tool", "name": "look", "disable_parallel_tool_use": True}
+    async with gateway.session(model) as session:
+        _, called = await _post(session, {"messages": HELLO, "tools": [LOOK], "tool_choice": choice})
+        status, _ = await _post(
+            session, {"messages": HELLO, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        )
+    assert called["content"][0]["input"] == {"at": "x"}
+    assert status == 200
+    schemas = [json.loads(getattr(asked, "json_schema", "")) for asked in model.asked]
+    assert schemas[1] == schema
+    assert "look" in json.dumps(schemas[0])
+
+
+@pytest.mark.slow
+async def test_errors_have_anthropics_shape(gateway: Gateway, chat: Chat) -> None:
+    model = ScriptedModel(chat, [])
+    async with gateway.session(model) as session:
+        async with anthropic_of(session, "wrong") as client:
+            with pytest.raises(anthropic.AuthenticationError) as caught:
+                await client.messages.create(model="any", max_tokens=9, messages=HELLO)
+        assert caught.value.type == "authentication_error"
+        async with anthropic_of(session) as client:
+            with pytest.raises(anthropic.BadRequestError) as refused:
+                await client.messages.create(model="any", max_tokens=0, messages=HELLO)
+        assert refused.value.type == "invalid_request_error"
+        assert "max_tokens" in str(refused.value)
+        assert any("max_tokens" in error for error in session.errors)
+        headers = {"X-Api-Key": session.api_key}
+        async with aiohttp.ClientSession() as http, http.get(f"{session.base_url}/models", headers=headers) as answer:
+            assert answer.status == 200
+
+
+def answered(block: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": [block]}, *HELLO]}
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": ["hello"]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}]}]},
+            "messages[0].content[0].content[0]",
+        ),
+        (answered({"type": "redacted_thinking"}), "messages[0].content[0].type"),
+        (answered({"type": "tool_use", "id": "1", "name": "a", "input": "{}"}), "messages[0].content[0].input"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "It is"}]}, "messages"),
+        ({"messages": HELLO, "system": 3}, "system"),
+        ({"messages": HELLO, "max_tokens": True}, "max_tokens"),
+        ({"messages": HELLO, "tools": "x"}, "tools"),
+        ({"messages": HELLO, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"messages": HELLO, "tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"messages": HELLO, "thinking": {"type": "much"}}, "thinking.type"),
+        ({"messages": HELLO, "output_config": {"format": {"type": "grammar"}}}, "output_config.format.type"),
+        ({"messages": HELLO, "mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
+        ({"messages": HELLO, "container": "x"}, "container"),
+        ({"messages": HELLO, "frequency_penalty": 1}, "frequency_penalty"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_served_is_refused_by_its_place(chat: Chat, fields: dict[str, Any], where: str) -> None:
+    with pytest.raises(Refused) as refused:
+        chat_fields(fields, chat)
+    assert refused.value.parameter == where
+
+
+def test_parts_of_an_answer_in_another_order_are_messages_of_their_own(chat: Chat) -> None:
+    call = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, call, {"type": "text", "text": "c"}]
+    read = chat_fields({"messages": [{"role": "assistant", "content": blocks}, *HELLO]}, chat)["messages"]
+    assert [message.get("content") for message in read] == ["a\nb", "c", "hello"]
+    assert [len(message.get("tool_calls", ())) for message in read] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "fields", "effort"),
+    [
+        ("{{ enable_thinking }}", {}, {"thinking": {"type": "disabled"}}, "none"),
+        ("{{ enable_thinking }}", {"enable_thinking": True}, {"thinking": {"type": "disabled"}}, None),
+        ("{{ enable_thinking }}", {}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, None),
+        ("{{ reasoning_effort }}", {}, {"output_config": {"effort": "high"}}, "high"),
+        ("", {}, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, None),
+    ],
+)
+def test_thinking_and_effort_count_where_the_template_reads_them(
+    chat_with: Callable[[str], Chat], template: str, kwargs: dict[str, Any], fields: dict[str, Any], effort: str | None
+) -> None:
+    chat = chat_with(template).with_template_kwargs(kwargs)
+    assert chat_fields({"messages": HELLO, **fields}, chat).get("reasoning_effort") == effort
+
+
+@pytest.fixture
+def chat_with(tokenizer_directory: Path, tmp_path: Path) -> Callable[[str], Chat]:
+    """Makes a chat whose template begins with a text."""
+
+    def make(beginning: str) -> Chat:
+        directory = Path(shutil.copytree(tokenizer_directory, tmp_path / "model"))
+        messages = "{% for m in messages %}{{ m.role }}{{ m.content }}<end>{% endfor %}"
+        (directory / "chat_template.jinja").write_text(beginning + messages)
+        return Chat(directory)
+
+    return make
+
+
+async def _post(session: Session, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    headers = {"X-Api-Key": session.api_key, "Anthropic-Version": "2023-06-01"}
+    url = f"{session.anthropic_url}/v1/messages?beta=true"
+    async with aiohttp.ClientSession() as http, http.post(url, json=fields, headers=headers) as answer:
+        return answer.status, await answer.json()
