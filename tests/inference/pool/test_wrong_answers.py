@@ -279,7 +279,7 @@ async def test_a_long_routing_is_checked_off_the_loop(monkeypatch: pytest.Monkey
         check(self, request, bounds)
 
     monkeypatch.setattr(Completion, "check", checking)
-    async with FakeServer() as server, pool_of(server.url) as pool:
+    async with FakeServer() as server, pool_of(server.url, max_retries=0) as pool:
         with pytest.raises(InferenceError, match="expert"):  # of the fake: the number of the row, from 0 to 250
             await pool.generate(np.arange(10, dtype=np.int32), SAMPLING, affinity="a")
     assert off_the_loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from counterpoint.transport.process.child import NoLineError, end_guarded, line_of, own_environment, size_of, spawn
 from counterpoint.transport.process.launch import SYSTEMD_VARIABLES, exit_code_of, guarded
+from tests.support.polling import DEADLINE_SECONDS
 
 SHOW = "import os; print(*(name for name in sorted(os.environ) if name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID')))"
 
@@ -136,13 +138,21 @@ def test_a_line_is_read_in_a_process_that_has_many_descriptors() -> None:
         ("import time; print('half', end=''); time.sleep(600)", 1.0, "no line within 1 s"),
         ("import sys; sys.exit(7)", 60.0, "exit code 7"),
         ("import sys; print('half', end=''); sys.exit(7)", 60.0, "exit code 7"),
-        ("import os, time; os.close(1); time.sleep(600)", 60.0, "closed its output"),
         ("print('x' * 2**21)", 60.0, "more than 1048576 bytes"),
     ],
 )
 def test_a_child_that_writes_no_line_holds_up_nobody(program: str, seconds: float, why: str) -> None:
     with child(program) as process, pytest.raises(NoLineError, match=why):
         line_of(process, seconds)
+
+
+@pytest.mark.slow
+def test_a_child_that_closes_its_output_and_lives_on_holds_up_nobody() -> None:
+    with child("import os, time; os.close(1); time.sleep(600)") as process:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], DEADLINE_SECONDS)[0]
+        with pytest.raises(NoLineError, match="closed its output"):
+            line_of(process, 1.0)
 
 
 def test_a_wait_for_a_line_can_be_given_up() -> None:
