@@ -32,6 +32,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a script's background
 
+# One thread of torch in each process: where so many processes share two cores, two threads spin while they wait for each other,
+# and take ten times the CPU time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 gc.disable()  # until all tests are collected: their imports make millions of objects and no garbage
 WRITES_NO_BYTECODE = sys.dont_write_bytecode
 sys.dont_write_bytecode = False  # until then, too: rewriting the tests' assertions takes as long as importing all else

@@ -103,7 +103,7 @@ def test_the_worked_example_trains_the_grid_and_a_second_submission_finds_nothin
     assert text.count(whole) == 1
     example.write_text(text.replace(whole, "product([3e-4, 1e-3], [0.0, 0.1])"))
     names = [f"tiny-lr={rate}-wd={decay}" for rate in ("0.0003", "0.001") for decay in ("0", "0.1")]
-    variables = {"COUNTERPOINT_REGION_ROOT": f"{tmp_path}/{{region}}", "OMP_NUM_THREADS": "1"}
+    variables = {"COUNTERPOINT_REGION_ROOT": f"{tmp_path}/{{region}}"}
     try:
         for region in ("eu-west", "us-east"):
             subprocess.run(

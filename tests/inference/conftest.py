@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,9 +25,3 @@ def lora_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     token.chmod(0o600)
     lora = LoraServingConfig(max_rank=8, max_adapters=2, max_adapters_in_memory=2)
     yield from run_server(tiny_config(root / "base", root, lora=lora, api_key_file=token), directories, models)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> None:
-    """Hugging Face's forwards of tiny models are slower with more, beside a server that computes too."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -6,7 +6,6 @@ A start takes some 20 s, so a server is a fixture of the session: `moe_server` a
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -68,13 +67,9 @@ def live_processes() -> Iterator[tuple[int, int]]:
 
 
 def start_server(config: InferenceConfig) -> subprocess.Popen[bytes]:
-    """Starts `serve` in a process of its own, which prints `ready` once it serves.
-
-    It has one thread: two would wait for each other where other tests compute.
-    """
+    """Starts `serve` in a process of its own, which prints `ready` once it serves."""
     command = [sys.executable, "-c", RUN_SERVER, config.model_dump_json()]
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 
 
 def stop_server(process: subprocess.Popen[bytes]) -> int:
