@@ -13,6 +13,7 @@ from counterpoint.cli import environment
 from counterpoint.cli.main import main
 from counterpoint.job.environments import waiting
 from counterpoint.job.environments.observe import Plan
+from tests.support.vllm_server import ServerProcess
 
 
 def test_its_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,17 +45,22 @@ def test_an_environment_that_cannot_be_loaded_is_refused_before_a_model_is_resol
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_new_environment_has_no_finding_and_is_told_how_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    adapter_server: ServerProcess,
 ) -> None:
+    """At a running server: `tests/examples/test_tutorial.py` has such a check start one."""
+    check = ["env", "check", "fresh_sums.toml", "--server", adapter_server.url]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is added
     assert main(["env", "new", "fresh_sums"]) == 0
-    assert main(["env", "check", "fresh_sums.toml", "--json"]) == 0
+    assert main([*check, "--json"]) == 0
     found = {each["check"]: each for each in json.loads(capsys.readouterr().out.splitlines()[-1])}
     # The machine may be busy.
     others = [each for name, each in found.items() if name not in ("time", "event loop", "memory")]
     assert [each for each in others if each["level"] != "ok"] == []
-    assert main(["env", "check", "fresh_sums.toml", "--rounds", "1"]) == 0
+    assert main([*check, "--rounds", "1"]) == 0
     said = capsys.readouterr().out
     assert said.endswith("next: counterpoint run fresh_sums.toml\n")
     assert "filtered" not in said

@@ -12,6 +12,7 @@ from subprocess import PIPE, STDOUT
 import pytest
 
 import counterpoint
+from tests.support.vllm_server import ServerProcess
 
 COMMAND = Path(sys.executable).with_name("counterpoint")
 OURS = sorted(found.name for found in pkgutil.iter_modules(counterpoint.__path__))
@@ -36,7 +37,8 @@ def litter(directory: Path, *names: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_first_commands_work_beside_files_of_any_name(tmp_path: Path) -> None:
+def test_the_first_commands_work_beside_files_of_any_name(tmp_path: Path, adapter_server: ServerProcess) -> None:
+    """A check starts a vLLM as an evaluation does, which has a running one here; a job starts its own otherwise."""
     here, on_the_path = tmp_path / "here", tmp_path / "on_the_path"
     litter(here, *OURS, "counterpoint", *PYTHONS, *LIBRARIES)
     litter(on_the_path, *OURS)
@@ -54,7 +56,7 @@ def test_the_first_commands_work_beside_files_of_any_name(tmp_path: Path) -> Non
     with (here / "my_sums.toml").open("a") as job:
         job.write(EVALUATION)
     counterpoint_("run", "my_sums.toml", "--orchestrator.steps", "2")
-    counterpoint_("eval", "my_sums.toml", "--output", "evaluated")
+    counterpoint_("eval", "my_sums.toml", "--server", adapter_server.url, "--output", "evaluated")
     with subprocess.Popen(
         [COMMAND, "serve", "outputs/my_sums", "--port", "0"],
         cwd=here,
