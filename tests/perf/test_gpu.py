@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +157,21 @@ def test_the_mismatch_is_told_by_the_age_of_what_was_trained(tmp_path: Path, mon
     assert figures["KL at 1 old"] == "3.0e-04 (3 steps)"
 
 
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.skipif(not all(map(find_spec, smollm2.PACKAGES)), reason="needs the extra smollm2")
-def test_the_real_model_has_a_row() -> None:
-    result = run_row("real", "cpu", 600.0)
-    assert result.error == ""
-    assert float(result.figures["mismatch KL of the first step"]) < 1e-6
+def test_the_real_models_job_tells_what_it_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job itself takes minutes on a CPU: `python -m perf.gpu real --device cpu`."""
+    shipped = [shipped_line(step, time.time() + 100 * step) | {"wall_seconds": 1.0} for step in (2, 12, 14)]
+    write_lines(tmp_path / jobs.RUN / "metrics.jsonl", shipped)
+    write_lines(
+        tmp_path / "trainer" / "metrics.jsonl",
+        [trained_line(step) | {"tokens_per_second": 9.0} for step in (2, 12, 14)],
+    )
+    monkeypatch.setattr(jobs, "_run", lambda *_: tmp_path)
+    monkeypatch.setattr(jobs, "resolve_model", lambda *_: tmp_path)
+    monkeypatch.setattr(smollm2, "PACKAGES", ())
+    figures = ROWS["real"].run("cpu", tmp_path)
+    assert (figures["first reward"], figures["last"]) == (0.1, 0.7)
+    assert 1200 <= float(figures["to a reward of 0.5 s"]) < 1300
+    assert figures["mismatch KL of the first step"] == "2.0e-06"
 
 
 def test_a_real_model_that_is_not_installed_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
