@@ -25,7 +25,7 @@ from typing import Literal
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
-from counterpoint.transport.http_requests import bearer_token
+from counterpoint.transport.http.requests import bearer_token
 
 Access = Literal["read", "change"]
 

@@ -53,11 +53,11 @@ from counterpoint.serve.errors import (
     WrongType,
 )
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.listening import PROVEN, Proven
 from counterpoint.serve.openapi import document_of
 from counterpoint.serve.origin import check_origin
 from counterpoint.serve.parameters import from_body, from_query, lists_of
-from counterpoint.transport.http_requests import refused_coding
+from counterpoint.transport.http.listening import PROVEN, Proven
+from counterpoint.transport.http.requests import refused_coding
 from counterpoint.transport.printable import printable
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 

@@ -25,10 +25,10 @@ from counterpoint.serve.access import load_tokens
 from counterpoint.serve.app import Access, build_app
 from counterpoint.serve.audit import AuditLog
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.listening import listening
 from counterpoint.serve.origin import own_names
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.watched import Watched
+from counterpoint.transport.http.listening import listening
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)

@@ -33,9 +33,9 @@ from counterpoint.environments.gateway.requests import Asked
 from counterpoint.environments.gateway.responses import MODEL, events
 from counterpoint.environments.gateway.responses_answer import responses_events
 from counterpoint.environments.gateway.session import Limits, Session
-from counterpoint.transport.connections import BoundedConnections
 from counterpoint.transport.exact_json import dumps
-from counterpoint.transport.http_requests import bearer_token, refused_coding
+from counterpoint.transport.http.connections import BoundedConnections
+from counterpoint.transport.http.requests import bearer_token, refused_coding
 from counterpoint.transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, watched_tokens
-from counterpoint.transport.http_requests import bearer_token, refused_coding
+from counterpoint.transport.http.requests import bearer_token, refused_coding
 
 OPEN_PATHS = frozenset({"/health", "/metrics"})
 

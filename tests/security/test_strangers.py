@@ -15,7 +15,7 @@ import pytest
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway import Gateway
 from counterpoint.environments.scripted import ScriptedModel
-from counterpoint.serve.listening import listening
+from counterpoint.transport.http.listening import listening
 from counterpoint.transport.telemetry.endpoint import Endpoint
 from counterpoint.transport.telemetry.metric import Process
 from tests.serve.api_client import app_of
@@ -56,7 +56,7 @@ SERVERS = pytest.mark.parametrize("server", [gateway, page, metrics])
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "counterpoint.environments.gateway.server.HEAD_SECONDS",
-        "counterpoint.serve.listening.IDLE_SECONDS",
+        "counterpoint.transport.http.listening.IDLE_SECONDS",
         "counterpoint.transport.telemetry.endpoint.REQUEST_SECONDS",
     ):
         monkeypatch.setattr(name, SECONDS)

@@ -13,8 +13,8 @@ from counterpoint.serve.access import MOST_CLIENTS, RateLimit
 from counterpoint.serve.endpoint import ROOT, NotFound
 from counterpoint.serve.errors import Forbidden
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.listening import listening
 from counterpoint.serve.origin import check_origin, own_names
+from counterpoint.transport.http.listening import listening
 from tests.serve.api_client import ADMIN, READ, api, app_of
 
 OWN = own_names("127.0.0.1", ["Runs.Example.org"])
@@ -76,7 +76,7 @@ async def test_what_is_no_http_is_refused_and_leaves_no_trace_in_the_log(
 async def test_slow_connections_without_a_token_keep_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("counterpoint.serve.listening.MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("counterpoint.transport.http.listening.MOST_CONNECTIONS", 20)
     known = f"GET {ROOT}/session HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {READ}\r\n\r\n".encode()
     stranger = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"  # and no end
     opened = []

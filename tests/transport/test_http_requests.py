@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterpoint.transport.http_requests import bearer_token, refused_coding
+from counterpoint.transport.http.requests import bearer_token, refused_coding
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from counterpoint.transport.connections import BoundedConnections
 from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.http.connections import BoundedConnections
 from counterpoint.transport.process.descriptors import raise_descriptor_limit
 
 IDLE_SECONDS = 30.0
