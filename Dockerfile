@@ -19,6 +19,7 @@ COPY models models
 COPY orchestrator orchestrator
 COPY run run
 COPY serve serve
+COPY service service
 COPY sweep sweep
 COPY trainer trainer
 COPY transport transport

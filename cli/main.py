@@ -18,6 +18,8 @@ COMMANDS = {
     "run": ("counterpoint.cli.run", "run a whole job, inference, trainer and orchestrators, from one file"),
     "orchestrator": ("counterpoint.cli.orchestrator", "run one orchestrator, alone or in a live job"),
     "trainer": ("counterpoint.cli.trainer", "run the trainer, alone"),
+    "tinker": ("counterpoint.cli.tinker:tinker", "run a job whose runs are trained by clients of the Tinker SDK"),
+    "service": ("counterpoint.cli.tinker:service", "run the service for the Tinker SDK, alone"),
     "sft": ("counterpoint.cli.sft", "train a model on conversations, to begin a run with or alone"),
     "inference": ("counterpoint.cli.inference", "run one vLLM server with our plugin, alone"),
     "eval": ("counterpoint.cli.eval", "play a file's evaluations on a checkpoint, a running server or the base model"),

@@ -54,9 +54,9 @@ LONGEST_VALUE = 200
 """Characters of a changed value."""
 
 
-def main(arguments: list[str]) -> int:
-    """Runs the command. Returns the job's exit code."""
-    command = parse("run", JobConfig, arguments, ["resume", "fresh"], check)
+def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobConfig) -> int:
+    """Runs the command of that name, whose file is a `model`. Returns the job's exit code."""
+    command = parse(name, model, arguments, ["resume", "fresh"], check)
     if command is None:
         return 0
     config, fresh = command.config, "fresh" in command.switches
@@ -74,12 +74,14 @@ def main(arguments: list[str]) -> int:
     own_servers = has_agents(control_directory(config.output_dir))  # left by a killed command
     if config.backend == "local" and needs_servers(config) and not own_servers:
         check_ports(config.inference)
+    if config.tinker is not None and not own_servers:
+        check_ports(config.tinker)
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
     given = command.file.read_bytes()
     say = partial(console.print, highlight=False)
-    reload = Reload(config.output_dir, "run", arguments, config, say, variables)
+    reload = Reload(config.output_dir, name, arguments, config, say, variables)
     with claim_directory(config.output_dir, fresh) as moved:
         if moved:
             console.print(f"moved the previous job to {moved}", highlight=False)
@@ -90,7 +92,7 @@ def main(arguments: list[str]) -> int:
         files = write_job(as_begun(resolved), given)
         if resolved.sft is not None:
             if code := fine_tune(resolved, say):
-                console.print(f"\nIt goes on with: {resuming_command(arguments)}", highlight=False)
+                console.print(f"\nIt goes on with: {resuming_command(arguments, name)}", highlight=False)
                 return code
             resolved = as_begun(resolved)
             files = write_job(resolved, given)
@@ -102,7 +104,7 @@ def main(arguments: list[str]) -> int:
                 console.print(f"  {'' if number else 'next':<8} {line}", highlight=False)
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
-        console.print(f"\n{_how_to_go_on(resolved, outcome, arguments)}", highlight=False)
+        console.print(f"\n{_how_to_go_on(resolved, outcome, arguments, name)}", highlight=False)
     return outcome.code
 
 
@@ -113,13 +115,14 @@ def check(command: Command[JobConfig]) -> None:
     check_job(command.config)
 
 
-def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str]) -> str:
+def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str], name: str = "run") -> str:
     """Returns how a job goes on that has ended before it was done."""
+    command = resuming_command(arguments, name)
     if not job.stay and evictions_of_all_left(job.every_run):
-        return f"Once that is removed, it goes on with: {resuming_command(arguments)}"
+        return f"Once that is removed, it goes on with: {command}"
     if outcome.code != UserError.code:
-        return f"It goes on with: {resuming_command(arguments)}"
-    advice = f"Once the configuration is right, it goes on with: {resuming_command(arguments)}"
+        return f"It goes on with: {command}"
+    advice = f"Once the configuration is right, it goes on with: {command}"
     if any(map(committed_steps, job.every_run)):
         return advice
     return f"{advice}\nNo step was done yet: --fresh instead of --resume loses nothing, and another model needs it"
@@ -142,7 +145,7 @@ def _next_commands(job: SupervisedJob, config: JobConfig, file: Path) -> list[st
     return commands
 
 
-def resuming_command(arguments: Sequence[str]) -> str:
+def resuming_command(arguments: Sequence[str], name: str = "run") -> str:
     """Returns the command that resumes a job that was started with these arguments."""
     switches = ("--resume", "--fresh")
     words = [
@@ -150,7 +153,7 @@ def resuming_command(arguments: Sequence[str]) -> str:
         for before, word in zip(["", *arguments], arguments, strict=False)
         if word.partition("=")[0] not in switches and not (before in switches and word in ("true", "false"))
     ]
-    return f"counterpoint run {shlex.join(words)} --resume"
+    return f"counterpoint {name} {shlex.join(words)} --resume"
 
 
 def _run(job: SupervisedJob, config: JobConfig, console: Console) -> Outcome:

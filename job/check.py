@@ -32,6 +32,8 @@ from counterpoint.job.sections import ServersConfig
 from counterpoint.job.tracking.config import Destinations
 from counterpoint.job.tracking.sinks_of import check_extras
 from counterpoint.run.config import RunConfig
+from counterpoint.service.config import TinkerConfig
+from counterpoint.service.keys import check_access
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
@@ -104,6 +106,8 @@ def check_job(config: JobConfig) -> None:
             raise UserError(f"model = {config.model!r}: there are no weights in that directory; expected *.safetensors")
         check_fit(config.with_model(model.resolve()))
     check_extras(Destinations.of(config))
+    if config.tinker is not None:
+        check_access(config.tinker)
 
 
 def check_fit(config: JobConfig) -> None:
@@ -129,18 +133,19 @@ def check_fit(config: JobConfig) -> None:
                 raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
 
 
-def check_ports(config: ServersConfig) -> None:
+def check_ports(config: ServersConfig | TinkerConfig) -> None:
     """Raises `UserError` if a server could not listen on its address, and its subclass `Obstructed` if the port is in use."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    for port in range(config.port, config.port + config.replicas):
+    section, count = ("inference", config.replicas) if isinstance(config, ServersConfig) else ("tinker", 1)
+    for port in range(config.port, config.port + count):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((config.host, port))
             except OSError as error:
                 raise (UserError if is_permanent(error) else Obstructed)(
-                    f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
-                    "stop what uses it, or choose another with --inference.port"
+                    f"{section}.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
+                    f"stop what uses it, or choose another with --{section}.port"
                 ) from None
 
 

@@ -18,6 +18,7 @@ from counterpoint.job.derive import derive
 from counterpoint.job.directory import is_only_run
 from counterpoint.job.sections import JobSections
 from counterpoint.run.config import RunConfig
+from counterpoint.service.config import TinkerConfig
 from counterpoint.transport.config import Config
 
 SHARED = {
@@ -38,6 +39,8 @@ class JobConfig(JobSections):
     def _fill_sections(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
+        serves = cls.model_fields["tinker"].default is not None
+        given = _with_service(({"tinker": {}} if serves else {}) | given)
         filled = dict(given)
         for section, names in SHARED.items():
             values = dict(given.get(section, {})) if isinstance(given.get(section, {}), dict) else given[section]
@@ -54,7 +57,7 @@ class JobConfig(JobSections):
             filled[section] = values
         return filled
 
-    @field_validator("serve", mode="before")
+    @field_validator("serve", "tinker", mode="before")
     @classmethod
     def _switch(cls, given: Any) -> Any:
         return {} if given is True else None if given is False else given
@@ -121,6 +124,19 @@ class JobConfig(JobSections):
                 "runs": [_absolute(run).model_copy(update=model) for run in self.runs],
             }
         )
+
+
+def _with_service(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns a job file's table with what a service for the Tinker SDK implies: the job stays, for adapters of its clients."""
+    service = {} if given.get("tinker") is True else given.get("tinker")
+    runs = given.get("orchestrator", {})
+    if not isinstance(service, dict) or not isinstance(runs, dict):
+        return given
+    if given.get("runs") or runs.get("environments"):  # which say themselves what they train
+        return given | {"stay": True}
+    rank = service.get("max_rank", TinkerConfig().max_rank)
+    training = {"lora": {"rank": rank}, **runs.get("training", {})}
+    return given | {"stay": True, "orchestrator": runs | {"training": training}}
 
 
 Section = TypeVar("Section", bound=Config)

@@ -20,6 +20,9 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.loopback import host_in_url
 
+CLIENTS = 4
+"""Runs of clients for which a trainer has room beside those of the job, where `max_runs` is not set."""
+
 IDENTITY_FILE = "servers.key"
 """File in a job's directory with the secret of its servers."""
 
@@ -33,7 +36,8 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
     if job.inference.replicas and job.inference.identity_file is None:
         job.inference = job.inference.model_copy(update={"identity_file": job.output_dir / IDENTITY_FILE})
-    slots = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
+    clients = CLIENTS if job.tinker is not None else 0
+    slots = max(len(runs) + clients, 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
     losses = {run.training.loss.kind for run in runs.values() if ":" in run.training.loss.kind}
     allowed = sorted({*job.trainer.allowed_imports, *losses})
     job.trainer = job.trainer.model_copy(
@@ -135,6 +139,7 @@ def _check_ports(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     ports = {
         "prometheus_port": job.prometheus_port,
         "trainer.prometheus_port": job.trainer.prometheus_port,
+        **({"tinker.port": job.tinker.port} if job.tinker is not None else {}),
         **{f"{name}.prometheus_port": run.prometheus_port for name, run in runs.items()},
         **{f"inference.port + {n}": job.inference.port + n for n in range(job.inference.replicas)},
     }
@@ -204,6 +209,7 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     """
     expected = list(runs.values()) or [job.orchestrator]
     ranks = [run.training.lora.rank for run in expected if run.training.lora is not None]
+    ranks += [job.tinker.max_rank] if job.tinker is not None else []
     if ranks and "max_lora_rank" not in job.trainer.model_fields_set:
         largest = max(*ranks, job.trainer.max_lora_rank)
         job.trainer = job.trainer.model_copy(update={"max_lora_rank": largest})
@@ -212,11 +218,21 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
         slots = max(job.trainer.max_runs + evaluating, LoraServingConfig().max_adapters)
         lora = LoraServingConfig(max_rank=max(ranks), max_adapters=slots)
         job.inference = job.inference.model_copy(update={"lora": lora})
+    if job.tinker is not None:
+        _check_rank_of_clients(job, job.tinker.max_rank)
     if not runs and job.inference.lora is None:
         raise ValueError(
             "stay = true without a run of the job's own: runs that join train an adapter each; write "
             "[orchestrator.training.lora] with the largest rank there will be"
         )
+
+
+def _check_rank_of_clients(job: JobSections, rank: int) -> None:
+    limits = {"trainer.max_lora_rank": job.trainer.max_lora_rank}
+    limits |= {"inference.lora.max_rank": job.inference.lora.max_rank} if job.inference.lora is not None else {}
+    for key, most in limits.items():
+        if rank > most:
+            raise ValueError(f"tinker.max_rank = {rank} is above {key} = {most}")
 
 
 _OF_ROLLOUTS = {"output_dir", "seed", "resume", "transport", "prometheus_host", "prometheus_port", "max_runs", "stay"}

@@ -16,6 +16,7 @@ from counterpoint.job.serving.config import ServeConfig
 from counterpoint.job.tracking.alerts import AlertsConfig
 from counterpoint.job.tracking.config import TracingConfig, TrackingConfig
 from counterpoint.run.config import RunConfig
+from counterpoint.service.config import TinkerConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.config import Config, Seed, TransportConfig
@@ -128,6 +129,10 @@ class JobSections(Config):
 
     tracing: TracingConfig | None = None
     """A collector of OpenTelemetry that gets traces of steps and of some rollouts, from the process of `[tracking]`."""
+
+    tinker: TinkerConfig | None = None
+    """A service for the Tinker SDK, whose clients train runs of their own at the job's trainer; the job then stays. `tinker =
+    true` for the defaults (docs/tinker.md)."""
 
     stay: bool = False
     """Whether trainer and servers keep running for runs that join, until the job is stopped. Such a job needs no run of its own:

@@ -28,6 +28,7 @@ from counterpoint.job.placement import devices, placements
 from counterpoint.job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
 from counterpoint.job.tracking.config import Destinations
 from counterpoint.run.config import RunConfig
+from counterpoint.service.config import ServiceConfig, TinkerConfig
 from counterpoint.trainer.config import READY_SECONDS
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import dumps
@@ -70,7 +71,24 @@ def worker_of(config: JobConfig, run: RunConfig) -> str:
 def sections_of(config: JobConfig) -> dict[str, Config]:
     """Returns the configuration of each worker by its name."""
     servers = {f"inference_{position}": config.server(position) for position in range(config.inference.replicas)}
-    return {**servers, "trainer": config.trainer, **{worker_of(config, run): run for run in config.every_run}}
+    service = {"service": service_of(config, config.tinker)} if config.tinker is not None else {}
+    runs = {worker_of(config, run): run for run in config.every_run}
+    return {**servers, "trainer": config.trainer, **service, **runs}
+
+
+def service_of(config: JobConfig, section: TinkerConfig) -> ServiceConfig:
+    """Returns the configuration of the service, of which the job knows all but the section."""
+    lora = config.inference.lora
+    return ServiceConfig(
+        **section.model_dump(),
+        output_dir=config.output_dir.absolute(),
+        model=config.trainer.model,
+        name=config.model,
+        max_samplers=lora.max_adapters if lora is not None else 1,
+        max_tokens=config.inference.max_model_len,
+        transport=config.transport,
+        inference=config.orchestrator.inference,
+    )
 
 
 def needs_servers(config: JobConfig) -> bool:
@@ -108,6 +126,7 @@ def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
         + ([_tracking(config, given)] if (given := Destinations.of(config)) != Destinations() else [])
         + (_servers(config, files) if needs_servers(config) else [])
         + [_trainer(config, files["trainer"])]
+        + ([_service(config, files["service"])] if config.tinker is not None else [])
         + [_orchestrator(config, run, files) for run in runs]
     )
 
@@ -234,6 +253,22 @@ def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> 
         collocate=placements(config)["orchestrator"].collocate,
         max_restarts=config.max_restarts,
         restart_arguments=("--resume",),
+    )
+
+
+def _service(config: JobConfig, file: Path) -> RoleSpec:
+    assert config.tinker is not None
+    return RoleSpec(
+        name="service",
+        command=_command("service", file),
+        config=_identity(service_of(config, config.tinker)),
+        log_file=config.output_dir.absolute() / "service.log",
+        after=("trainer",),
+        ready_timeout_seconds=math.inf,  # it waits for the servers, with a deadline of its own
+        silence_timeout_seconds=SILENCE_SECONDS,
+        environment=dict(SAFE_PATH),
+        collocate=placements(config)["orchestrator"].collocate,
+        max_restarts=config.max_restarts,
     )
 
 

@@ -323,6 +323,14 @@ class RunConfig(TrainedRun):
     merged in one call, which suits steps without routed experts."""
 
     @model_validator(mode="after")
+    def _has_an_orchestrator(self) -> RunConfig:
+        if self.driven:
+            raise ValueError(
+                "driven = true: this run has an orchestrator, and only a service's run is driven; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _weights_can_be_loaded(self) -> RunConfig:
         if self.inference.protocol == "openai" and self.training.lora is None:
             raise ValueError(

@@ -51,6 +51,9 @@ class StartFrom(Config):
     schedule: bool = False
     """Continue from its position in the learning-rate schedule, too."""
 
+    optimizer: bool = True
+    """Take over the optimizer's state. False: the optimizer starts without."""
+
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -176,6 +179,10 @@ class TrainedRun(Config):
 
     training: TrainingConfig = TrainingConfig()
     """Configuration for the trainer."""
+
+    driven: bool = False
+    """Whether a client asks for the run's items one by one (docs/tinker.md); its service sets this. A run with an orchestrator is
+    none."""
 
     teacher: TeacherConfig | None = None
     """A served model whose log-probabilities of the policy's tokens the loss `distillation` uses. Unset: none."""

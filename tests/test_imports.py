@@ -19,7 +19,7 @@ FLOORS = (
     ("environments", "cluster"),
     ("inference", "models"),
     ("run",),
-    ("orchestrator", "trainer"),
+    ("orchestrator", "service", "trainer"),
     ("job",),
     ("tune",),
     ("serve",),

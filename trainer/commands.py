@@ -11,12 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from counterpoint.run.items import Objective, UpdateValues
 from counterpoint.trainer.broadcast import Assembled
 from counterpoint.trainer.fair_share import Row
 from counterpoint.trainer.metrics import MetricValue
-from counterpoint.trainer.optimizer import UpdateValues
 from counterpoint.trainer.runs.copies import Copy
-from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
+from counterpoint.trainer.work.contribution import Contribution, Outcome
 
 Result = TypeVar("Result")
 

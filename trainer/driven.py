@@ -6,7 +6,6 @@ call returns. After a kill, or any other end, the run goes on from its last save
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from counterpoint.run.items import Objective, UpdateValues
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import ranks
 from counterpoint.trainer.config import TrainerConfig
@@ -25,13 +25,11 @@ from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.loop import Trainer
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.load import choose_device
-from counterpoint.trainer.optimizer import KIND_OF, AdamW, UpdateValues
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.work.contribution import Objective, Outcome
+from counterpoint.trainer.work.contribution import Outcome
 from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sources import Item, NoWire, Source
 from counterpoint.transport.files.atomic import write_atomically
@@ -45,7 +43,7 @@ class DrivenRun:
     def __init__(self, learner: Learner, run_id: str) -> None:
         """Has the run admitted, whose directory is there. Raises `ValueError` if it cannot be trained."""
         self._learner = learner
-        source = Source("nothing", answer=self._answer)
+        source = Source("nothing", asked=True)
         self._trainer = Trainer(learner.config, learner, NoWire(), {run_id: source})
         self._trainer.turn()
         registry = learner.manager.registry
@@ -148,7 +146,7 @@ class DrivenRun:
 
         Raises `OSError` or `SafetensorError`; earlier saves are then intact.
         """
-        return self.ask(Item(saves=True)).result()
+        return self.ask(Item(saves="newest")).result()
 
     def close(self) -> None:
         """Ends the run here. What was not saved is lost."""
@@ -175,52 +173,6 @@ class DrivenRun:
         self._trainer.drop(self._run.slot)
         if contributes:  # with it, all contributions since the last update were dropped
             order.done = self._run.progress.item
-
-    def _answer(self, run: Run, item: Item) -> object:
-        """Does what is asked for, once the samples are trained; the last part gives the answer."""
-        learner, slot = self._learner, run.slot
-        answer: object = None
-        if not run.intact:
-            raise ValueError(f"an update of run {run.run_id} failed half-way: go on from the last save")
-        if item.batch is not None:
-            answer = learner.conclude(slot)
-        if item.updates:
-            values = run.scheduled() if item.values is None else item.values
-            _check(values)
-            if KIND_OF[type(values)] != run.optimizer.kind:
-                raise ValueError(f"values of {KIND_OF[type(values)]}; training.optimizer = {run.optimizer.kind!r}")
-            if not learner.contributions.get(slot):
-                raise ValueError(f"run {run.run_id} has no contribution since update {self.step}")
-            if run.finished:
-                raise ValueError(f"run {run.run_id} is trained to its end, step {self.step}")
-            try:
-                answer = learner.finish_step(slot, values)
-                run.progress.item = self._order().newest
-            except BaseException as error:
-                if not isinstance(error, Exception):  # an interrupt: the weights may be changed in part
-                    run.intact = False
-                raise
-        if item.publication is not None:
-            assembled = learner.assemble(slot)
-            with learner.kept_alive():
-                broadcaster = self._trainer.broadcasters[slot]
-                answer = broadcaster.publish_as(item.publication, learner.loaded.model, run, assembled)
-        if item.saves:
-            self._trainer.checkpoints.begin(run, published=False)
-            self._trainer.checkpoints.complete(run.run_id)
-            answer = self.step
-        return answer
-
-
-def _check(values: UpdateValues) -> None:
-    """Raises `ValueError` for values that would put what is no number, or a step uphill, into the weights."""
-    momenta = values.betas if isinstance(values, AdamW) else (values.momentum,)
-    above_0 = (values.clip, values.eps) if isinstance(values, AdamW) else (values.clip,)
-    fits = 0 <= values.rate < math.inf and 0 <= values.decay < math.inf
-    if not (fits and all(0 <= each < 1 for each in momenta) and all(each > 0 for each in above_0)):
-        raise ValueError(
-            f"{values}: expected a rate and a decay of 0 or more, betas or a momentum from 0 to below 1, clip and eps above 0"
-        )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from counterpoint.environments.import_path import not_allowed
 from counterpoint.inference.digest import Digest
+from counterpoint.run.items import Objective, UpdateValues
 from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer import commands
 from counterpoint.trainer.broadcast import Assembled, digests_over_ranks
@@ -38,7 +39,7 @@ from counterpoint.trainer.model.context import shared_rows
 from counterpoint.trainer.model.experts import expert_weights
 from counterpoint.trainer.model.passes import PassDiscarded
 from counterpoint.trainer.model.sharding import rest, rows_of, whole_weights
-from counterpoint.trainer.optimizer import Optimizer, UpdateValues
+from counterpoint.trainer.optimizer import Optimizer
 from counterpoint.trainer.packer import InvalidBatch, check
 from counterpoint.trainer.probe import BrokenWeights, ask
 from counterpoint.trainer.ranks import HEARTBEAT_SECONDS, Ranks
@@ -53,7 +54,7 @@ from counterpoint.trainer.updates.passes import optional_inputs
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.updates.value_head import ValueHead
 from counterpoint.trainer.work import batch_parts
-from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
+from counterpoint.trainer.work.contribution import Contribution, Outcome, given_columns
 from counterpoint.trainer.work.measure import measure_row
 from counterpoint.trainer.work.step import conclude, described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.transport import codec
@@ -287,7 +288,7 @@ class Learner:
         run, together, fault = self.runs[slot], self.contributions.setdefault(slot, []), None
         try:
             whole = batch()
-            given = objective.given(whole, self.loaded.limits.vocabulary)
+            given = given_columns(objective, whole, self.loaded.limits.vocabulary)
             step = Contribution(run, whole, self.ranks.device, self._export_directory(run), objective, given, together)
         except InvalidBatch as error:
             fault = str(error)

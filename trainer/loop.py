@@ -29,9 +29,10 @@ from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.lora.adapter_file import keep_start, start_directory
 from counterpoint.trainer.metrics import MetricsFile, MetricValue
+from counterpoint.trainer.optimizer import KIND_OF, check_values
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.probe import BrokenWeights, ask, check_base
-from counterpoint.trainer.runs import behind, checkpoint, control_files
+from counterpoint.trainer.runs import behind, checkpoint, control_files, copies
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.copies import CopyRefused
 from counterpoint.trainer.runs.record import TAKES_BATCHES, Stage
@@ -45,7 +46,7 @@ from counterpoint.trainer.telemetry.step_times import StepTimes
 from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.trainer.work.order import Due, Order
 from counterpoint.trainer.work.sessions import Sessions
-from counterpoint.trainer.work.sources import ORCHESTRATED, Item, Source, Sources
+from counterpoint.trainer.work.sources import DRIVEN, ORCHESTRATED, Item, Source, Sources
 from counterpoint.transport.files.atomic import DISK_FAULTS
 from counterpoint.transport.process.stop_requests import StopSignals
 from counterpoint.transport.wires.base import BatchReceiver
@@ -266,7 +267,7 @@ class Trainer:
         if published and not self._publish(run, anew=True):
             return
         run.durable_step = self._durable_step(run)
-        done, last = (step, run.config.last_step) if source.answer is None else (run.progress.item, math.inf)
+        done, last = (step, run.config.last_step) if not source.asked else (run.progress.item, math.inf)
         committed = 0 if source.commits else math.inf
         self.orders[run.slot] = Order(done, time.monotonic(), committed=committed, last=last)
         self._sessions.admit(run)
@@ -322,13 +323,13 @@ class Trainer:
 
     def _poll(self, run: Run) -> None:
         """Carries out requests by files. An asker alone says what happens to its run, and its items are no steps."""
-        if self._source(run).answer is None:
+        if not self._source(run).asked:
             self._requests.poll(run, self.orders[run.slot].newest)
 
     # --- items ---
 
     def _source(self, run: Run) -> Source:
-        return self._sources.get(run.run_id, ORCHESTRATED)
+        return self._sources.get(run.run_id) or (DRIVEN if run.config.driven else ORCHESTRATED)
 
     @property
     def _open_slots(self) -> list[int]:
@@ -355,7 +356,7 @@ class Trainer:
         """Opens the contribution of an item, if it has one. Raises `InvalidBatch` or `CopyRefused`."""
         if (batch := item.batch) is None:
             return
-        if self._source(run).answer is not None:
+        if self._source(run).asked:
             batch = replace(batch, run_id=run.run_id, step=run.progress.step + 1)
         else:
             if due.counts:
@@ -371,7 +372,8 @@ class Trainer:
 
     def _fail(self, run: Run, item: Item, error: Exception) -> None:
         """Answers an asker with what has failed; another run ends by it."""
-        if self._source(run).answer is not None:
+        if self._source(run).asked:
+            run.spoiled |= self._source(run).checkpoints and item.batch is not None
             self.orders[run.slot].end(time.monotonic())
             if not item.answer.done():  # cancelled
                 item.answer.set_exception(error)
@@ -400,25 +402,74 @@ class Trainer:
             try:
                 self._finish(run, item)
             except Exception as error:
-                asked = self._source(run).answer is not None
+                asked = self._source(run).asked
                 if is_fatal(error) or not (asked or isinstance(error, InvalidBatch | JournalError)):
                     raise
                 self._fail(run, item, error)
 
     def _finish(self, run: Run, item: Item) -> None:
         """Ends a pass over the samples of an item, and after the last does what follows."""
-        learner, slot, answer = self._learner, run.slot, self._source(run).answer
+        learner, slot = self._learner, run.slot
         values = run.scheduled(self._requests.learning_rate(run, run.progress.step + 1))
         if item.batch is not None and (step := learner.next_pass(slot, values)) is not None:
             self._share(run, step)
-        elif answer is None:
+        elif not self._source(run).asked:
             times = learner.times(slot)
             self._conclude(run, learner.finish_step(slot, values), times)
         else:
-            found = answer(run, item)
+            found = self._answer(run, item)
             self.orders[slot].end(time.monotonic())
             if not item.answer.done():
                 item.answer.set_result(found)
+
+    def _answer(self, run: Run, item: Item) -> object:
+        """Does what an asker wants beside a contribution, whose samples are trained; the last part gives the answer."""
+        learner, slot = self._learner, run.slot
+        answer: object = None
+        if not run.intact:
+            raise ValueError(f"an update of run {run.run_id} failed half-way: go on from the last save")
+        if item.batch is not None:
+            answer = learner.conclude(slot)
+        run.spoiled |= item.spoils
+        if item.updates:
+            answer = self._answer_update(run, item)
+        if item.publication is not None:
+            assembled = learner.assemble(slot)
+            with learner.kept_alive():
+                answer = self.broadcasters[slot].publish_as(item.publication, learner.loaded.model, run, assembled)
+        if item.saves:
+            self.checkpoints.begin(run, published=False)
+            self.checkpoints.complete(run.run_id)
+            answer = run.progress.step
+            if item.saves == "kept" and run.progress.step:
+                copies.keep(self._config.output_dir, run.run_id, run.progress.step)
+        return answer
+
+    def _answer_update(self, run: Run, item: Item) -> dict[str, MetricValue]:
+        if run.spoiled:  # by a client that asked for the update before it heard of the failure
+            run.spoiled = False
+            self._drop_contributions(run.slot)
+            raise ValueError(
+                f"a contribution since update {run.progress.step} has failed, so the others are dropped, too"
+            )
+        values = run.scheduled() if item.values is None else item.values
+        check_values(values)
+        if KIND_OF[type(values)] != run.optimizer.kind:
+            raise ValueError(f"values of {KIND_OF[type(values)]}; training.optimizer = {run.optimizer.kind!r}")
+        if not self._learner.contributions.get(run.slot):
+            raise ValueError(f"run {run.run_id} has no contribution since update {run.progress.step}")
+        if run.finished:
+            raise ValueError(f"run {run.run_id} is trained to its end, step {run.progress.step}")
+        try:
+            metrics = self._learner.finish_step(run.slot, values)
+            run.progress.item = self.orders[run.slot].newest
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: the weights may be changed in part
+                run.intact = False
+            raise
+        if self._source(run).checkpoints and run.progress.step % run.config.training.checkpoint_interval == 0:
+            self.checkpoints.begin(run, published=False)
+        return metrics
 
     def _conclude(
         self, run: Run, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
@@ -442,6 +493,9 @@ class Trainer:
         self._registry.advance(run.slot, time.monotonic())
 
     def _begin_checkpoint(self, run: Run) -> None:
+        if self._source(run).checkpoints:
+            self.checkpoints.begin(run, published=False)
+            return
         publishes = self._source(run).publishes
         if publishes == "updates" or (publishes == "saves" and run.intact and run.progress.step and self._publish(run)):
             self.checkpoints.begin(run)

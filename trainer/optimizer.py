@@ -11,45 +11,34 @@ arithmetic is the same, so are the results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from counterpoint.run.items import AdamW, Sgd, UpdateValues
+
 Kind = Literal["adamw", "sgd"]
 
 
-class AdamW(msgspec.Struct, frozen=True, tag="adamw"):
-    """The values of one update by AdamW."""
-
-    rate: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    decay: float = 0.0
-    """Decoupled weight decay of matrices."""
-    clip: float = 1.0
-    """The global norm to which the gradients are clipped."""
-
-
-class Sgd(msgspec.Struct, frozen=True, tag="sgd"):
-    """The values of one update by SGD."""
-
-    rate: float
-    momentum: float = 0.0
-    decay: float = 0.0
-    """Weight decay of matrices, which is added to their gradients."""
-    clip: float = 1.0
-    """The global norm to which the gradients are clipped."""
-
-
-UpdateValues = AdamW | Sgd
-
 KIND_OF: dict[type[UpdateValues], Kind] = {AdamW: "adamw", Sgd: "sgd"}
+
+
+def check_values(values: UpdateValues) -> None:
+    """Raises `ValueError` for values that would put what is no number, or a step uphill, into the weights."""
+    momenta = values.betas if isinstance(values, AdamW) else (values.momentum,)
+    above_0 = (values.clip, values.eps) if isinstance(values, AdamW) else (values.clip,)
+    fits = 0 <= values.rate < math.inf and 0 <= values.decay < math.inf
+    if not (fits and all(0 <= each < 1 for each in momenta) and all(each > 0 for each in above_0)):
+        raise ValueError(
+            f"{values}: expected a rate and a decay of 0 or more, betas or a momentum from 0 to below 1, clip and eps above 0"
+        )
+
 
 STATE_KEYS: dict[Kind, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
 """The state that each kind of optimizer has for a parameter."""

@@ -1,9 +1,10 @@
 """Batches and messages as frames, and as one file of the same frames.
 
 A message is `[kind, run's id, header]`, a batch `[b"BATCH", header, sidecar...]`, with its run's id and its session after the
-kind when it is sent. A batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then
-one a sidecar. Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length
-cannot make the receiver allocate. `docs/contracts.md` has the tables.
+kind when it is sent. An item has its session and number, its header, and the frames of its batch, if it has one, in that place.
+A batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
+Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length cannot make the
+receiver allocate. `docs/contracts.md` has the tables.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from counterpoint.transport.arrays import CodecError, specification, view_array
+from counterpoint.transport.arrays import CodecError, pack_arrays, specification, unpack_arrays, view_array
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.direct import write_new_file
@@ -28,6 +29,8 @@ from counterpoint.transport.messages import (
     MAX_REASON_LENGTH,
     PROTOCOL_VERSION,
     Acknowledged,
+    Answered,
+    Ask,
     Bye,
     Commit,
     Evicted,
@@ -46,7 +49,8 @@ from counterpoint.transport.validation import MAX_NAME_LENGTH, validate
 
 Message = Hello | Ready | Waiting | Acknowledged | Published | Rejected | Commit | Evicted | Bye
 
-BATCH = b"BATCH"
+BATCH, ITEM = b"BATCH", b"ITEM"
+ANSWERED = b"ANSWERED"
 
 MAX_FRAMES = 2**18
 """Most frames of one message. 256 rollouts of 78 turns make 20,000."""
@@ -55,6 +59,9 @@ MAX_HEADER_BYTES = 2**28
 """Longest header of a batch."""
 
 MAX_MESSAGE_BYTES = 2**14
+
+MAX_ANSWER_BYTES = 2**28
+"""Longest answer to an item: 8 bytes for each token of a contribution, and some."""
 
 _KINDS: dict[bytes, type[Message]] = {
     b"HELLO": Hello,
@@ -77,6 +84,7 @@ _PREAMBLE = 5
 _ARRAYS_AT_ONCE = 256
 """Arrays encoded between two rests: the batch is encoded for the wire and for its record at the same time, beside the loop."""
 _SESSION = struct.Struct("<Q")
+_SESSION_AND_NUMBER = struct.Struct("<QQ")
 
 _FILE_MAGIC = b"CPBATCH2"
 FILE_ALIGNMENT = 8
@@ -256,6 +264,57 @@ def split_offer(frames: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
     return session, [frames[0], *frames[3:]]
 
 
+# --- items and their answers ---
+
+
+def encode_ask(ask: Ask, run_id: str) -> list[Buffer]:
+    """Returns the frames of an item: kind, run's id, session and number, header, those of `encode` after the kind.
+
+    Raises as `encode` does.
+    """
+    batch = encode(ask.batch)[1:] if ask.batch is not None else []
+    return [ITEM, run_id.encode(), _SESSION_AND_NUMBER.pack(ask.session, ask.number), ask.header, *batch]
+
+
+def decode_ask(frames: Sequence[Buffer], max_batch_bytes: int) -> Ask:
+    """Returns the item of `frames`; its batch is valid. Raises `CodecError` for anything else, before allocating."""
+    if (
+        len(frames) < 4
+        or as_bytes_view(frames[2]).nbytes != _SESSION_AND_NUMBER.size
+        or as_bytes_view(frames[0]) != ITEM
+    ):
+        raise CodecError(
+            f"{len(frames)} frames that are no item; expected {ITEM!r}, a run, session and number, a header"
+        )
+    session, number = _SESSION_AND_NUMBER.unpack(as_bytes_view(frames[2]))
+    if not 1 <= number < 2**62:
+        raise CodecError(f"an item with the number {number}; they count from 1")
+    header = bytes(as_bytes_view(frames[3]))
+    return Ask(number, header, decode([BATCH, *frames[4:]], max_batch_bytes) if frames[4:] else None, session)
+
+
+def encode_answered(answered: Answered, run_id: str) -> list[Buffer]:
+    """Returns the frames of an answer: kind, run's id, `pack_arrays` of the rest. Long texts are cut."""
+    values = (answered.number, answered.step, answered.fault, answered.text[:MAX_REASON_LENGTH])
+    header = dict(zip(_ANSWER, values, strict=True)) | {"metrics": dict(answered.metrics)}
+    return [ANSWERED, run_id.encode(), b"".join(map(as_bytes_view, pack_arrays(header, answered.columns)))]
+
+
+def decode_answered(frames: Sequence[Buffer]) -> Answered:
+    """Returns the answer of `frames`. Raises `CodecError` for anything else."""
+    if len(frames) != 3 or as_bytes_view(frames[2]).nbytes > MAX_ANSWER_BYTES:
+        raise CodecError(f"{len(frames)} frames of {frames_size(frames)} bytes are no answer to an item")
+    header, columns = unpack_arrays(frames[2])
+    if set(header) != {*_ANSWER, "metrics"}:
+        raise CodecError(f"an answer with {shown(header)}; expected {', '.join(_ANSWER)} and metrics")
+    if any(each.dtype != np.float32 or each.ndim != 1 for each in columns.values()):
+        raise CodecError("an answer whose columns are not float32 of one dimension")
+    return dataclasses.replace(typed(header, Answered, "ANSWERED", CodecError), columns=columns)
+
+
+_ANSWER = ("number", "step", "fault", "text")
+
+
 # --- messages ---
 
 
@@ -265,23 +324,27 @@ def run_of(frames: Sequence[Buffer]) -> str:
     return named.decode() if _RUN_ID.fullmatch(named) else ""
 
 
-def encode_message(message: Message, run_id: str = "") -> list[Buffer]:
+def encode_message(message: Message | Answered, run_id: str = "") -> list[Buffer]:
     """Returns the frames of a message: kind, its run's id, header. Long reasons are cut.
 
     A `Hello` has no frame for the id, nor has the `Rejected` that answers it: other versions read these two.
     """
+    if isinstance(message, Answered):
+        return encode_answered(message, run_id)
     kind = type(message)
     values = ((name, getattr(message, name)) for name in _FIELDS[kind])
     fields = {name: value[:MAX_REASON_LENGTH] if isinstance(value, str) else value for name, value in values}
     return [_NAMES[kind], *([run_id.encode()] if run_id else []), msgpack.packb(fields)]
 
 
-def decode_message(frames: Sequence[Buffer]) -> Message:
+def decode_message(frames: Sequence[Buffer]) -> Message | Answered:
     """Returns the message of `frames`; `run_of` says whose it is. Raises `CodecError` for anything else.
 
     The protocol of a `Hello` is compared before its fields, since those of another version may be others.
     """
     kind = bytes(as_bytes_view(frames[0])[:16]) if frames else b""
+    if kind == ANSWERED:
+        return decode_answered(frames)
     expected_frames = _FRAMES.get(kind, (3,))
     if kind not in _KINDS or len(frames) not in expected_frames or as_bytes_view(frames[-1]).nbytes > MAX_MESSAGE_BYTES:
         raise CodecError(

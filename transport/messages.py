@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from counterpoint.transport.records import Batch
+from counterpoint.transport.records import Batch, Float32Array
 
 PROTOCOL_VERSION = 5
 """2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained.
 3: a HELLO says what cannot be sent again, and which process of the run it is; a READY names the newest batch.
 4: a PUBLISHED says which weights are there.
-5: every message names its run, so that one connection serves many."""
+5: every message names its run, so that one connection serves many.
+6: an ITEM asks something of a driven run, and an ANSWERED says what came of it."""
 
 NO_LIMIT = 2**62
 MAX_REASON_LENGTH = 2**10
@@ -66,6 +68,19 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks for an item of a driven run, which is carried out once all before it are. It needs no commit."""
+
+    number: Count
+    """Items count from 1."""
+    header: bytes
+    """What is asked for (`run/items.py`)."""
+    batch: Batch | None = None
+    """The samples of its contribution."""
+    session: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Tells the trainer that the batches of the session up to `step` are committed, also those that arrive later."""
 
@@ -86,6 +101,22 @@ class Acknowledged:
 
     step: Count
     durable: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Tells a driven run what came of an item."""
+
+    number: Count
+    step: Count
+    """The run's newest update."""
+    fault: Literal["", "asker", "trainer"] = ""
+    """Whether it failed, by what was asked for or by the trainer; the reason is `text` then."""
+    text: Text = ""
+    """The directory of a publication."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, Float32Array] = field(default_factory=dict)
+    """The results of a contribution, `[T]` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +157,4 @@ class Bye:
     reason: Text = ""
 
 
-ToOrchestrator = Ready | Waiting | Acknowledged | Published | Rejected | Evicted | Bye
+ToOrchestrator = Ready | Waiting | Acknowledged | Answered | Published | Rejected | Evicted | Bye

@@ -63,6 +63,7 @@ class RunningJob:
     config_file: Path
     output_dir: Path
     arguments: tuple[str, ...] = ()
+    command: str = "run"
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     _sessions: set[int] = field(default_factory=set)
 
@@ -70,7 +71,7 @@ class RunningJob:
         self.log = self.config_file.with_name(f"run_{self.mark}.txt")
         with open(self.log, "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "counterpoint.cli.main", "run", str(self.config_file), *self.arguments],
+                [sys.executable, "-m", "counterpoint.cli.main", self.command, str(self.config_file), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

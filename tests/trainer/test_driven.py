@@ -16,16 +16,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from counterpoint.run.items import AdamW, Objective, Sgd, UpdateValues
 from counterpoint.run.requests import CopyRequest, read_answer, write_request
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import broadcast as broadcast_module
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.driven import DrivenRun, _check, drive
-from counterpoint.trainer.optimizer import AdamW, Sgd, UpdateValues
+from counterpoint.trainer.driven import DrivenRun, drive
+from counterpoint.trainer.optimizer import check_values
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.updates.columns import Columns
-from counterpoint.trainer.work.contribution import Objective
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import wait_until
@@ -65,7 +65,7 @@ def items() -> list[Item]:
     asked: list[Item] = []
     for step in range(1, STEPS + 1):
         asked += [Item(make_batch(step)), Item(updates=True), Item(publication=f"after-{step}")]
-        asked += [Item(saves=True)] if step == 1 else []
+        asked += [Item(saves="newest")] if step == 1 else []
     return asked
 
 
@@ -198,7 +198,7 @@ def test_items_are_not_carried_out_on_top_of_updates_that_have_no_numbers(
             ask(driven)
         train(driven, 2)
         assert driven.item == 2
-        driven.ask(Item(saves=True), 3).result(0)
+        driven.ask(Item(saves="newest"), 3).result(0)
     with drive(configured(tmp_path, dense_directory, resume=True), described()) as driven:
         assert driven is not None
         assert (driven.step, driven.item) == (2, 2)
@@ -286,7 +286,7 @@ def test_weights_elsewhere_are_not_removed_by_a_link_in_their_place(dense_direct
 )  # fmt: skip
 def test_values_that_break_weights_are_refused(values: UpdateValues) -> None:
     with pytest.raises(ValueError, match=type(values).__name__):
-        _check(values)
+        check_values(values)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_an_answer_is_given_once_and_no_wait_for_it_is_in_vain(dense_directory: 
         first, updates = Item(make_batch(1)), Item(updates=True)
         answer = driven.ask(first, 1)
         assert driven.ask(first, 1) is answer, "it was carried out"
-        replaced = driven.ask(Item(saves=True), 3)
+        replaced = driven.ask(Item(saves="newest"), 3)
         driven.ask(Item(publication="x"), 3)
         assert replaced.cancelled()
         assert driven.ask(Item(make_batch(2)), 4).cancel(), "it is asked for, though nobody wants the answer"

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from counterpoint.run.items import AdamW, Sgd
 from counterpoint.run.trained import TrainingConfig
-from counterpoint.trainer.optimizer import AdamW, Optimizer, Sgd
+from counterpoint.trainer.optimizer import Optimizer
 from counterpoint.trainer.updates.schedule import learning_rate, scheduled
 
 

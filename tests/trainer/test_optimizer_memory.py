@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from counterpoint.run.items import AdamW, UpdateValues
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer import optimizer as module
-from counterpoint.trainer.optimizer import AdamW, Optimizer, UpdateValues, _halves, _joined
+from counterpoint.trainer.optimizer import Optimizer, _halves, _joined
 from counterpoint.trainer.updates.schedule import scheduled
 from tests.support.live_bytes import LiveBytes
 

@@ -71,6 +71,8 @@ class Copy:
     """Whether the position in the learning-rate schedule is taken over."""
     request_id: str | None
     """None: it is the receiver's start."""
+    optimizer: bool = True
+    """Whether the optimizer's state is taken over."""
 
 
 def copies_directory(output_dir: Path, run_id: str) -> Path:
@@ -180,6 +182,8 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
         if step == 0:
             _check_schedule(copy, position, run)
         tensors = load_file(directory / _STATE)
+        if not copy.optimizer:
+            tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("master.")}
         run.optimizer.check_state(tensors)
     except Exception as error:  # a lack of memory, or any error of damaged files; the other ranks wait for the answer
         if is_fatal(error):
@@ -238,19 +242,19 @@ def forget(output_dir: Path, run_id: str, step: int) -> None:
     remove_directory(copies_directory(output_dir, run_id) / f"step_{step}")
 
 
-def start(output_dir: Path, run: str, source: str, step: int | None, *, schedule: bool) -> None:
+def start(output_dir: Path, run: str, source: str, step: int | None, *, schedule: bool, optimizer: bool = True) -> None:
     """Accepts the copy that a run without a checkpoint starts from, unless it was accepted before. Raises `CopyRefused`."""
     with suppress(CopyRefused):  # a damaged one is made anew
         former = accepted(output_dir, run, 0)
         if (
             former is not None
-            and (former.source, former.schedule) == (source, schedule)
+            and (former.source, former.schedule, former.optimizer) == (source, schedule, optimizer)
             and step in (None, former.source_step)
         ):
             return
     forget(output_dir, run, 0)
     source_step = newest_durable(output_dir, source) if step is None else step
-    accept(output_dir, run, Copy(0, source, source_step, schedule, None), None)
+    accept(output_dir, run, Copy(0, source, source_step, schedule, None, optimizer), None)
 
 
 def _durable_steps(output_dir: Path, run_id: str) -> set[int]:

@@ -48,7 +48,10 @@ class Requests:
         if run.progress.step or (origin := run.config.training.start_from) is None:
             return
         try:
-            copies.start(self._output_dir, run.run_id, origin.run, origin.step, schedule=origin.schedule)
+            copies.start(
+                self._output_dir, run.run_id, origin.run, origin.step,
+                schedule=origin.schedule, optimizer=origin.optimizer,
+            )  # fmt: skip
         except CopyRefused as error:
             run.failure = f"training.start_from: {error}"
 

@@ -15,14 +15,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from counterpoint.run.changes import LearningRates
+from counterpoint.run.items import UpdateValues
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.losses.contract import Loss
 from counterpoint.trainer.model.exchange import ExpertGroup
-from counterpoint.trainer.optimizer import Optimizer, UpdateValues
+from counterpoint.trainer.optimizer import Optimizer
 from counterpoint.trainer.runs.shard_files import slice_of
 from counterpoint.trainer.runs.slices import OtherSlices
 from counterpoint.trainer.updates.schedule import scheduled
 from counterpoint.trainer.updates.value_head import ValueHead
+from counterpoint.transport.messages import Answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,10 @@ class Run:
     """The number sent with the last READY."""
     refusals: int = 0
     """Batches rejected because they were beyond the run's credit."""
+    spoiled: bool = False
+    """Whether a contribution to the next update has failed, of a run that is driven over the wire: others do not count alone."""
+    answers: dict[int, Answered] = field(default_factory=dict)
+    """Answers to the newest items of a driven run, which may have been lost on their way."""
     holder: str = ""
     """The process of the orchestrator whose batches and commits are taken."""
     batch: str = ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from counterpoint.run.items import AdamW, Sgd, UpdateValues
 from counterpoint.run.trained import TrainingConfig
-from counterpoint.trainer.optimizer import AdamW, Sgd, UpdateValues
 
 
 def learning_rate(config: TrainingConfig, steps: float, position: int, peak: float | None = None) -> float:

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from counterpoint.run.items import RESULTS, Objective
 from counterpoint.run.loss import LossConfig
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.losses.load import load_loss
@@ -54,45 +53,25 @@ def optional_means(config: TrainingConfig) -> tuple[str, ...]:
     return (*names, "value_loss", "value/mean", "return/mean") if config.value_head is not None else names
 
 
-class Objective(msgspec.Struct, frozen=True):
-    """What samples are trained for, where it is not what the run's configuration says."""
-
-    loss: dict[str, Any] | None = None
-    """The keys of `[training.loss]`; None: the run's loss."""
-    divisor: float | None = None
-    """What the sum of the tokens' losses is divided by; None: as the loss's normalisation says."""
-    weights: bytes = b""
-    """float32 `[T]`: by which the loss of each token is multiplied; empty: 1."""
-    targets: bytes = b""
-    """int32 `[T]`: what is predicted in the place of each token; empty: the token itself."""
-    returns: bool = False
-    """Whether results for each token are wanted: `RESULTS`."""
-
-    def given(self, batch: Batch, vocabulary: int) -> dict[str, Tensor]:
-        """Returns the columns of `GIVEN` that are not empty. Raises `InvalidBatch` for one that does not fit the batch."""
-        found = dict[str, Tensor]()
-        for name, data, dtype in zip(GIVEN, (self.weights, self.targets), (np.float32, np.int32), strict=True):
-            if data and len(data) != 4 * len(batch.token_ids_T):
-                raise InvalidBatch(
-                    f"{name} has {len(data)} bytes; expected 4 for each of {len(batch.token_ids_T)} tokens"
-                )
-            if data:
-                found[name] = torch.from_numpy(np.frombuffer(bytearray(data), dtype))
-        if WEIGHTS in found and not bool(found[WEIGHTS].isfinite().all()):
-            raise InvalidBatch(f"{WEIGHTS} are not all finite numbers")
-        if TARGETS in found and not bool(((found[TARGETS] >= 0) & (found[TARGETS] < vocabulary)).all()):
-            raise InvalidBatch(f"{TARGETS} are not all below the model's vocabulary of {vocabulary}")
-        if self.divisor is not None and not 0 < self.divisor < math.inf:
-            raise InvalidBatch(f"divisor = {self.divisor}: expected a number above 0")
-        return found
-
-
 GIVEN = WEIGHTS, TARGETS = "weights", "targets"
 """Columns that a contribution may be given beside its batch."""
 
-RESULTS = ("log_probabilities", "losses")
-"""Columns that a contribution may return: of each trained token its log-probability before the update, and its loss with its
-weight; 0 where no token is trained."""
+
+def given_columns(objective: Objective, batch: Batch, vocabulary: int) -> dict[str, Tensor]:
+    """Returns the columns of `GIVEN` that an objective has. Raises `InvalidBatch` for one that does not fit the batch."""
+    found = dict[str, Tensor]()
+    for name, data, dtype in zip(GIVEN, (objective.weights, objective.targets), (np.float32, np.int32), strict=True):
+        if data and len(data) != 4 * len(batch.token_ids_T):
+            raise InvalidBatch(f"{name} has {len(data)} bytes; expected 4 for each of {len(batch.token_ids_T)} tokens")
+        if data:
+            found[name] = torch.from_numpy(np.frombuffer(bytearray(data), dtype))
+    if WEIGHTS in found and not bool(found[WEIGHTS].isfinite().all()):
+        raise InvalidBatch(f"{WEIGHTS} are not all finite numbers")
+    if TARGETS in found and not bool(((found[TARGETS] >= 0) & (found[TARGETS] < vocabulary)).all()):
+        raise InvalidBatch(f"{TARGETS} are not all below the model's vocabulary of {vocabulary}")
+    if objective.divisor is not None and not 0 < objective.divisor < math.inf:
+        raise InvalidBatch(f"divisor = {objective.divisor}: expected a number above 0")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

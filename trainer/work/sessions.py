@@ -12,18 +12,27 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
 
+from counterpoint.run.items import decode_item
 from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.record import TAKES_BATCHES, RunRecord
 from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.work.contribution import Outcome
 from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.codec import digest_of
 from counterpoint.transport.messages import (
     Acknowledged,
+    Answered,
+    Ask,
     Bye,
     Commit,
     Evicted,
@@ -97,6 +106,11 @@ class Sessions:
                         self._confirm(run_id)
                         if (reason := self._on_batch(run, message)) is not None:
                             yield run, reason
+                case Ask():
+                    if (run := self._registry.taking(run_id)) is not None:
+                        self._confirm(run_id)
+                        if (reason := self._on_ask(run, message)) is not None:
+                            yield run, reason
                 case Commit(step):
                     if (run := self._registry.taking(run_id)) is not None:
                         self._confirm(run_id)
@@ -158,6 +172,8 @@ class Sessions:
         self._receiver.send(run.run_id, Ready(taken + 1, config.transport.credit, session, *limits, batch))
         if run.durable_step:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
+        for answer in run.answers.values():
+            self._receiver.send(run.run_id, answer)
         self._registry.advance(run.slot, time.monotonic())
 
     def _forget_uncommitted(self, run: Run) -> None:
@@ -166,6 +182,9 @@ class Sessions:
         All are forgotten, also commits, where another process has taken the run over: it sends those of its own history.
         """
         order, record = self._orders[run.slot], self._registry.find(run.run_id)
+        if run.config.driven:  # its items need no commit, and are sent again
+            order.waiting.clear()
+            return
         hello = record.orchestrator.hello if record is not None else None
         if hello is not None and hello.holder != run.holder:
             run.holder, order.committed = hello.holder, 0
@@ -195,6 +214,37 @@ class Sessions:
             order.ask(batch.step, Item(batch))
             return self._too_much(order)
         return None
+
+    # --- driven runs ---
+
+    def _on_ask(self, run: Run, ask: Ask) -> str | None:
+        """Has an item carried out, or answers it again. Returns a reason to evict the run, if there is one."""
+        order, credit = self._orders[run.slot], self._config.transport.credit
+        if not run.config.driven:
+            return f"item {ask.number}: the run is not driven"
+        if ask.number <= order.newest:
+            if (answer := run.answers.get(ask.number)) is not None:
+                self._receiver.send(run.run_id, answer)
+            return None
+        if ask.number > order.newest + credit:
+            return f"item {ask.number}: this trainer carries out item {order.newest + 1} next and holds {credit}"
+        try:
+            wanted = decode_item(ask.header)
+        except ValueError as error:
+            return f"item {ask.number}: {error}"
+        item = Item(ask.batch, **{name: getattr(wanted, name) for name in wanted.__struct_fields__})
+        item.answer.add_done_callback(lambda done: self._answer_item(run, ask.number, done))
+        order.ask(ask.number, item)
+        return self._too_much(order)
+
+    def _answer_item(self, run: Run, number: int, done: Future[Any]) -> None:
+        """Sends what came of an item, and keeps it for a session to come."""
+        if done.cancelled():
+            return
+        answer = run.answers[number] = _answered(number, run.progress.step, done)
+        for old in sorted(run.answers)[: -self._config.transport.credit - 1]:
+            del run.answers[old]
+        self._receiver.send(run.run_id, answer)
 
     def _conflicts(self, run: Run, batch: Batch, taken: int, digest: str) -> bool:
         """Returns whether another batch is known of the step, and no repetition: trained, or committed by this process."""
@@ -310,6 +360,24 @@ class Sessions:
             return
         if not self._receiver.send(run_id, Waiting(reason)):
             self._registry.sent_away(run_id)
+
+
+def _answered(number: int, step: int, done: Future[Any]) -> Answered:
+    if (error := done.exception()) is not None:
+        fault: Literal["asker", "trainer"] = "asker" if isinstance(error, ValueError | InvalidBatch) else "trainer"
+        return Answered(number, step, fault, str(error) or type(error).__name__)
+    match done.result():
+        case Outcome(metrics, columns):
+            return Answered(number, step, metrics=_numbers(metrics), columns=columns)
+        case Path() as directory:
+            return Answered(number, step, text=str(directory))
+        case dict() as metrics:
+            return Answered(number, step, metrics=_numbers(metrics))
+    return Answered(number, step)
+
+
+def _numbers(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def _orchestrator_of(run_id: str) -> str:

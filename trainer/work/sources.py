@@ -8,10 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from counterpoint.run.items import Objective, UpdateValues
 from counterpoint.trainer.metrics import MetricValue
-from counterpoint.trainer.optimizer import UpdateValues
-from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.work.contribution import Objective
 from counterpoint.transport.messages import ToOrchestrator
 from counterpoint.transport.records import Batch
 
@@ -23,12 +21,15 @@ class Item:
     batch: Batch | None = None
     objective: Objective | None = None
     """The objective of the contribution; None means the run's own."""
+    spoils: bool = False
+    """Whether it stands for a contribution that was refused before it came here."""
     updates: bool = False
     values: UpdateValues | None = None
     """The values of the update; None means those of the configured schedule."""
     publication: str | None = None
     """The name under which the weights are published then."""
-    saves: bool = False
+    saves: Literal["", "newest", "kept"] = ""
+    """Whether the state is saved then: as the newest checkpoint, or to be kept beyond newer ones."""
     answer: Future[Any] = field(default_factory=Future)
     """What an asker gets: the result of the last of these, or the error of the first that fails."""
 
@@ -48,13 +49,18 @@ class Source:
     """Returns what the metrics line of a step has, of all its metrics."""
     on_saved: Callable[[], object] = lambda: None
     """Called when a checkpoint is durable."""
-    answer: Callable[[Run, Item], object] | None = None
-    """Does what an asker wants beside a contribution, whose samples are trained; returns the answer."""
+    asked: bool = False
+    """Whether an asker makes the items, each of which has an answer, whether it succeeds or fails."""
+    checkpoints: bool = False
+    """Whether an asked run has checkpoints at the interval and at the end: its asker keeps the items since, and asks again."""
 
 
 ORCHESTRATED = Source("updates", commits=True)
 """The source of a run with an orchestrator. Others make items of data (`trainer/sft/train.py`), or take an asker's
 (`trainer/driven.py`)."""
+
+DRIVEN = Source("nothing", asked=True, checkpoints=True)
+"""The source of a run whose items come by the wire."""
 
 Sources = Mapping[str, Source]
 """The sources of runs without an orchestrator, by the runs' ids."""

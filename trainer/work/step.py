@@ -21,6 +21,7 @@ from torch.nn.utils import get_total_norm
 
 from counterpoint.environments.config import ALL
 from counterpoint.environments.describe_error import describe_error
+from counterpoint.run.items import UpdateValues
 from counterpoint.trainer.faults import is_fatal, is_out_of_memory
 from counterpoint.trainer.lora.multi_lora import adapter_spans
 from counterpoint.trainer.losses.contract import Gradients, LossInputs, LossOutputs
@@ -29,7 +30,6 @@ from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.model.without_waiting import on_device
-from counterpoint.trainer.optimizer import UpdateValues
 from counterpoint.trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.run import Run

@@ -25,6 +25,7 @@ BESIDE_THE_FILE = frozenset(
         "ca_file",
         "headers_file",
         "identity_file",
+        "keys_file",
         "read_token_file",
         "secret_key_file",
         "server_public_key_file",

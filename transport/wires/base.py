@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from counterpoint.transport.messages import Bye, Commit, Hello, ToOrchestrator
+from counterpoint.transport.messages import Ask, Bye, Commit, Hello, ToOrchestrator
 from counterpoint.transport.records import Batch
 
 
 class BatchReceiver(Protocol):
     """The trainer's end of the wire."""
 
-    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Ask | Commit | Bye] | None:
         """Returns the next valid message with its run id, or None after `timeout` seconds.
 
         An invalid message is counted, logged with its sender, answered with `Rejected`, and never returned. A batch or

@@ -14,6 +14,8 @@ from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.messages import (
     Acknowledged,
+    Answered,
+    Ask,
     Bye,
     Commit,
     Evicted,
@@ -83,16 +85,20 @@ class Conversations:
         if self.connected:
             self._greet(conversation)
 
-    def say(self, conversation: Conversation, message: Offer | Commit) -> None:
+    def say(self, conversation: Conversation, message: Offer | Ask | Commit) -> None:
         """Says something in the run's session, or drops it if that is over. Raises `ValueError` for what cannot travel."""
         run_id = conversation.hello.run_id
         if message.session != conversation.session:
             logger.debug("dropped a message of an earlier session of run %s with %s", run_id, self._peer)
             return
         try:
-            frames = (
-                codec.encode_message(message, run_id) if isinstance(message, Commit) else codec.encode_offer(message)
-            )
+            match message:
+                case Commit():
+                    frames = codec.encode_message(message, run_id)
+                case Ask():
+                    frames = codec.encode_ask(message, run_id)
+                case Offer():
+                    frames = codec.encode_offer(message)
         except Exception as error:  # whatever is wrong with it, the other runs go on
             raise ValueError(f"what run {run_id} sends cannot travel: {error!r}") from error
         self._connection.write(frames)
@@ -170,7 +176,9 @@ class Conversations:
         is_answer = isinstance(message, Ready | Waiting | Evicted)
         if isinstance(message, Ready):
             conversation.session, conversation.next_step = message.session, message.next_step
-        elif isinstance(message, Acknowledged) and message.step >= conversation.next_step:
+        elif (isinstance(message, Acknowledged) and message.step >= conversation.next_step) or isinstance(
+            message, Answered
+        ):
             conversation.displaced = 0  # a batch of this session has come through
         elif isinstance(message, Evicted | Bye):
             conversation.session = None

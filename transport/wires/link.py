@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from counterpoint.transport.config import IDENTIFIER_PATTERN
-from counterpoint.transport.messages import Bye, Commit, Hello, Offer, ToOrchestrator
+from counterpoint.transport.messages import Ask, Bye, Commit, Hello, Offer, ToOrchestrator
 from counterpoint.transport.outages import Outage, Outages
 from counterpoint.transport.process.priority import lower_own_priority
 from counterpoint.transport.wires.conversations import Conversation, Conversations
@@ -70,7 +70,7 @@ class TrainerLink:
         is_ready = self._conversation is not None and self._conversation.session is not None
         return None if is_ready else self._shared.outages.of(self._shared.peer)
 
-    async def send(self, message: Offer | Commit) -> None:
+    async def send(self, message: Offer | Ask | Commit) -> None:
         """Passes a message to the wire; returns once that has it, or it was dropped.
 
         A batch's arrays are sent by reference and must not change until it is acknowledged. A message of another session
@@ -130,7 +130,7 @@ class SharedConnection:
         self._links: dict[str, TrainerLink] = {}
         """The links that are started and have not ended, by run. The event loop alone uses them, as the thread alone uses
         the conversations."""
-        self._outbox: deque[tuple[Conversation, Hello | Offer | Commit | Bye, asyncio.Future[None]]] = deque()
+        self._outbox: deque[tuple[Conversation, Hello | Offer | Ask | Commit | Bye, asyncio.Future[None]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         """None while no link is open."""
 
@@ -152,7 +152,9 @@ class SharedConnection:
             self._open()
         self.hand_over(conversation, conversation.hello)
 
-    def hand_over(self, conversation: Conversation, message: Hello | Offer | Commit | Bye) -> asyncio.Future[None]:
+    def hand_over(
+        self, conversation: Conversation, message: Hello | Offer | Ask | Commit | Bye
+    ) -> asyncio.Future[None]:
         """Queues a message for the thread; the future is done once the wire has it, or it was dropped."""
         assert self._loop is not None
         handed_over = self._loop.create_future()
@@ -250,7 +252,7 @@ class SharedConnection:
             self._outbox.popleft()
             self.post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
 
-    def _pass_on(self, conversation: Conversation, message: Hello | Offer | Commit | Bye) -> None:
+    def _pass_on(self, conversation: Conversation, message: Hello | Offer | Ask | Commit | Bye) -> None:
         match message:
             case Hello():
                 self._conversations.join(conversation)

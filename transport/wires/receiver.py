@@ -17,7 +17,7 @@ from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import Buffer
-from counterpoint.transport.messages import Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from counterpoint.transport.messages import Ask, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.zmq_wire import LINGER_SECONDS, Arrival, ZmqListener
@@ -54,7 +54,7 @@ class Receiver:
         """See `BatchReceiver`."""
         return self._rejected
 
-    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Ask | Commit | Bye] | None:
         """See `BatchReceiver`."""
         deadline = time.monotonic() + timeout
         refusals = 0
@@ -95,7 +95,7 @@ class Receiver:
             self.send(run_id, Bye("the trainer ends"))
         self._listener.close(LINGER_SECONDS)
 
-    def _check(self, arrival: Arrival) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+    def _check(self, arrival: Arrival) -> tuple[str, Hello | Batch | Ask | Commit | Bye] | None:
         """Returns a valid message, with its run; None for one of an earlier session.
 
         Raises `CodecError` for any other.
@@ -109,6 +109,11 @@ class Receiver:
                 raise CodecError("a batch from a sender that has not sent HELLO, or whose run has since connected anew")
             session, frames = codec.split_offer(arrival.frames)
             return (run_id, self._decode(run_id, frames)) if self._is_present(run_id, session) else None
+        if arrival.frames and arrival.frames[0] == codec.ITEM:
+            if not is_known:
+                raise CodecError("an item from a sender that has not sent HELLO, or whose run has since connected anew")
+            ask = codec.decode_ask(arrival.frames, self._max_batch_bytes)
+            return (run_id, ask) if self._is_present(run_id, ask.session) else None
         match codec.decode_message(arrival.frames):
             case Hello() as hello:
                 return (hello.run_id, hello) if self._greet(arrival, hello) else None

@@ -25,7 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from counterpoint.transport.arrays import CodecError
-from counterpoint.transport.codec import MAX_MESSAGE_BYTES
+from counterpoint.transport.codec import MAX_ANSWER_BYTES
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.lock import take_listener_lock
 from counterpoint.transport.files.watched import Watched
@@ -119,7 +119,7 @@ class ZmqConnection:
         self._address = self._find()
         socket = _socket(self._context, zmq.DEALER, self._address, self._heartbeat_seconds)
         socket.sndhwm = 0  # bounded by the trainer's credit, and a thread that blocks here would not notice a loss
-        socket.maxmsgsize = MAX_MESSAGE_BYTES
+        socket.maxmsgsize = MAX_ANSWER_BYTES
         find_peer_soon(socket)
         if self._keys is not None:
             self._keys.refresh(now=True)

@@ -23,6 +23,7 @@ from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
+    Ask,
     Bye,
     Commit,
     Evicted,
@@ -68,7 +69,8 @@ class PlayedLink(TrainerLink):
     def durable_up_to(self, step: int) -> None:
         self.durable = step
 
-    async def send(self, message: Offer | Commit) -> None:
+    async def send(self, message: Offer | Ask | Commit) -> None:
+        assert not isinstance(message, Ask)
         await asyncio.sleep(0)
         self.sessions.append(message.session)
         if isinstance(message, Offer):
@@ -459,7 +461,7 @@ async def test_a_link_that_takes_nothing_does_not_hold_whoever_offers(tmp_path: 
     link, free = PlayedLink(), asyncio.Event()
     send = link.send
 
-    async def send_when_free(message: Offer | Commit) -> None:
+    async def send_when_free(message: Offer | Ask | Commit) -> None:
         await free.wait()
         await send(message)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from counterpoint.run.items import AdamW, Objective
 from counterpoint.trainer import rows
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
-from counterpoint.trainer.optimizer import AdamW
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.work import batch_parts
-from counterpoint.trainer.work.contribution import Contribution, Objective, Outcome
+from counterpoint.trainer.work.contribution import Contribution, Outcome
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run

@@ -1,0 +1,64 @@
+"""The configuration of the service: `[tinker]` of a job, and what the job adds for the service's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from counterpoint.inference.config import PoolConfig
+from counterpoint.transport.config import Config, TransportConfig
+
+
+class TinkerConfig(Config):
+    """The service for the Tinker SDK."""
+
+    host: str = "127.0.0.1"
+    """Address at which the service listens. Any but loopback needs `keys_file`."""
+
+    port: int = Field(default=8200, ge=0, le=65535)
+    """Port of the service; 0 takes a free one, which the log names."""
+
+    keys_file: Path | None = None
+    """A file with the clients' keys, one a line, `tml-` and at least 16 more characters. Unset: any key is taken."""
+
+    max_rank: int = Field(default=32, ge=1)
+    """Highest rank of an adapter."""
+
+    models: list[str] = []
+    """Further names by which clients may ask for the job's model, such as `meta-llama/Llama-3.2-1B`."""
+
+    max_pending: int = Field(default=4096, ge=1)
+    """Requests that have no result yet; the service asks clients to send further ones later."""
+
+    result_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Bytes of results kept in memory until they are fetched; older ones are on the disk."""
+
+
+class ServiceConfig(TinkerConfig):
+    """All that the service reads."""
+
+    output_dir: Path
+    """The job's directory."""
+
+    model: str
+    """A local directory, a hub name, or a model that `make-model` builds."""
+
+    name: str = ""
+    """The model's name for clients, as the job's file has it."""
+
+    max_samplers: int = Field(default=4, ge=1)
+    """Adapters that the servers hold at once; one that nobody samples from makes room for another, and is loaded again when
+    it is asked for."""
+
+    max_tokens: int = Field(default=8192, ge=2)
+    """Tokens of a sample that the trainer takes, and of prompt and completion at the servers."""
+
+    checkpoint_interval: int = Field(default=1, ge=1)
+    """Updates of a run between its checkpoints. Until one covers them, the items of a run are kept on the disk."""
+
+    transport: TransportConfig = TransportConfig()
+    """The wire to the trainer."""
+
+    inference: PoolConfig = PoolConfig()
+    """The servers that sample."""

@@ -1,0 +1,98 @@
+"""The service's process: one uvloop loop, from its start to a signal.
+
+It connects to the job's trainer and servers, takes up what the former process left, and then answers clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvloop
+
+from counterpoint.cluster.notify import Heartbeat, notify
+from counterpoint.inference.base import InferenceError
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.model_facts import read_bounds
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.service.config import ServiceConfig
+from counterpoint.service.keys import check_access
+from counterpoint.service.samplers import Samplers
+from counterpoint.service.tinker.app import Endpoints
+from counterpoint.service.tinker.service import Service
+from counterpoint.service.tinker.store import Store
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.http.listening import listening
+from counterpoint.transport.loopback import host_in_url
+from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
+from counterpoint.transport.wires.open import open_connection
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+"""The time between two looks for a stop request."""
+
+
+def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
+    """Serves clients until SIGTERM or SIGINT; in the main thread. `on_ready` is called once requests are answered.
+
+    `config.model` is a directory. Returns the exit code: 1 without servers, else 0. Raises `UserError` for a wrong configuration.
+    """
+    keys = check_access(config)
+    with (
+        StopSignals(end_at_second_request) as stop,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        try:
+            runner.run(_serve(config, keys, on_ready, stop))
+        except InferenceError as error:
+            logger.error("%s", error)
+            return 1
+    return 0
+
+
+async def _serve(
+    config: ServiceConfig, keys: frozenset[bytes], on_ready: Callable[[], None], stop: StopSignals
+) -> None:
+    bounds = await asyncio.to_thread(read_bounds, Path(config.model))
+    store = await asyncio.to_thread(Store, config.output_dir / "service")
+    connection = open_connection(config.transport, config.output_dir)
+    claim = await asyncio.to_thread(_claim, store.directory)
+    samplers = Samplers(InferencePool(config.inference), config.model, bounds, config.max_samplers, claim)
+    service = Service(config, store, connection, samplers, bounds.vocabulary)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(samplers.close)
+        stack.push_async_callback(service.close)
+        heartbeat = Heartbeat()
+        starting = asyncio.create_task(samplers.start())
+        while not (starting.done() or stop.count):
+            heartbeat.beat()
+            await asyncio.wait([starting], timeout=POLL_SECONDS)
+        if stop.count:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        await starting
+        await service.start()
+        app = Endpoints(service, keys).app()
+        port = await stack.enter_async_context(listening(app, config.host, config.port, None))
+        url = f"http://{host_in_url(config.host)}:{port}"
+        logger.info("the service for the Tinker SDK answers at %s", url)
+        notify(f"STATUS={url}")
+        on_ready()
+        while not stop.count:
+            heartbeat.beat()
+            await asyncio.sleep(POLL_SECONDS)
+        notify("STOPPING=1")
+
+
+def _claim(directory: Path) -> Claim:
+    """Returns the claim by which the service owns adapters at servers: the same however often it is started."""
+    path = directory / "claim"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
+    return Claim(path.read_text().strip(), f"the service in {directory.absolute()}"[-200:])

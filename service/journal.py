@@ -1,0 +1,69 @@
+"""The journal of one driven run: its items before they are sent, and what came of them before anybody is told.
+
+`item_N` is a file of frames (`transport/codec.py`): a note of the asker's, then the frames of the item; `answer_N` has those of
+the answer. Everything blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import as_bytes_view, write_atomically
+from counterpoint.transport.messages import Answered, Ask
+
+MAX_NOTE_BYTES = 2**20
+
+
+class Journal:
+    """The items and answers of a run, in a directory of its own."""
+
+    def __init__(self, directory: Path, run_id: str, max_batch_bytes: int) -> None:
+        """Makes the directory. Raises `OSError`."""
+        self.directory = directory
+        self._run_id = run_id
+        self._max_batch_bytes = max_batch_bytes
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def items(self) -> list[int]:
+        """Returns the numbers of the items that are there, ascending."""
+        return self._numbers("item_")
+
+    def answers(self) -> list[int]:
+        """Returns the numbers of the items that are answered, ascending."""
+        return self._numbers("answer_")
+
+    def _numbers(self, prefix: str) -> list[int]:
+        names = (path.name.removeprefix(prefix) for path in self.directory.glob(f"{prefix}*"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def write_item(self, ask: Ask, note: bytes) -> None:
+        """Writes an item, durably. Raises `OSError`, and `ValueError` for a batch that cannot travel."""
+        frames = [note, *codec.encode_ask(ask, self._run_id)]
+        write_atomically(self.directory / f"item_{ask.number}", *codec.file_buffers(frames))
+
+    def read_item(self, number: int) -> tuple[Ask, bytes]:
+        """Returns an item, and its note. Raises `CodecError` and `OSError`."""
+        limit = self._max_batch_bytes + codec.MAX_HEADER_BYTES
+        note, *frames = codec.read_frames(self.directory / f"item_{number}", limit)
+        return codec.decode_ask(frames, self._max_batch_bytes), bytes(as_bytes_view(note))
+
+    def write_answer(self, answered: Answered) -> None:
+        """Writes what came of an item, durably. Raises `OSError`."""
+        frames = codec.encode_answered(answered, self._run_id)
+        write_atomically(self.directory / f"answer_{answered.number}", *codec.file_buffers(frames))
+
+    def read_answer(self, number: int) -> Answered | None:
+        """Returns what came of an item; None if that is not known. Raises `CodecError` and `OSError`."""
+        try:
+            frames = codec.read_frames(self.directory / f"answer_{number}", codec.MAX_ANSWER_BYTES)
+        except FileNotFoundError:
+            return None
+        return codec.decode_answered(frames)
+
+    def forget(self, up_to: int) -> None:
+        """Removes the items up to this one, and their answers. Raises `OSError`."""
+        for number in self.items():
+            if number <= up_to:
+                (self.directory / f"answer_{number}").unlink(missing_ok=True)
+                (self.directory / f"item_{number}").unlink()

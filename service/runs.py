@@ -1,0 +1,243 @@
+"""A driven run: contributions, updates, publications and saves, asked of the trainer one by one over the wire.
+
+Each item is in the run's journal before it is sent, and so is its answer before anybody is told. The trainer carries items out in
+the order of their numbers, each once: after a loss of the connection, or of either process, it says which item it lacks first,
+and all from there on are sent again. What was contributed since the last checkpoint is so made anew, and no update counts twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import tomli_w
+
+from counterpoint.run.items import ItemHeader, Objective, UpdateValues, encode_item
+from counterpoint.run.trained import TrainedRun
+from counterpoint.service.journal import Journal
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.messages import Acknowledged, Answered, Ask, Bye, Evicted, Hello, Ready, Rejected, Waiting
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.link import SharedConnection
+
+logger = logging.getLogger(__name__)
+
+KEPT_ANSWERS = 256
+"""Items whose answers are kept beyond what a repetition after a loss needs: clients may ask for them again."""
+
+
+class RunLost(RuntimeError):
+    """The run takes no items any more; the message says why."""
+
+
+class ItemFailed(RuntimeError):
+    """An item was not carried out. `by_asker`: because of what was asked for, and not by the trainer's fault."""
+
+    def __init__(self, message: str, *, by_asker: bool) -> None:
+        super().__init__(message)
+        self.by_asker = by_asker
+
+
+class DrivenRun:
+    """One run of the job's trainer. `start` begins; `close` ends it here, and the trainer keeps it."""
+
+    def __init__(self, described: TrainedRun, output_dir: Path, connection: SharedConnection, journal: Journal) -> None:
+        """The run goes on after what `journal` has; reads it, so call this in a thread. Raises `OSError` and `CodecError`."""
+        self.run_id = described.run_id
+        self.reason = "the trainer was not reached yet"
+        """Why items wait; empty if the trainer takes them."""
+        self._described = described.model_copy(update={"driven": True})
+        self._control = output_dir / f"run_{described.run_id}" / "control"
+        self._link = connection.link()
+        self._journal = journal
+        items = journal.items()
+        self._newest = max(items, default=0)
+        """The last item that is in the journal."""
+        self._beginning = asyncio.Lock()
+        self._kept: dict[int, Ask | None] = dict.fromkeys(items)
+        """Items that may have to be sent again, by number; None: it is in the journal alone."""
+        self._answers: dict[int, asyncio.Future[Answered]] = {}
+        self._answered = set(journal.answers())
+        self._updates: dict[int, int] = {}
+        """The item of each update, by its step."""
+        self._session: int | None = None
+        self._base = self._sent = self._credit = 0
+        """The last item that is known to be carried out; the last that was sent in this session; how many may be more."""
+        self._changed, self._ready = asyncio.Event(), asyncio.Event()
+        self._lost: Exception | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        for number in self._answered:
+            answered = journal.read_answer(number)
+            if answered is not None:
+                self._note_update(answered)
+
+    def _note_update(self, answered: Answered) -> None:
+        if not answered.fault and answered.step:
+            self._updates.setdefault(answered.step, answered.number)
+
+    async def start(self) -> None:
+        """Has the trainer admit the run. Raises `OSError`."""
+        await asyncio.to_thread(self._describe)
+        await self._link.start(Hello(self.run_id, 0))
+        self._tasks = [
+            asyncio.create_task(work(), name=f"{name} of run {self.run_id}")
+            for name, work in (("sender", self._send), ("receiver", self._receive))
+        ]
+
+    def _describe(self) -> None:
+        self._control.mkdir(parents=True, exist_ok=True)
+        table = self._described.model_dump(mode="json", exclude_none=True)
+        write_atomically(self._control / "orch.toml", tomli_w.dumps(table).encode())
+
+    async def close(self) -> None:
+        """Ends the connection. Who still waits gets `RunLost`."""
+        await self._link.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._lose("the service ends")
+
+    async def admitted(self) -> None:
+        """Returns once the trainer takes the run's items. Raises `RunLost`."""
+        await self._ready.wait()
+        if self._lost is not None:
+            raise RunLost(str(self._lost))
+
+    # --- what can be asked for ---
+
+    async def forward_backward(self, batch: Batch, objective: Objective) -> Answered:
+        """Adds the gradients of a batch, for an objective; returns metrics and columns. Raises `ItemFailed` and `RunLost`."""
+        return await self.ask(ItemHeader(objective=objective), batch)
+
+    async def update(self, values: UpdateValues) -> Answered:
+        """Updates the weights by what was contributed; returns the update's metrics and step. Raises as above."""
+        return await self.ask(ItemHeader(updates=True, values=values))
+
+    async def publish(self, name: str) -> Path:
+        """Publishes the weights under a name, for servers; returns the directory. Raises as above."""
+        return Path((await self.ask(ItemHeader(publication=name))).text)
+
+    async def save(self) -> int:
+        """Saves weights and optimizer until somebody removes them; returns the step, 0 before any update. Raises as above."""
+        return (await self.ask(ItemHeader(saves="kept"))).step
+
+    async def ask(self, header: ItemHeader, batch: Batch | None = None, note: bytes = b"") -> Answered:
+        """Asks for an item, the next by number; `note` is journalled with it. Raises `ItemFailed` and `RunLost`."""
+        return checked(await self.answer_to(await self.begin(header, batch, note)))
+
+    async def begin(self, header: ItemHeader, batch: Batch | None = None, note: bytes = b"") -> int:
+        """Journals an item, and returns its number; it is sent in its turn. Raises `RunLost`, `OSError`."""
+        async with self._beginning:
+            if self._lost is not None:
+                raise RunLost(str(self._lost))
+            ask = Ask(self._newest + 1, encode_item(header), batch)
+            await asyncio.to_thread(self._journal.write_item, ask, note)
+            self._newest = ask.number
+            self._kept[ask.number] = ask
+        self._changed.set()
+        return ask.number
+
+    async def answer_to(self, number: int) -> Answered:
+        """Returns what came of an item, also of one that failed. Raises `RunLost`."""
+        if number in self._answered:
+            if (known := await asyncio.to_thread(self._journal.read_answer, number)) is None:
+                raise RunLost(f"the answer to item {number} of run {self.run_id} is not kept any more")
+            return known
+        if self._lost is not None:
+            raise RunLost(str(self._lost))
+        future = self._answers.setdefault(number, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(future)
+
+    # --- the wire ---
+
+    async def _send(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while (session := self._session) is not None and self._sent < min(self._newest, self._base + self._credit):
+                number = self._sent + 1
+                ask = self._kept.get(number) or (await asyncio.to_thread(self._journal.read_item, number))[0]
+                if session == self._session and number == self._sent + 1:
+                    self._sent = number
+                    await self._link.send(Ask(number, ask.header, ask.batch, session))
+
+    async def _receive(self) -> None:
+        while True:
+            match await self._link.receive():
+                case Ready(next_step, credit, session):
+                    self._session, self._credit, self.reason = session, credit, ""
+                    self._base = self._sent = next_step - 1
+                    lacking = [
+                        number
+                        for number in range(1, next_step)
+                        if number not in self._answered and number in self._kept
+                    ]
+                    if lacking and self._newest < next_step:
+                        await self.begin(ItemHeader())  # its answer says that no earlier one will come any more
+                    self._ready.set()
+                    self._changed.set()
+                case Answered() as answered:
+                    await self._take(answered)
+                case Acknowledged(_, durable) if durable:
+                    await self._forget(durable)
+                case Waiting(reason):
+                    self._session, self.reason = None, reason
+                case Rejected(_, reason):
+                    logger.warning("run %s: the trainer refused a message: %s", self.run_id, reason)
+                case Evicted(reason):
+                    self._lose(reason)
+                    return
+                case Bye():
+                    self._session, self.reason = None, "the trainer has left"
+                case _:
+                    pass
+
+    async def _take(self, answered: Answered) -> None:
+        for number in [each for each in self._kept if each < answered.number and each not in self._answered]:
+            await self._settle(Answered(number, answered.step, "trainer", "its result was lost with two processes"))
+        await self._settle(answered)
+        self._base = max(self._base, answered.number)
+        self._changed.set()
+
+    async def _settle(self, answered: Answered) -> None:
+        number = answered.number
+        if number not in self._answered:
+            await asyncio.to_thread(self._journal.write_answer, answered)
+            self._answered.add(number)
+            self._note_update(answered)
+        if (future := self._answers.pop(number, None)) is not None and not future.done():
+            future.set_result(answered)
+
+    async def _forget(self, durable: int) -> None:
+        """Forgets the items that a checkpoint of this step covers."""
+        covered = max((number for step, number in self._updates.items() if step <= durable), default=0)
+        self._link.durable_up_to(durable)
+        for number in [number for number in self._kept if number <= covered and number in self._answered]:
+            self._kept[number] = None
+        if (last := min(covered, self._newest - KEPT_ANSWERS)) > 0:
+            await asyncio.to_thread(self._journal.forget, last)
+            self._kept = {number: ask for number, ask in self._kept.items() if number > last}
+            self._answered = {number for number in self._answered if number > last}
+            self._updates = {step: number for step, number in self._updates.items() if step >= durable}
+
+    def _lose(self, reason: str) -> None:
+        self._lost, self._session, self.reason = RunLost(reason), None, reason
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(RunLost(reason))
+                future.exception()  # nobody may wait for it
+        self._answers.clear()
+        self._ready.set()
+
+
+def checked(answered: Answered) -> Answered:
+    """Returns an answer. Raises `ItemFailed` if the item failed."""
+    if answered.fault:
+        raise ItemFailed(answered.text, by_asker=answered.fault == "asker")
+    return answered
+
+
+OpenRun = Callable[[TrainedRun], DrivenRun]
+"""Makes a driven run; blocks."""

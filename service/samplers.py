@@ -1,0 +1,118 @@
+"""The samplers: the base model and published adapters at the job's servers, each proven before it answers.
+
+An adapter that nobody samples from makes room for another once the servers hold as many as they can, and is loaded again from its
+directory when it is asked for: no sampler ends because others were made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from counterpoint.inference.base import Probe, SamplingParameters, WeightUpdate
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.model_facts import AnswerBounds
+from counterpoint.inference.pool.pool import InferencePool, Served
+from counterpoint.transport.records import Float32Array, Int32Array, Turn
+
+
+@dataclass(slots=True)
+class _Loaded:
+    served: Served
+    ready: asyncio.Task[None]
+    users: int = 0
+
+
+class Samplers:
+    """What the servers hold for this service."""
+
+    def __init__(self, pool: InferencePool, model: str, bounds: AnswerBounds, most: int, claim: Claim) -> None:
+        """Samples from `model`, and from at most `most` adapters of it at once, which `claim` owns at the servers."""
+        self._pool = pool
+        self._bounds = bounds
+        self._most = most
+        self._claim = claim
+        self._base = pool.model(model, bounds=bounds)
+        self._loaded: OrderedDict[tuple[str, Path], _Loaded] = OrderedDict()
+        self._room = asyncio.Condition()
+
+    async def start(self) -> None:
+        """Returns when the first server serves the base model. Raises `InferenceError`."""
+        await self._base.start()
+
+    async def close(self) -> None:
+        """Gives everything up."""
+        for each in self._loaded.values():
+            each.ready.cancel()
+            await asyncio.gather(each.ready, return_exceptions=True)
+            await each.served.release()
+        self._loaded.clear()
+        await self._base.release()
+
+    async def load(self, name: str, directory: Path) -> None:
+        """Returns once every server has the adapter in `directory`, proven. Raises `InferenceError`, `OSError`, `ValueError`."""
+        async with self._using(name, directory):
+            pass
+
+    async def sample(
+        self, adapter: tuple[str, Path] | None, prompt: Int32Array, sampling: SamplingParameters, affinity: str
+    ) -> Turn:
+        """Returns a completion by an adapter, its name and directory, or by the base model. Raises as `load`."""
+        if adapter is None:
+            return await self._base.generate(prompt, sampling, affinity=affinity)
+        async with self._using(*adapter) as served:
+            return await served.generate(prompt, sampling, affinity=affinity)
+
+    async def score(self, tokens: Int32Array, affinity: str) -> Float32Array:
+        """Returns the log-probability of each token but the first under the base model. Raises `InferenceError`."""
+        return await self._base.score(tokens, 1, affinity=affinity)
+
+    @asynccontextmanager
+    async def _using(self, name: str, directory: Path) -> AsyncIterator[Served]:
+        key = (name, directory)
+        loaded = self._loaded.get(key) or await self._make(key)
+        self._loaded.move_to_end(key)
+        loaded.users += 1
+        try:
+            try:
+                await asyncio.shield(loaded.ready)
+            except Exception:
+                if self._loaded.get(key) is loaded:  # the next request tries again
+                    del self._loaded[key]
+                    await loaded.served.release()
+                raise
+            yield loaded.served
+        finally:
+            loaded.users -= 1
+            async with self._room:
+                self._room.notify_all()
+
+    async def _make(self, key: tuple[str, Path]) -> _Loaded:
+        async with self._room:
+            while key not in self._loaded and len(self._loaded) >= self._most:
+                idle = next((each for each, loaded in self._loaded.items() if not loaded.users), None)
+                if idle is None:
+                    await self._room.wait()
+                else:
+                    await self._loaded.pop(idle).served.release()
+            if key not in self._loaded:
+                served = self._pool.model(
+                    key[0], bounds=self._bounds, claim=self._claim, called="a sampler's adapter at"
+                )
+                self._loaded[key] = _Loaded(served, asyncio.create_task(_load(served, *key), name=f"load of {key[0]}"))
+            return self._loaded[key]
+
+
+async def _load(served: Served, name: str, directory: Path) -> None:
+    probe = await asyncio.to_thread(Probe.read, directory / "probe.json")
+    await served.start()
+    await served.update(WeightUpdate(probe.version, directory, probe, name))
+
+
+def affinities(session: str, seq_id: int, count: int) -> Sequence[str]:
+    """Returns names for the samples of one request, of which all but the first find their prompt at the first one's server."""
+    return [f"{session}.{seq_id}-{index}" for index in range(count)]

@@ -1,0 +1,1 @@
+"""The protocol of the `tinker` SDK over driven runs and samplers (docs/tinker.md)."""

@@ -1,0 +1,132 @@
+"""The results that clients fetch: bounded in number and in memory; what is beyond that is on the disk, or refused.
+
+A result stays until it was fetched and many others were: a client that lost the answer asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from counterpoint.transport.files.atomic import write_atomically
+
+KEPT_FETCHED = 1024
+"""Results that were fetched and are kept all the same."""
+
+MOST_RESULTS = 65_536
+"""Results that are kept at most, fetched or not; the oldest is dropped first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a client gets."""
+
+    body: bytes
+    is_protobuf: bool = False
+
+
+def failure(message: str, category: str = "user") -> Result:
+    """Returns the result of a request that failed, by `user` or `server`."""
+    return Result(orjson.dumps({"error": message, "category": category}))
+
+
+def answer(**values: object) -> Result:
+    """Returns a result in JSON."""
+    return Result(orjson.dumps(values))
+
+
+class TooMany(RuntimeError):
+    """There are too many requests without a result."""
+
+
+class Futures:
+    """The results by the ids of requests."""
+
+    def __init__(self, most_pending: int, memory_bytes: int) -> None:
+        """Refuses more than `most_pending` requests without a result; keeps at most `memory_bytes` of results in memory."""
+        self._most_pending = most_pending
+        self._memory_bytes = memory_bytes
+        self._pending: dict[str, asyncio.Event] = {}
+        self._results: OrderedDict[str, Result | Path] = OrderedDict()
+        self._fetched: OrderedDict[str, None] = OrderedDict()
+        self.bytes_held = 0
+        """Bytes of the results in memory."""
+        self._directory = tempfile.TemporaryDirectory(prefix="counterpoint-results-")
+        self._files = 0
+
+    def close(self) -> None:
+        """Removes what is on the disk."""
+        self._directory.cleanup()
+
+    def begin(self, request_id: str) -> bool:
+        """Notes a request; returns False if it is known already. Raises `TooMany`."""
+        if request_id in self._pending or request_id in self._results:
+            return False
+        if len(self._pending) >= self._most_pending:
+            raise TooMany(f"{len(self._pending)} requests have no result yet")
+        self._pending[request_id] = asyncio.Event()
+        return True
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request is pending, or has a result."""
+        return request_id in self._pending or request_id in self._results
+
+    def cancel(self, request_id: str) -> None:
+        """Forgets a request without a result."""
+        if (event := self._pending.pop(request_id, None)) is not None:
+            event.set()
+
+    async def complete(self, request_id: str, result: Result) -> None:
+        """Notes the result of a request; older results go to the disk if memory is short."""
+        self._results[request_id] = result
+        self.bytes_held += len(result.body)
+        self.cancel(request_id)
+        while len(self._results) > MOST_RESULTS:
+            self._drop(next(iter(self._results)))
+        if self.bytes_held > self._memory_bytes:
+            await self._spill()
+
+    async def _spill(self) -> None:
+        for request_id, result in list(self._results.items()):
+            if self.bytes_held <= self._memory_bytes:
+                return
+            if not isinstance(result, Result) or not result.body:
+                continue
+            self._files += 1
+            path = Path(self._directory.name, f"{self._files}.{'pb' if result.is_protobuf else 'json'}")
+            await asyncio.to_thread(write_atomically, path, result.body, durable=False)
+            if self._results.get(request_id) is result:
+                self._results[request_id] = path
+                self.bytes_held -= len(result.body)
+            else:
+                await asyncio.to_thread(path.unlink)
+
+    async def fetch(self, request_id: str, seconds: float) -> Result | None:
+        """Returns the result of a request; None if there is none after `seconds`. Raises `KeyError` if it is unknown."""
+        if (event := self._pending.get(request_id)) is not None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+            except TimeoutError:
+                return None
+        found = self._results[request_id]
+        if isinstance(found, Path):
+            found = Result(await asyncio.to_thread(found.read_bytes), found.suffix == ".pb")
+        self._fetched[request_id] = None
+        self._fetched.move_to_end(request_id)
+        while len(self._fetched) > KEPT_FETCHED:
+            self._drop(self._fetched.popitem(last=False)[0])
+        return found
+
+    def _drop(self, request_id: str) -> None:
+        result = self._results.pop(request_id, None)
+        self._fetched.pop(request_id, None)
+        if isinstance(result, Result):
+            self.bytes_held -= len(result.body)
+        elif result is not None:
+            result.unlink(missing_ok=True)

@@ -1,0 +1,295 @@
+"""A model of a client: its requests in the order of `seq_id`, each an item of its run, and their results.
+
+The request itself is the note of its item in the run's journal: after a restart the service reads the requests there, and what
+has no answer yet gets it, as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from counterpoint.inference.base import InferenceError
+from counterpoint.run.items import AdamW, ItemHeader
+from counterpoint.service.journal import Journal
+from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
+from counterpoint.service.samplers import Samplers
+from counterpoint.service.tinker.datums import BadRequest, contribution_of, output_of
+from counterpoint.service.tinker.futures import Futures, Result, answer, failure
+from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.sequence import Sequence
+from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Store
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.messages import Answered
+from counterpoint.transport.records import Batch
+
+logger = logging.getLogger(__name__)
+
+OPTIM_METRICS = ("grad_norm", "learning_rate", "tokens", "samples")
+"""What clients are told of an update."""
+
+MISSING_SECONDS = 300.0
+"""How long requests wait for an earlier one that has not come."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request of a model as it came."""
+
+    kind: str
+    """The last part of its path."""
+    seq_id: int
+    body: bytes
+
+
+class AdamParams(msgspec.Struct, frozen=True):
+    """The values of an `optim_step`."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class OptimStep(msgspec.Struct, frozen=True):
+    """The body of `optim_step`."""
+
+    model_id: str
+    seq_id: int
+    adam_params: AdamParams
+
+
+class SaveWeights(msgspec.Struct, frozen=True):
+    """The body of `save_weights` and of `save_weights_for_sampler`."""
+
+    model_id: str
+    seq_id: int
+    path: str | None = None
+    overwrite: bool = False
+    ttl_seconds: int | None = None
+    sampling_session_seq_id: int | None = None
+    kind: str = "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks of the run, and what its result is made of."""
+
+    header: ItemHeader
+    batch: Batch | None
+    result: Callable[[int, Answered], Awaitable[Result]]
+
+
+class Model:
+    """One model, from its first request on."""
+
+    def __init__(
+        self,
+        record: ModelRecord,
+        run: DrivenRun,
+        journal: Journal,
+        store: Store,
+        futures: Futures,
+        samplers: Samplers,
+        longest: int,
+        vocabulary: int | None,
+    ) -> None:
+        """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's."""
+        self.record = record
+        self.run = run
+        self._journal = journal
+        self._store = store
+        self._futures = futures
+        self._samplers = samplers
+        self._longest = longest
+        self._vocabulary = vocabulary
+        self._sequence = Sequence[Request]()
+        self._due: asyncio.Queue[Request] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connects the run, and takes up what its journal has. Raises `OSError` and `CodecError`."""
+        last = 0
+        for number in await asyncio.to_thread(self._journal.items):
+            _, note = await asyncio.to_thread(self._journal.read_item, number)
+            if note:
+                request = msgspec.msgpack.decode(note, type=Request)
+                last = max(last, request.seq_id)
+                self._futures.begin(self.request_id(request.seq_id))
+                asked = await asyncio.to_thread(self._asked, request)
+                self._spawn(self._finish(request, asked, number))
+        self._sequence.done = last
+        await self.run.start()
+        self._spawn(self._work())
+
+    async def close(self) -> None:
+        """Ends the model here; its run stays at the trainer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.run.close()
+
+    def request_id(self, seq_id: int) -> str:
+        """Returns the id by which the result of a request is fetched."""
+        return f"{self.record.model_id}:{seq_id}"
+
+    def offer(self, request: Request) -> str:
+        """Takes a request; returns its id. A repetition changes nothing. Raises `TooMany` and `ValueError`."""
+        request_id, now = self.request_id(request.seq_id), time.monotonic()
+        if self._sequence.knows(request.seq_id) or not self._futures.begin(request_id):
+            return request_id
+        try:
+            due = self._sequence.offer(request.seq_id, request, now)
+        except ValueError:
+            self._futures.cancel(request_id)
+            raise
+        for _, each in due:
+            self._due.put_nowait(each)
+        return request_id
+
+    async def fail_overdue(self) -> None:
+        """Fails the requests that have waited too long for an earlier one."""
+        for seq_id in self._sequence.overdue(time.monotonic() - MISSING_SECONDS):
+            said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
+            await self._futures.complete(self.request_id(seq_id), failure(said, "server"))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("model %s: a request failed", self.record.model_id, exc_info=error)
+
+    async def _work(self) -> None:
+        """Makes items of requests, one by one."""
+        while True:
+            request = await self._due.get()
+            asked = await asyncio.to_thread(self._asked, request)
+            try:
+                number = await self.run.begin(asked.header, asked.batch, msgspec.msgpack.encode(request))
+            except (RunLost, OSError, ValueError) as error:
+                logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
+                await self._futures.complete(self.request_id(request.seq_id), failure(str(error), "server"))
+            else:
+                self._spawn(self._finish(request, asked, number))
+
+    async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
+        try:
+            result = await asked.result(number, checked(await self.run.answer_to(number)))
+        except BadRequest as error:
+            result = failure(str(error))
+        except ItemFailed as error:
+            result = failure(str(error), "user" if error.by_asker else "server")
+        except (RunLost, InferenceError, OSError, ValueError) as error:
+            result = failure(str(error), "server")
+        await self._futures.complete(self.request_id(request.seq_id), result)
+
+    # --- what each request asks for ---
+
+    def _asked(self, request: Request) -> _Asked:
+        """Reads a request. One that is refused is an item that asks for nothing, so that the order stays whole."""
+        try:
+            match request.kind:
+                case "forward_backward":
+                    return self._forward_backward(request.body)
+                case "optim_step":
+                    return self._optim_step(msgspec.json.decode(request.body, type=OptimStep))
+                case "save_weights":
+                    return self._save(msgspec.json.decode(request.body, type=SaveWeights))
+                case "save_weights_for_sampler":
+                    return self._save_for_sampler(msgspec.json.decode(request.body, type=SaveWeights))
+                case other:
+                    raise BadRequest(f"{other} is not served")
+        except (BadRequest, msgspec.MsgspecError, DecodeError) as error:
+            said = str(error)
+
+            async def refused(number: int, answered: Answered) -> Result:
+                return failure(said)
+
+            return _Asked(ItemHeader(spoils=request.kind == "forward_backward"), None, refused)
+
+    def _forward_backward(self, body: bytes) -> _Asked:
+        message = MESSAGES["ForwardBackwardRequest"].FromString(body)
+        contribution = contribution_of(message, self.record.run_id, self._longest, self._vocabulary)
+
+        async def result(number: int, answered: Answered) -> Result:
+            return Result(await asyncio.to_thread(output_of, contribution, answered), is_protobuf=True)
+
+        return _Asked(ItemHeader(objective=contribution.objective), contribution.batch, result)
+
+    def _optim_step(self, asked: OptimStep) -> _Asked:
+        given = asked.adam_params
+        clip = given.grad_clip_norm if given.grad_clip_norm > 0 else math.inf
+        values = AdamW(given.learning_rate, (given.beta1, given.beta2), given.eps, given.weight_decay, clip)
+
+        async def result(number: int, answered: Answered) -> Result:
+            known = {name: answered.metrics[name] for name in OPTIM_METRICS if name in answered.metrics}
+            return answer(metrics=known | {"step": answered.step})
+
+        return _Asked(ItemHeader(updates=True, values=values), None, result)
+
+    def _save(self, asked: SaveWeights) -> _Asked:
+        name = _checked_name(asked)
+
+        async def result(number: int, answered: Answered) -> Result:
+            record = SavedRecord(self.record.model_id, "weights", name, number, answered.step)
+            await self._keep(record, overwrite=asked.overwrite)
+            return answer(path=record.path, type="save_weights")
+
+        return _Asked(ItemHeader(saves="kept"), None, result)
+
+    def _save_for_sampler(self, asked: SaveWeights) -> _Asked:
+        if asked.kind != "snapshot":
+            raise BadRequest(f"kind = {asked.kind!r} is not served; expected snapshot")
+        is_named = asked.path is not None
+        name = _checked_name(asked) if is_named else f"session-{asked.sampling_session_seq_id}"
+        if not is_named and asked.sampling_session_seq_id is None:
+            raise BadRequest("neither path nor sampling_session_seq_id is given")
+        publication = f"s{asked.seq_id}"
+
+        async def result(number: int, answered: Answered) -> Result:
+            adapter = f"{self.record.run_id}.{publication}"
+            await self._samplers.load(adapter, Path(answered.text))
+            if is_named:
+                record = SavedRecord(
+                    self.record.model_id, "sampler_weights", name, number, answered.step, answered.text
+                )
+                await self._keep(record, overwrite=asked.overwrite)
+                return answer(path=record.path, type="save_weights_for_sampler")
+            session = self.record.model_id.partition(":")[0]
+            sampler_id = f"{session}:sample:{asked.sampling_session_seq_id}"
+            sampler = SamplerRecord(sampler_id, self.record.owner, adapter, answered.text)
+            await asyncio.to_thread(self._store.write, sampler)
+            return answer(sampling_session_id=sampler_id, type="save_weights_for_sampler")
+
+        return _Asked(ItemHeader(publication=publication), None, result)
+
+    async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
+        """Writes a record. Raises `BadRequest` if another one has its name."""
+        former = await asyncio.to_thread(self._store.saved, record.path)
+        if former is not None and former.number != record.number and not overwrite:
+            raise BadRequest(f"{record.path} is there already; overwrite it, or take another name")
+        await asyncio.to_thread(self._store.write, record)
+
+
+def _checked_name(asked: SaveWeights) -> str:
+    if asked.ttl_seconds is not None:
+        logger.warning("model %s: ttl_seconds = %d is not kept yet: weights stay", asked.model_id, asked.ttl_seconds)
+    name = asked.path if asked.path is not None else f"save-{asked.seq_id}"
+    if not re.fullmatch(IDENTIFIER_PATTERN, name):
+        raise BadRequest(f"path = {name[:80]!r} is no name: expected {IDENTIFIER_PATTERN}")
+    return name

@@ -1,0 +1,74 @@
+"""The protobuf messages of the SDK's public protocol, as far as the service reads or writes them.
+
+One table has the fields with their numbers, as in the SDK's `tinker_public.proto`; others are skipped where they
+arrive. A map is a list of entries on the wire, and is declared as one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_KINDS = {
+    "double": descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE,
+    "int64": descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
+    "int32": descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
+    "bool": descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
+    "string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
+    "bytes": descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+}
+
+_MESSAGES = {
+    "SampledSequence": "stop_reason:1:int32 tokens:2:bytes logprobs:3:bytes",
+    "SampleResponse": "sequences:1:SampledSequence* prompt_logprobs:2:bytes prompt_cache_hit_tokens:4:int32",
+    "SparseCsr": "values:1:bytes crow_indices:2:bytes col_indices:3:bytes",
+    "Tensor": "dense:1:bytes sparse_csr:2:SparseCsr dtype:3:int32 shape:4:int64*",
+    "BatchedTensor": "data:1:bytes offsets:2:bytes dtype:3:int32 trailing_shape:4:int64*",
+    "TensorEntry": "key:1:string value:2:BatchedTensor",
+    "ArrayRecord": "type_tag:1:string fields:2:TensorEntry* num_datums:3:int64",
+    "MetricEntry": "key:1:string value:2:double",
+    "ForwardBackwardOutput": "loss_fn_output_type:1:string loss_fn_outputs:2:ArrayRecord* metrics:3:MetricEntry*",
+    "LossConfigValue": "number:1:double text:2:string",
+    "LossConfigEntry": "key:1:string value:2:LossConfigValue",
+    "EncodedTextChunk": "tokens:1:bytes",
+    "OtherChunk": "",
+    "Chunk": "encoded_text:1:EncodedTextChunk image:2:OtherChunk dmel:3:OtherChunk",
+    "InputEntry": "key:1:string value:2:Tensor",
+    "Datum": "model_input:1:Chunk* loss_fn_inputs:2:InputEntry*",
+    "ForwardBackwardRequest": "model_id:1:string seq_id:2:int32 data:3:Datum* loss_fn:4:string loss_fn_config:5:MetricEntry* "
+    "forward_only:6:bool loss_fn_config_v2:7:LossConfigEntry*",
+}
+
+FLOAT32, INT64, INT32 = 1, 2, 3
+"""The protocol's numbers of dtypes."""
+
+STOP, LENGTH = 0, 1
+"""The protocol's numbers of reasons to stop."""
+
+
+def _made() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="counterpoint/tinker.proto", package="counterpoint.tinker", syntax="proto3"
+    )
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for each in fields.split():
+            field, number, kind = each.split(":")
+            added = message.field.add(name=field, number=int(number))
+            added.label = added.LABEL_REPEATED if kind.endswith("*") else added.LABEL_OPTIONAL
+            kind = kind.removesuffix("*")
+            if kind in _KINDS:
+                added.type = _KINDS[kind]
+            else:
+                added.type, added.type_name = added.TYPE_MESSAGE, f".counterpoint.tinker.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"counterpoint.tinker.{name}"))
+        for name in _MESSAGES
+    }
+
+
+MESSAGES = _made()
+"""The classes of the messages by their names."""

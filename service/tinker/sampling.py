@@ -1,0 +1,143 @@
+"""Samples of the SDK's `asample`, at the job's servers.
+
+Log-probabilities of samples are of the tempered distribution that was sampled, those of prompts of the model's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from pydantic import ValidationError
+
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.service.samplers import Samplers, affinities
+from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
+from counterpoint.service.tinker.store import SamplerRecord
+from counterpoint.transport.records import Int32Array, Turn
+
+MOST_SAMPLES = 1024
+"""Samples of one request."""
+
+_COLDEST, _HOTTEST = 0.01, 2.0
+"""vLLM's bounds of a temperature. Below the first nothing but the most probable token is sampled."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A part of a prompt."""
+
+    type: str = "encoded_text"
+    tokens: list[int] = []
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt."""
+
+    chunks: list[Chunk]
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """How it is sampled."""
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str | int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The body of `asample`."""
+
+    sampling_session_id: str
+    seq_id: int
+    prompt: Prompt
+    sampling_params: Parameters
+    num_samples: int = 1
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: Any = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool | None = None
+
+
+def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int32Array, SamplingParameters]:
+    """Returns the prompt of a request, and how it is sampled. Raises `BadRequest` for what is not served."""
+    unserved = {
+        "sampling_params.seed": asked.sampling_params.seed is not None,
+        "topk_prompt_logprobs": asked.topk_prompt_logprobs > 0,
+        "topk_sample_logprobs": asked.topk_sample_logprobs > 0,
+        "target_prompt_logprobs": asked.target_prompt_logprobs is not None,
+        "prompt_alt_tokens_k": asked.prompt_alt_tokens_k > 0,
+        "prompt_logprobs_last_n": asked.prompt_logprobs_last_n is not None,
+        "record_stability_info": bool(asked.record_stability_info),
+        "sampling_params.stop = []": asked.sampling_params.stop == [],
+        "prompt_logprobs of an adapter": bool(asked.prompt_logprobs and sampler.adapter),
+    }
+    if found := [name for name, given in unserved.items() if given]:
+        raise BadRequest(f"{found[0]} is not served yet; leave it out")
+    if any(chunk.type != "encoded_text" for chunk in asked.prompt.chunks):
+        raise BadRequest("the prompt has a chunk that is no text; only text is served")
+    if not 1 <= asked.num_samples <= MOST_SAMPLES:
+        raise BadRequest(f"num_samples = {asked.num_samples}; expected 1 to {MOST_SAMPLES}")
+    tokens = [token for chunk in asked.prompt.chunks for token in chunk.tokens]
+    if not tokens or min(tokens) < 0 or max(tokens) >= 2**31:
+        raise BadRequest("the prompt has no token, or one that is none of the model's")
+    if len(tokens) >= longest:
+        raise BadRequest(f"the prompt has {len(tokens)} tokens; with a completion there may be {longest}")
+    return np.array(tokens, np.int32), _parameters(asked.sampling_params, longest - len(tokens))
+
+
+def _parameters(given: Parameters, room: int) -> SamplingParameters:
+    stop = [given.stop] if isinstance(given.stop, str) else (given.stop or [])
+    if not 0 <= given.temperature <= _HOTTEST:
+        raise BadRequest(f"temperature = {given.temperature}; expected 0 to {_HOTTEST:g}")
+    if given.max_tokens is not None and given.max_tokens > room:
+        raise BadRequest(f"max_tokens = {given.max_tokens}; after this prompt there is room for {room}")
+    try:
+        return SamplingParameters(
+            temperature=max(given.temperature, _COLDEST),
+            max_tokens=given.max_tokens if given.max_tokens is not None else room,
+            top_p=given.top_p,
+            top_k=max(given.top_k, 0),
+            stop=[each for each in stop if isinstance(each, str)],
+            stop_token_ids=[each for each in stop if isinstance(each, int)],
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"sampling_params.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+async def sample(samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int) -> bytes:
+    """Returns the `SampleResponse` of a request. Raises `BadRequest`, and what `Samplers.sample` raises."""
+    prompt, parameters = prompt_of(asked, sampler, longest)
+    adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
+    names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
+    async with asyncio.TaskGroup() as tasks:
+        turns = [tasks.create_task(samplers.sample(adapter, prompt, parameters, name)) for name in names]
+        scored = (
+            tasks.create_task(samplers.score(prompt, names[0])) if asked.prompt_logprobs and len(prompt) > 1 else None
+        )
+    response = MESSAGES["SampleResponse"]()
+    for turn in turns:
+        _add(response, turn.result())
+    if asked.prompt_logprobs:
+        rest = scored.result() if scored is not None else np.zeros(0, np.float32)
+        response.prompt_logprobs = np.append(np.float32(np.nan), rest).astype(np.float32).tobytes()
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def _add(response: Any, turn: Turn) -> None:
+    response.sequences.add(
+        stop_reason=STOP if turn.finish_reason == "stop" else LENGTH,
+        tokens=turn.completion_ids.astype(np.int32).tobytes(),
+        logprobs=turn.log_probabilities.astype(np.float32).tobytes(),
+    )

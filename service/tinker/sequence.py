@@ -1,0 +1,54 @@
+"""The order of one model's requests: by `seq_id`, not by arrival, each once. Pure: no I/O and no clock.
+
+The SDK numbers the requests of a model from 1 without gaps, sends the first part of a large one last, and repeats what was not
+answered.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request")
+
+
+class TooEarly(ValueError):
+    """A request too far ahead of the next one."""
+
+
+class Sequence(Generic[Request]):
+    """The requests of one model."""
+
+    def __init__(self, done: int = 0, most_waiting: int = 1024) -> None:
+        """Begins after request `done`; at most `most_waiting` numbers may be ahead of a missing one."""
+        self.done = done
+        """The last request that was handed out."""
+        self._most = most_waiting
+        self._waiting: dict[int, tuple[Request, float]] = {}
+
+    def offer(self, seq_id: int, request: Request, now: float) -> list[tuple[int, Request]]:
+        """Takes a request; returns those that are due by it, in order.
+
+        A repetition of one that is known changes nothing. Raises `TooEarly`, and `ValueError` for a number below 1.
+        """
+        if seq_id < 1:
+            raise ValueError(f"seq_id = {seq_id}; they count from 1")
+        if seq_id > self.done + self._most:
+            raise TooEarly(f"seq_id = {seq_id}, and request {self.done + 1} is still missing")
+        if seq_id > self.done:
+            self._waiting.setdefault(seq_id, (request, now))
+        due: list[tuple[int, Request]] = []
+        while (found := self._waiting.pop(self.done + 1, None)) is not None:
+            self.done += 1
+            due.append((self.done, found[0]))
+        return due
+
+    def knows(self, seq_id: int) -> bool:
+        """Whether a request of this number was taken."""
+        return 1 <= seq_id <= self.done or seq_id in self._waiting
+
+    def overdue(self, before: float) -> list[int]:
+        """Returns the requests that have waited since before this time for one that is missing, ascending; they are forgotten."""
+        late = sorted(number for number, (_, since) in self._waiting.items() if since < before)
+        for number in late:
+            del self._waiting[number]
+        return late

@@ -1,0 +1,115 @@
+"""A program of a user of the Tinker SDK, in a process of its own: trains, samples, saves and resumes; says what it saw as JSON.
+
+Before one of its updates it writes `pause` and waits for a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import tinker
+from tinker import types
+
+PROMPT = [5, 6, 7]
+TEXT = [5, 6, 7, 8, 9, 10, 11, 12]
+VALUES = types.AdamParams(learning_rate=1e-2)
+
+
+def likely(shift: int) -> types.Datum:
+    """A text whose end is to become more likely."""
+    tokens = [token + shift for token in TEXT]
+    weights = np.array([0, 0, 1, 1, 1, 1, 1], np.float32)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": np.array(tokens[1:], np.int64), "weights": weights},
+    )
+
+
+def rewarded(tokens: list[int], logprobs: list[float], advantage: float) -> types.Datum:
+    """A completion of the prompt that was sampled with these log-probabilities."""
+    whole, prompt = PROMPT + tokens, [0.0] * (len(PROMPT) - 1)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(whole[:-1]),
+        loss_fn_inputs={
+            "target_tokens": np.array(whole[1:], np.int64),
+            "logprobs": np.array(prompt + logprobs, np.float32),
+            "advantages": np.array(prompt + [advantage] * len(tokens), np.float32),
+        },
+    )
+
+
+def train(client: tinker.TrainingClient, *, pauses: bool) -> list[float]:
+    """Two steps, of which the second has two contributions; returns the losses."""
+    first = client.forward_backward([likely(0), likely(1)], "cross_entropy")
+    update = client.optim_step(VALUES)  # before either is awaited
+    losses = [first.result().metrics["loss:sum"]]
+    update.result()
+    parts = [client.forward_backward([likely(shift)], "cross_entropy") for shift in (2, 3)]
+    losses += [part.result().metrics["loss:sum"] for part in parts]
+    if pauses:
+        print("pause", flush=True)
+        sys.stdin.readline()
+    client.optim_step(VALUES).result()
+    return [*losses, client.forward([likely(0)], "cross_entropy").result().metrics["loss:sum"]]
+
+
+def sampled(sampler: tinker.SamplingClient, count: int) -> list[tuple[list[int], list[float]]]:
+    """Completions and their log-probabilities."""
+    response = sampler.sample(
+        prompt=types.ModelInput.from_ints(PROMPT),
+        sampling_params=types.SamplingParams(max_tokens=6, temperature=1.0),
+        num_samples=count,
+    ).result()
+    return [(list(each.tokens), list(each.logprobs or [])) for each in response.sequences]
+
+
+def main(url: str, model: str) -> None:
+    """Does all, and prints it."""
+    found: dict[str, Any] = {}
+    service = tinker.ServiceClient(base_url=url, api_key="tml-the-key-of-a-test-0123456789")
+    client = service.create_lora_training_client(base_model=model, rank=4).result()
+    found["rank"] = client.get_info().lora_rank
+    found["disturbed"] = train(client, pauses=True)
+    other = service.create_lora_training_client(base_model=model, rank=4).result()
+    found["undisturbed"] = train(other, pauses=False)
+
+    base = service.create_sampling_client(base_model=model).result()
+    found["prompt_logprobs"] = base.compute_logprobs(types.ModelInput.from_ints(TEXT)).result()
+    samples = sampled(client.save_weights_and_get_sampling_client(), 2)
+    data = [rewarded(*sample, advantage) for sample, advantage in zip(samples, (1.0, -1.0), strict=True)]
+    again = client.forward(data, "importance_sampling").result()
+    found["sampled"] = [logprobs for _, logprobs in samples]
+    found["trained"] = [list(each["logprobs"].data)[len(PROMPT) - 1 :] for each in again.loss_fn_outputs]
+    for loss, config in (
+        ("importance_sampling", None),
+        ("ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
+    ):
+        client.forward_backward(data, loss, config).result()
+        client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+
+    path = client.save_state("middle").result().path
+    named = client.save_weights_for_sampler("middle").result().path
+    found["named"] = len(sampled(service.create_sampling_client(model_path=named).result(), 1))
+    found["paths"] = [path, named]
+    resumed = service.create_training_client_from_state_with_optimizer(path).result()
+    fresh = service.create_training_client_from_state(path).result()
+    for each in (client, resumed, fresh):
+        each.forward_backward([likely(4)], "cross_entropy").result()
+        each.optim_step(VALUES).result()
+    found["resumed"] = [
+        each.forward([likely(5)], "cross_entropy").result().metrics["loss:sum"] for each in (client, resumed, fresh)
+    ]
+    try:
+        fresh.forward_backward([likely(0)], "dro").result()
+    except tinker.RequestFailedError as error:
+        found["refused"] = str(error)
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(*sys.argv[1:])

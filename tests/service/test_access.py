@@ -1,0 +1,112 @@
+"""Who may use the service, and what another client's things look like: as if they were not there."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from counterpoint.service.config import ServiceConfig, TinkerConfig
+from counterpoint.service.keys import check_access, digest
+from counterpoint.service.samplers import Samplers
+from counterpoint.service.tinker.app import MAX_BODY_BYTES, Endpoints
+from counterpoint.service.tinker.service import Service
+from counterpoint.service.tinker.store import SavedRecord, Store
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.wires.open import open_connection
+
+KEYS = [f"tml-{letter * 20}" for letter in "ab"]
+
+
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[tuple[Any, Service]]:
+    """A client of a service without trainer and servers."""
+    config = ServiceConfig(output_dir=directory, model="m", name="tiny")
+    connection = open_connection(config.transport, directory)
+    service = Service(config, Store(directory / "service"), connection, cast(Samplers, None), None)
+    app = Endpoints(service, frozenset(map(digest, KEYS))).app()
+    async with TestClient(TestServer(app)) as client:
+        yield client, service
+    await service.close()
+
+
+async def status(client: Any, key: str, path: str, body: object) -> int:
+    response = await client.post(f"/api/v1/{path}", json=body, headers={"X-API-Key": key})
+    return cast(int, response.status)
+
+
+async def test_only_known_keys_get_in_and_each_has_its_own(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, service):
+        assert await status(client, "tml-wrong", "create_session", {}) == 401
+        created = await client.post("/api/v1/create_session", json={}, headers={"X-API-Key": KEYS[0]})
+        session = (await created.json())["session_id"]
+        saved = SavedRecord(f"{session}:train:0", "sampler_weights", "one", 1, 1, "directory")
+        service.store.write(saved)
+        bodies = {
+            "session_heartbeat": {"session_id": session},
+            "create_sampling_session": {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"},
+        }
+        for path, body in bodies.items():
+            assert await status(client, KEYS[0], path, body) == 200
+            assert await status(client, KEYS[1], path, body) == 404
+        other = await client.post("/api/v1/create_session", json={}, headers={"X-API-Key": KEYS[1]})
+        own = (await other.json())["session_id"]
+        asked = {"session_id": own, "sampling_session_seq_id": 0, "model_path": saved.path}
+        assert await status(client, KEYS[1], "create_sampling_session", asked) == 404
+        assert await status(client, KEYS[1], "retrieve_future", {"request_id": f"{session}:train:0:1"}) == 404
+
+
+async def test_a_session_that_has_ended_is_gone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, _):
+        created = await client.post("/api/v1/create_session", json={}, headers={"X-API-Key": KEYS[0]})
+        session = (await created.json())["session_id"]
+        assert await status(client, KEYS[0], f"sessions/{session}/finish", {}) == 200
+        assert await status(client, KEYS[0], "session_heartbeat", {"session_id": session}) == 410
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("session_heartbeat", {"session_id": "../../etc"}, 404),
+        ("session_heartbeat", {}, 422),
+        ("optim_step", {"model_id": "none:train:0"}, 422),
+        ("optim_step", {"model_id": "none:train:0", "seq_id": 1}, 404),
+        ("retrieve_future", {"request_id": "a" * 10_000}, 404),
+        ("weights_info", {"tinker_path": "tinker://../weights/x"}, 404),
+    ],
+)
+async def test_requests_that_mean_nothing_are_refused(tmp_path: Path, path: str, body: object, expected: int) -> None:
+    async with serving(tmp_path) as (client, _):
+        assert await status(client, KEYS[0], path, body) == expected
+
+
+async def test_bodies_are_bounded_and_plain(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, _):
+        headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf"}
+        long = await client.post(
+            "/api/v1/forward_backward", data=io.BytesIO(bytes(MAX_BODY_BYTES + 1)), headers=headers
+        )
+        assert long.status == 413
+        packed = await client.post("/api/v1/forward_backward", data=b"x", headers=headers | {"Content-Encoding": "br"})
+        assert packed.status in (400, 415)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "no key"), ("tml-short", "key 1"), ("other-" + "a" * 20, "key 1")])
+def test_a_file_without_keys_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        check_access(TinkerConfig(keys_file=file))
+    file.write_text(f"# ours\n{KEYS[0]}\n")
+    assert check_access(TinkerConfig(keys_file=file)) == {digest(KEYS[0])}
+
+
+def test_other_machines_need_keys() -> None:
+    assert not check_access(TinkerConfig())
+    with pytest.raises(UserError, match="keys_file"):
+        check_access(TinkerConfig(host="0.0.0.0"))

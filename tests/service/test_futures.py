@@ -1,0 +1,56 @@
+"""Results are kept within bounds of memory and number, and fetched as often as a client asks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from counterpoint.service.tinker import futures as futures_module
+from counterpoint.service.tinker.futures import Futures, Result, TooMany, failure
+
+
+async def test_a_poll_waits_for_the_result() -> None:
+    futures = Futures(2, 1000)
+    assert futures.begin("one")
+    assert not futures.begin("one"), "a repetition"
+    assert await futures.fetch("one", 0.0) is None
+    polling = asyncio.create_task(futures.fetch("one", 100.0))
+    await asyncio.sleep(0)
+    await futures.complete("one", Result(b"found", is_protobuf=True))
+    assert await polling == Result(b"found", is_protobuf=True)
+    assert await futures.fetch("one", 0.0) == Result(b"found", is_protobuf=True), "the answer was lost"
+    with pytest.raises(KeyError):
+        await futures.fetch("other", 0.0)
+    futures.close()
+
+
+async def test_pending_requests_are_bounded() -> None:
+    futures = Futures(1, 1000)
+    futures.begin("one")
+    with pytest.raises(TooMany):
+        futures.begin("two")
+    await futures.complete("one", failure("no"))
+    assert futures.begin("two")
+    futures.close()
+
+
+async def test_results_beyond_the_memory_are_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures_module, "KEPT_FETCHED", 3)
+    futures = Futures(10, 1000)
+    bodies = {f"request {index}": bytes([index]) * 400 for index in range(8)}
+    for name, body in bodies.items():
+        futures.begin(name)
+        await futures.complete(name, Result(body, is_protobuf=bool(body[0] % 2)))
+        assert futures.bytes_held <= 1000
+    for name, body in bodies.items():
+        assert await futures.fetch(name, 0.0) == Result(body, is_protobuf=bool(body[0] % 2))
+    assert futures.knows("request 7")
+    assert not futures.knows("request 0"), "fetched long ago"
+    futures.close()
+
+
+def test_a_failure_says_whose_fault_it_was() -> None:
+    assert orjson.loads(failure("bad").body) == {"error": "bad", "category": "user"}
+    assert orjson.loads(failure("lost", "server").body)["category"] == "server"
