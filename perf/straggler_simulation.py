@@ -99,6 +99,10 @@ class Simulation:
     """The example of each group that was trained."""
     lasted: list[float] = field(default_factory=list)
     """The duration of each rollout that was trained."""
+    staleness: list[int] = field(default_factory=list)
+    """That of each group that was trained, in steps."""
+    idle: float = 0.0
+    """How long the trainer has waited for batches."""
     evaluated: int = 0
     """Rollouts of evaluations that have ended."""
     stale: list[Example] = field(default_factory=list)
@@ -152,6 +156,8 @@ class Simulation:
 
     def _begin(self) -> None:
         self._groups: dict[int, Example] = {}
+        self._versions: dict[int, int] = {}
+        """The version that each group began with."""
         self._completed: defaultdict[int, list[float]] = defaultdict(list)
         self._lasts: dict[str, float] = {}
         self._late: defaultdict[str, float] = defaultdict(float)
@@ -201,6 +207,7 @@ class Simulation:
         match instruction:
             case StartGroup(group_id, environment, example, size):
                 self._groups[group_id] = (environment, example)
+                self._versions[group_id] = self._version
                 self.started[environment] += 1
                 for index in range(size):
                     time = self.duration(self._chance, environment, example)
@@ -223,6 +230,8 @@ class Simulation:
                 self._patience.shipped(step)
                 self.trained += [self._groups[group_id] for group_id in group_ids]
                 self.lasted += [each for group_id in group_ids for each in self._completed[group_id]]
+                self.staleness += [step - self._versions[group_id] for group_id in group_ids]
+                self.idle += max(0.0, self.now - self._trainer_free)
                 self._saved = self.scheduler.state(ready=False)
                 self._after(0, BatchCommitted(step))
                 self._trainer_free = max(self.now, self._trainer_free) + self.training

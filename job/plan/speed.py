@@ -139,31 +139,43 @@ def sequences_at_once(work: Work) -> float:
     return max(1.0, min(in_flight / work.replicas, work.servers.max_num_seqs, work.sequences))
 
 
-def server_seconds(work: Work, rates: CardRates) -> float:
-    """Returns the least seconds in which all servers play the rollouts of a step: prompts, then token by token.
+def rollout_seconds(work: Work, rates: CardRates, at_once: float) -> float:
+    """Returns the least seconds of a rollout's share of one server that plays so many at once: prompts, then token by token.
 
     A prompt has no logits but of its last token.
     """
     rollouts = work.rollouts
-    played = work.schedule.rollouts_per_step * rollouts.played / work.replicas
     prompt = rollouts.prompt * (1 - rollouts.cached)
     layers = weights_of(work.sizes).active - work.sizes.vocabulary * work.sizes.hidden
     operations = 2 * layers * prompt + attention_operations(work.sizes, prompt, rollouts.prompt / 2)
-    at_once = sequences_at_once(work)
-    tokens = played * rollouts.completion
-    return played * operations / (
-        _rate(work, rates) * work.servers.tensor_parallel_size
-    ) + tokens / at_once * decode_seconds(work, rates, at_once)
+    prefill = operations / (_rate(work, rates) * work.servers.tensor_parallel_size)
+    return prefill + rollouts.completion / at_once * decode_seconds(work, rates, at_once)
+
+
+def server_seconds(work: Work, rates: CardRates) -> float:
+    """Returns the least seconds in which all servers play the rollouts of a step."""
+    played = work.schedule.rollouts_per_step * work.rollouts.played / work.replicas
+    return played * rollout_seconds(work, rates, sequences_at_once(work))
+
+
+def step_seconds(trainer: float, servers: float, rollout: float, lead: float) -> float:
+    """Returns the seconds of a step: those of its trainer, of its servers, or of the way from one version to another.
+
+    A group for step t begins under version t - lead, lasts `rollout` seconds, and is then trained: `lead` steps have that much
+    time. Where rollouts last differently, a batch is full up to half a step later: `lead` is then less by up to a half.
+    """
+    return max(trainer, servers, (max(rollout, servers if lead == 1 else 0.0) + trainer) / lead)
 
 
 def predict(work: Work, rates: CardRates, corrections: Corrections) -> Speed:
-    """Predicts a step. With `max_lead_steps` = 1 trainer and servers take turns; else the slower one sets the pace."""
+    """Predicts a step. With `max_lead_steps` = 1 trainer and servers take turns; else the slowest sets the pace."""
     schedule, rollouts = work.schedule, work.rollouts
     trainer = corrections.trainer * trainer_seconds(work, rates) + corrections.publishing
     generation = corrections.servers * server_seconds(work, rates)
     servers = generation + corrections.pause
-    wall = trainer + servers if schedule.max_lead_steps == 1 else max(trainer, servers)
-    count = schedule.rollouts_per_step
+    alone = corrections.servers * rollout_seconds(work, rates, 1)
+    wall = step_seconds(trainer, servers, alone, schedule.max_lead_steps)
+    count, in_flight = schedule.rollouts_per_step, sequences_at_once(work) * work.replicas
     return Speed(
         work.ranks,
         work.replicas,
@@ -172,22 +184,20 @@ def predict(work: Work, rates: CardRates, corrections: Corrections) -> Speed:
         wall,
         count * rollouts.trained / trainer,
         count * rollouts.played * rollouts.completion / generation,
-        mean_staleness(work, trainer, wall),
+        mean_staleness(trainer, servers, wall, in_flight / (count * rollouts.played), schedule.max_lead_steps),
     )
 
 
-def mean_staleness(work: Work, trainer: float, wall: float) -> float:
-    """Returns the mean staleness of a step.
+def mean_staleness(trainer: float, servers: float, wall: float, in_flight: float, lead: int) -> float:
+    """Returns the mean staleness of a step; `in_flight` are steps of rollouts.
 
+    Servers that have time left wait for the lead: then that is the staleness. Else:
     A rollout ships 1 + (d + T) / wall steps after the version that it began with, if it lasts d seconds, T pass between the
     shipping of a batch and the loading of its weights, and neither begins at a fixed moment of a step: half a step until the
     batch is full and half a step since the version was loaded are the 1. By Little's law (Operations Research 9, 1961) d is
     what is in flight over the rate. The lead bounds the sum at a rollout's start.
     """
-    schedule = work.schedule
-    in_flight = sequences_at_once(work) * work.replicas
-    steps = in_flight / (schedule.rollouts_per_step * work.rollouts.played)
-    return min(float(schedule.max_lead_steps), 1 + steps + trainer / wall)
+    return float(lead) if servers < wall else min(float(lead), 1 + in_flight + trainer / wall)
 
 
 def splits(work: Work, cards: int, fits: Callable[[int], bool]) -> Iterator[Work]:

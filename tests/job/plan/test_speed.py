@@ -22,6 +22,7 @@ from counterpoint.job.plan.speed import (
     best_split,
     decode_seconds,
     predict,
+    rollout_seconds,
     server_seconds,
     splits,
     trainer_seconds,
@@ -95,7 +96,7 @@ def test_the_slower_side_sets_the_pace_unless_they_take_turns(work: Work) -> Non
 @pytest.mark.parametrize("cards", [2, 5, 8, 32])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_the_best_division_is_the_best_of_all(work: Work, cards: int, tensor: int) -> None:
-    """Counted independently: the seconds of each side for so many cards, and the least of the larger."""
+    """Counted independently: the seconds of each side for so many cards and of the way through both, the least of the largest."""
     work = replace(work, servers=work.servers.model_copy(update={"tensor_parallel_size": tensor}))
     found = best_split(work, cards, lambda ranks: ranks != 3, H100, Corrections())
     walls = []
@@ -103,7 +104,8 @@ def test_the_best_division_is_the_best_of_all(work: Work, cards: int, tensor: in
         for replicas in range(1, cards + 1):
             if ranks != 3 and ranks + replicas * tensor <= cards:
                 each = replace(work, ranks=ranks, replicas=replicas)
-                walls.append(max(trainer_seconds(each, H100), server_seconds(each, H100)))
+                trainer, alone = trainer_seconds(each, H100), rollout_seconds(each, H100, 1)
+                walls.append(max(trainer, server_seconds(each, H100), (alone + trainer) / 2))
     if found is None:
         assert not walls
     else:
