@@ -319,13 +319,13 @@ class Components:
 
     def _reconfigure(self, config: RunConfig, advantage: Advantage, chats: dict[str, Chat]) -> None:
         """Uses another configuration from now on."""
-        former, self.config = self.config.schedule.max_inflight_rollouts, config
+        former, self.config = self.config.schedule.most_in_flight, config
         self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
         self.evaluations.set_shares(config)
         self._playing.reconfigure(config, chats)
         self.dispatcher.reconfigure(config, advantage)
         set_level(config.log_level)
-        if (limit := config.schedule.max_inflight_rollouts) != former:
+        if (limit := config.schedule.most_in_flight) != former:
             self._health.make_room(limit)
             self.dispatcher.handle(LimitChanged(limit))
         self._reports.decisions.of_run(Decision.CHANGED, self.sender.newest_step + 1)

@@ -115,7 +115,7 @@ class Daemon:
 
     async def serve(self) -> bool:
         """Runs to the last step or until a signal; returns whether the run is done. Raises what ended it otherwise."""
-        self._health.make_room(self._given.schedule.max_inflight_rollouts)
+        self._health.make_room(self._given.schedule.most_in_flight)
         reports = self._reports
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []

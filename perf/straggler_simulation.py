@@ -192,7 +192,7 @@ class Simulation:
         for rollout_id, event in list(self._in_flight.items()):
             if self._chance.random() < 0.5:
                 self._end(event.group_id, rollout_id, RolloutOutcome.INFERENCE_FAILED, 0)
-        most = self.schedule.max_inflight_rollouts
+        most = self.schedule.most_in_flight
         self._after(0, CapacityChanged(most // 2))
         self._after(3 * self.training, CapacityChanged(most))
 

@@ -70,8 +70,9 @@ class ScheduleConfig(Config):
     """The longest wait of a full batch for stragglers, in steps. A step is as long as the newest eight were without such waits,
     and at least as long as the trainer's."""
 
-    max_inflight_rollouts: int = Field(default=128, ge=1)
-    """Most rollouts in flight at once."""
+    max_inflight_rollouts: CountOrAuto = 128
+    """Most rollouts in flight at once. `auto`: as many as `max_lead_steps` allows, within the servers' own limits, which follow
+    their load (`inference.capacity`)."""
 
     on_filtered: Literal["refill", "ship"] = "refill"
     """`refill`: only rollouts that pass the filters count towards `rollouts_per_step`. `ship`: filtered ones count, too, and the
@@ -79,7 +80,7 @@ class ScheduleConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> ScheduleConfig:
-        if self.max_inflight_rollouts < self.group_size:
+        if self.most_in_flight < self.group_size:
             raise ValueError(
                 f"max_inflight_rollouts = {self.max_inflight_rollouts} cannot hold one group of group_size = {self.group_size}"
             )
@@ -105,6 +106,16 @@ class ScheduleConfig(Config):
             assert self.off_policy_limit is not None
             return self.off_policy_limit
         return self.max_off_policy_steps
+
+    @property
+    def most_within_lead(self) -> int:
+        """The most rollouts of groups for the steps that `max_lead_steps` allows."""
+        return self.max_lead_steps * self.rollouts_per_step + self.group_size - 1
+
+    @property
+    def most_in_flight(self) -> int:
+        """`max_inflight_rollouts` as a number."""
+        return self.most_within_lead if self.max_inflight_rollouts == "auto" else self.max_inflight_rollouts
 
 
 class OverlongConfig(Config):

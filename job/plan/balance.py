@@ -60,7 +60,8 @@ def advice(idle: Idle, schedule: ScheduleConfig, servers: int, ranks: int) -> st
         more = max(1, round(servers * (faster - 1)))
         ways = [f"{more} more server{'s' if more > 1 else ''}"] if servers else []
         rollouts = math.ceil(schedule.rollouts_per_step * faster / group) * group
-        if schedule.max_lead_steps * rollouts <= schedule.max_inflight_rollouts:
+        limit = schedule.max_inflight_rollouts
+        if limit == "auto" or schedule.max_lead_steps * rollouts <= limit:
             ways.append(f"rollouts_per_step = {rollouts}")
         return f"the trainer waits {trainer:.0%}" + (f": {', or '.join(ways)}" if ways else "")
     fewer = math.floor(servers * waits)

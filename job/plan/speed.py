@@ -134,7 +134,7 @@ def sequences_at_once(work: Work) -> float:
     """Returns how many sequences one server has at once: what may be in flight, and what it may hold."""
     schedule = work.schedule
     in_flight = min(
-        schedule.max_inflight_rollouts, schedule.max_lead_steps * schedule.rollouts_per_step * work.rollouts.played
+        schedule.most_in_flight, schedule.max_lead_steps * schedule.rollouts_per_step * work.rollouts.played
     )
     return max(1.0, min(in_flight / work.replicas, work.servers.max_num_seqs, work.sequences))
 

@@ -74,7 +74,7 @@ async def play_evaluations(
     Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if none has the
     model, `ValueError` if an environment does not start, `OSError` if a result cannot be written.
     """
-    give_environments_threads(run.schedule.max_inflight_rollouts)
+    give_environments_threads(run.schedule.most_in_flight)
     transcribe = Transcriber(Chat(run.model).transcribe, run.recorded_tokens) if run.recorded_tokens else None
     results: list[EvaluationResult] = []
     async with AsyncExitStack() as resources:
@@ -92,7 +92,7 @@ async def play_evaluations(
         for loaded in evaluations:
             attempt = Attempt(loaded, subject.step or 0, pool, opponents)
             held = await pool.stated() if subject.follows else {}
-            await _play(attempt, run.schedule.max_inflight_rollouts, on_progress)
+            await _play(attempt, run.schedule.most_in_flight, on_progress)
             weights = [held, await pool.stated()] if subject.follows else []
             result = _of_subject(await attempt.result(), subject, weights)
             await in_thread(_write, directory, loaded, result, attempt, transcribe)

@@ -101,7 +101,7 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class LimitChanged:
-    """The configured limit, `max_inflight_rollouts`, is another one; at least one group fits."""
+    """The configured limit, `ScheduleConfig.most_in_flight`, is another one; at least one group fits."""
 
     rollouts: int
 

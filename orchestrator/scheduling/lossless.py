@@ -110,10 +110,7 @@ class LosslessBound:
         steps = list(self._steps)
         self._steps.append(_Step())
         kept, lost = [each for step in steps for each in step.kept], [each for step in steps for each in step.lost]
-        in_flight = min(
-            schedule.max_inflight_rollouts,
-            schedule.max_lead_steps * schedule.rollouts_per_step + schedule.group_size - 1,
-        )
+        in_flight = min(schedule.most_in_flight, schedule.most_within_lead)
         played = sum([*kept, *lost]) / (len(steps) * in_flight)
         typical = max(statistics.median(step.wall for step in steps), trainer, played)
         if len(steps) < LEAST_STEPS or len(kept) + len(lost) < LEAST_ROLLOUTS or typical <= 0:

@@ -111,7 +111,7 @@ class Scheduler:
         self._steps = steps
         self._mix = mix
         self._starts_an_event = starts_an_event
-        self._server_capacity = schedule.max_inflight_rollouts
+        self._server_capacity = self._limit = schedule.most_in_flight
         self._version: int | None = None
         self._loading: int | None = None
         self._next_step = 1
@@ -169,8 +169,7 @@ class Scheduler:
             case PauseRequested() | ResumeRequested():
                 self._paused, instructions = isinstance(event, PauseRequested), []
             case LimitChanged():
-                self._schedule = self._schedule.model_copy(update={"max_inflight_rollouts": event.rollouts})
-                instructions = []
+                self._limit, instructions = event.rollouts, []
             case DrainRequested():
                 self._draining, instructions = True, []
                 if (cancelled := self._evaluation.cancel()) is not None:
@@ -411,7 +410,7 @@ class Scheduler:
         """
         if self._server_capacity <= 0:
             return 0
-        return max(self._schedule.group_size, min(self._schedule.max_inflight_rollouts, self._server_capacity))
+        return max(self._schedule.group_size, min(self._limit, self._server_capacity))
 
     def _drop(self, group: Group, reason: DropReason, detail: str) -> CancelGroup:
         """Counts a group that has been removed."""

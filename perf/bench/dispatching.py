@@ -56,7 +56,7 @@ async def run_to_the_end(
                 publish=lambda line: None,
                 on_progress=lambda: None,
             )
-            dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))
+            dispatcher.handle(CapacityChanged(config.schedule.most_in_flight))
             dispatcher.handle(PolicyUpdated(0))
             await dispatcher.finished.wait()
             monitor.cancel()

@@ -54,8 +54,10 @@ def test_keys_that_may_change_do_and_others_are_named() -> None:
             "sampling.stop": ["x"],
             "advantage.kind": "leave_one_out",
             "environments.a.b.ratio": 3,
+            "schedule.max_inflight_rollouts": "auto",
         },
     )
+    assert changed.schedule.most_in_flight == config.schedule.most_within_lead
     assert changed.training.learning_rate == 3e-4
     assert (changed.sampling.temperature, changed.sampling.stop) == (0.7, ["x"])
     assert changed.advantage.kind == "leave_one_out"

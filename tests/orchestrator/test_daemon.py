@@ -75,7 +75,7 @@ def test_a_run(
     for batch in trainer.trained:
         staleness = [batch.step - sample.policy_version for sample in batch.samples]
         assert min(staleness) >= 1
-        assert max(staleness) <= config.schedule.max_off_policy_steps
+        assert max(staleness) <= config.schedule.staleness_limit
         assert len(batch.samples) >= 8
         rows = [sum(len(chunk) for chunk in chunks) for chunks in batch.routed_experts]
         assert rows == (np.diff(batch.sample_offsets) - 1).tolist()

@@ -27,6 +27,7 @@ def test_shares_are_of_all_lines_together() -> None:
         (Idle(0.41, 0.0), 3, {}, "the trainer waits 41%: 2 more servers, or rollouts_per_step = 96"),
         (Idle(0.41, 0.0), 3, {"max_inflight_rollouts": 128}, "the trainer waits 41%: 2 more servers"),
         (Idle(0.41, 0.0), 0, {"max_inflight_rollouts": 128}, "the trainer waits 41%"),
+        (Idle(0.41, 0.0), 0, {"max_inflight_rollouts": "auto"}, "the trainer waits 41%: rollouts_per_step = 96"),
         (Idle(0.0, 0.5), 4, {}, "the servers wait 50%: 2 fewer servers, or trainer.processes = 2"),
         (Idle(None, 0.3), 1, {}, "the servers wait 30%: trainer.processes = 2"),
         (Idle(0.09, 0.05), 3, {}, ""),

@@ -43,7 +43,7 @@ class StraightforwardScheduler:
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int) -> None:
         self.schedule, self.steps, self.mix, self.starts_an_event = schedule, steps, mix, starts_an_event
-        self.servers = schedule.max_inflight_rollouts
+        self.servers = schedule.most_in_flight
         self.version: int | None = None
         self.next_step, self.next_group_id = 1, 0
         self.groups: dict[int, Group] = {}
@@ -208,7 +208,7 @@ class StraightforwardScheduler:
         return CancelGroup(group.group_id, reason, "")
 
     def capacity(self) -> int:
-        limit = min(self.schedule.max_inflight_rollouts, self.servers)
+        limit = min(self.schedule.most_in_flight, self.servers)
         return max(self.schedule.group_size, limit) if self.servers else 0
 
     def counts(self, group: Group) -> int:

@@ -46,7 +46,7 @@ class Fleet:
         self.instant_training = instant_training
         self.groups_started = self.evaluations_ended = 0
         self.finished = False
-        self.capacity = schedule.max_inflight_rollouts
+        self.capacity = schedule.most_in_flight
         self.share = 0.0
 
     def handle(self, event: Event) -> None:

@@ -96,6 +96,18 @@ def test_fewer_servers_start_fewer_groups_but_never_none() -> None:
     assert started(scheduler.handle(CapacityChanged(100))) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("group_size", "lead"), [(1, 1), (2, 1), (3, 2), (4, 3)])
+def test_an_automatic_limit_is_that_of_the_lead_and_of_the_servers(group_size: int, lead: int) -> None:
+    values = {"group_size": group_size, "max_lead_steps": lead, "rollouts_per_step": 5}
+    free, automatic = (make_scheduler(max_inflight_rollouts=limit, **values) for limit in (1000, "auto"))
+    for scheduler in (free, automatic):
+        scheduler.handle(CapacityChanged(1000))
+    assert automatic.handle(PolicyUpdated(0)) == free.handle(PolicyUpdated(0))
+    assert end(automatic, 0, "f") == end(free, 0, "f")
+    automatic.handle(CapacityChanged(4))
+    assert automatic.capacity == 4
+
+
 def test_lead_bounds_how_far_generation_runs_ahead() -> None:
     scheduler = make_scheduler(max_lead_steps=1)
     assert started(scheduler.handle(PolicyUpdated(0))) == [0, 1]

@@ -130,7 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.starts_an_event = starts_an_event
         self.make_schedulers()
         self.world = World()
-        self.servers = self.schedule.max_inflight_rollouts
+        self.servers = self.schedule.most_in_flight
         self.version: int | None = None
         self.loading: int | None = None
         self.shipping: ShipBatch | None = None
@@ -211,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.groups[start.group_id] = Played(self.version, ids)
         self.in_flight |= dict.fromkeys(ids, start.group_id)
         assert self.servers > 0
-        assert len(self.in_flight) <= max(start.size, min(self.servers, self.schedule.max_inflight_rollouts))
+        assert len(self.in_flight) <= max(start.size, min(self.servers, self.schedule.most_in_flight))
 
     def ship(self, ship: ShipBatch) -> None:
         assert not self.draining
@@ -394,7 +394,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.checkpoint = (state, copy.deepcopy(world))
         self.world = copy.deepcopy(world)
         self.in_flight, self.shipping, self.finished, self.draining = {}, None, False, False
-        self.servers = self.schedule.max_inflight_rollouts
+        self.servers = self.schedule.most_in_flight
         self.restarting = {entry["group_id"] for entry in state["groups"] if "ready" not in entry}
         if self.paused:  # as the daemon does, which reads it from a file
             self.handle(PauseRequested())
@@ -436,7 +436,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """From wherever the walk ended, the run can be finished."""
         if not hasattr(self, "scheduler"):
             return
-        self.servers_come_or_go(self.schedule.max_inflight_rollouts)
+        self.servers_come_or_go(self.schedule.most_in_flight)
         self.somebody_pauses_or_resumes_the_run(False)
         for _ in range(1000):
             if self.finished:
