@@ -48,7 +48,10 @@ def chat_fields(fields: dict[str, Any], chat: Chat) -> dict[str, Any]:
     made["tools"] = _tools(fields.get("tools"))
     choice = table_of("tool_choice", fields.get("tool_choice"), {"type", "name", "disable_parallel_tool_use"})
     made["tool_choice"] = _tool_choice(choice)
-    if choice.get("disable_parallel_tool_use"):
+    one_call = choice.get("disable_parallel_tool_use")
+    if not isinstance(one_call, bool | None):
+        refuse("tool_choice.disable_parallel_tool_use", one_call, "expected true or false")
+    if one_call:
         made["parallel_tool_calls"] = False
     output = table_of("output_config", fields.get("output_config"), {"effort", "format"})
     made["response_format"] = _response_format(output.get("format"))
@@ -87,11 +90,9 @@ def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
             content = text_of(f"{where}.content", block.get("content"), _TEXT)
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         elif kind == "text":
-            text = _string(block, "text", where)
-            if messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += "\n" + text
-            else:
-                messages.append({"role": "user", "content": text})
+            if not messages or messages[-1]["role"] != "user":
+                messages.append({"role": "user", "content": []})
+            messages[-1]["content"].append({"type": "text", "text": _string(block, "text", where)})
         else:
             refuse(f"{where}.type", kind, "expected text or tool_result")
     return messages
@@ -105,18 +106,13 @@ def _add_to_assistant(messages: list[dict[str, Any]], block: dict[str, Any], whe
         if text := _string(block, "thinking", where):
             _part_of(messages, "reasoning_content")["reasoning_content"] = text
     elif kind == "text":
-        message = _part_of(messages, "content")
-        text = _string(block, "text", where)
-        message["content"] = message["content"] + "\n" + text if "content" in message else text
+        part = {"type": "text", "text": _string(block, "text", where)}
+        _part_of(messages, "content").setdefault("content", []).append(part)
     elif kind == "tool_use":
         given = block.get("input")
         if not isinstance(given, dict):
             refuse(f"{where}.input", given, "expected an object")
-        try:
-            arguments = dumps(given).decode()
-        except TypeError:
-            refuse(f"{where}.input", given, "it holds half a character")
-        function = {"name": block.get("name"), "arguments": arguments}
+        function = {"name": block.get("name"), "arguments": dumps(given).decode()}
         call = {"id": block.get("id"), "type": "function", "function": function}
         _part_of(messages, "tool_calls").setdefault("tool_calls", []).append(call)
     else:
