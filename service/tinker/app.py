@@ -100,7 +100,7 @@ class Endpoints:
                 return _error(410, str(error))
             except (TooMany, TooEarly) as error:
                 return _error(429, str(error))
-            except (BadRequest, msgspec.MsgspecError, DecodeError, ValueError) as error:
+            except (BadRequest, msgspec.MsgspecError, DecodeError, ValueError, RecursionError) as error:
                 return _error(422, str(error))
             except InferenceError as error:
                 return _error(503, str(error))

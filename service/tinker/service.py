@@ -25,7 +25,16 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.sampling import Sample, sample
-from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Session, Store, run_of
+from counterpoint.service.tinker.store import (
+    ModelRecord,
+    Position,
+    SamplerRecord,
+    SavedRecord,
+    Session,
+    Store,
+    encoded,
+    run_of,
+)
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
@@ -83,7 +92,7 @@ class CreateModel(msgspec.Struct, frozen=True):
     """The body of `create_model`."""
 
     session_id: str
-    model_seq_id: int
+    model_seq_id: Position
     base_model: str
     lora_config: LoraRequest | None = None
     optimizer_config: OptimizerRequest = OptimizerRequest()
@@ -96,7 +105,7 @@ class LoadWeights(msgspec.Struct, frozen=True):
     path: str
     optimizer: bool
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Position | None = None
     base_model: str | None = None
     optimizer_config: OptimizerRequest | None = None
     user_metadata: dict[str, Any] | None = None
@@ -107,7 +116,7 @@ class CreateSampler(msgspec.Struct, frozen=True):
     """The body of `create_sampling_session`."""
 
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Position
     base_model: str | None = None
     model_path: str | None = None
 
@@ -265,7 +274,7 @@ class Service:
         _check_optimizer(asked.optimizer_config)
         model_id = f"{session.session_id}:train:{asked.model_seq_id}"
         record = ModelRecord(model_id, run_of(model_id), owner, lora.rank, modules, user_metadata=asked.user_metadata)
-        return self._in_background(f"{model_id}:{CREATE}", lambda: self._create(record))
+        return self._begin_model(record)
 
     async def load_weights(self, asked: LoadWeights, owner: str) -> str:
         """Begins a model with a saved state; returns the id of the request. Raises as `create_model`."""
@@ -289,11 +298,18 @@ class Service:
             model_id, run_of(model_id), owner, source.rank, source.target_modules, *start,
             asked.optimizer, asked.user_metadata or source.user_metadata, "load_weights",
         )  # fmt: skip
-        return self._in_background(f"{model_id}:{CREATE}", lambda: self._create(record))
+        return self._begin_model(record)
+
+    def _begin_model(self, record: ModelRecord) -> str:
+        encoded(record)  # a record that is too long is refused now
+        return self._in_background(f"{record.model_id}:{CREATE}", lambda: self._create(record))
 
     async def _create(self, record: ModelRecord) -> Result:
         async with self._opening:
             if record.model_id not in self._models:
+                former = await asyncio.to_thread(self.store.model, record.model_id)
+                if former is not None and former != record:
+                    raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
                 await asyncio.to_thread(self.store.write, record)
                 await self._open(record)
             run = self._models[record.model_id].run
@@ -316,10 +332,15 @@ class Service:
             return journal, DrivenRun(described, self.config.output_dir, self._connection, journal)
 
         journal, run = await asyncio.to_thread(opened)
-        model = self._models[record.model_id] = Model(
+        model = Model(
             record, run, journal, self.store, self.futures, self._samplers, self.config.max_tokens, self._vocabulary
         )
-        await model.start()
+        try:
+            await model.start()
+        except BaseException:  # it must not be found half begun
+            await model.close()
+            raise
+        self._models[record.model_id] = model
 
     def check_base(self, name: str) -> None:
         """Raises `BadRequest` unless the job's model has this name; a variant may follow it, as in `NAME:peft:262144`."""

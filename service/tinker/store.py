@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from counterpoint.run.trained import StartFrom
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import write_atomically
 
 MAX_RECORD_BYTES = 2**20
+
+Position = Annotated[int, Meta(ge=0, lt=2**31)]
+"""A number that a client gives and that is a part of an id. More digits would make an id too long for the name of a file."""
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -99,10 +103,10 @@ class Store:
         return self.directory / "models" / run_id
 
     def write(self, record: Session | ModelRecord | SavedRecord | SamplerRecord) -> None:
-        """Writes a record, durably. Raises `OSError`."""
-        path = self._path_of(record)
+        """Writes a record, durably. Raises `OSError`, and `ValueError` for one that would not be read again."""
+        path, data = self._path_of(record), encoded(record)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, msgspec.json.encode(record))
+        write_atomically(path, data)
 
     def _path_of(self, record: Session | ModelRecord | SavedRecord | SamplerRecord) -> Path:
         match record:
@@ -151,6 +155,14 @@ class Store:
                 return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=kind)
         except FileNotFoundError:
             return None
+
+
+def encoded(record: msgspec.Struct) -> bytes:
+    """Returns a record as JSON. Raises `ValueError` for one that is too long."""
+    data = msgspec.json.encode(record)
+    if len(data) > MAX_RECORD_BYTES:
+        raise ValueError(f"{len(data)} bytes are to be kept; at most {MAX_RECORD_BYTES}: give less user_metadata")
+    return data
 
 
 def file_name(text: str) -> str:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -16,7 +17,7 @@ from counterpoint.service.keys import check_access, digest
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import MAX_BODY_BYTES, Endpoints
 from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import SavedRecord, Store
+from counterpoint.service.tinker.store import MAX_RECORD_BYTES, SavedRecord, Store
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.wires.open import open_connection
 
@@ -110,3 +111,26 @@ def test_other_machines_need_keys() -> None:
     assert not check_access(TinkerConfig())
     with pytest.raises(UserError, match="keys_file"):
         check_access(TinkerConfig(host="0.0.0.0"))
+
+
+async def test_no_request_keeps_the_service_from_starting_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, service):
+        created = await client.post("/api/v1/create_session", json={}, headers={"X-API-Key": KEYS[0]})
+        session = (await created.json())["session_id"]
+        model = {"session_id": session, "base_model": "tiny", "lora_config": {"rank": 1}}
+        sampler = {"session_id": session, "base_model": "tiny"}
+        for number in (-1, 2**31, 10**80):
+            asked = sampler | {"sampling_session_seq_id": number}
+            assert await status(client, KEYS[0], "create_sampling_session", asked) == 422
+            assert await status(client, KEYS[0], "create_model", model | {"model_seq_id": number}) == 422
+        long = orjson.dumps(model | {"model_seq_id": 1, "user_metadata": {"note": "x" * MAX_RECORD_BYTES}})
+        refused = await client.post("/api/v1/create_model", data=io.BytesIO(long), headers={"X-API-Key": KEYS[0]})
+        assert refused.status == 422
+        assert service.store.models() == []
+
+
+async def test_a_body_of_endless_lists_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, _):
+        body = b'{"model_id": "none", "seq_id": 1, "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        refused = await client.post("/api/v1/optim_step", data=body, headers={"X-API-Key": KEYS[0]})
+        assert refused.status == 422
