@@ -83,6 +83,7 @@ class Futures:
 
     async def complete(self, request_id: str, result: Result) -> None:
         """Notes the result of a request; older results go to the disk if memory is short."""
+        self._drop(request_id)  # a model that was opened again makes its results anew
         self._results[request_id] = result
         self.bytes_held += len(result.body)
         self.cancel(request_id)

@@ -117,6 +117,8 @@ class Model:
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lacks = False
+        """Whether a contribution could not be journalled: the next item then says so, or the others would count alone."""
 
     async def start(self) -> None:
         """Connects the run, and takes up what its journal has. Raises `OSError` and `CodecError`."""
@@ -179,12 +181,15 @@ class Model:
         while True:
             request = await self._due.get()
             asked = await asyncio.to_thread(self._asked, request)
+            header = msgspec.structs.replace(asked.header, spoils=asked.header.spoils or self._lacks)
             try:
-                number = await self.run.begin(asked.header, asked.batch, msgspec.msgpack.encode(request))
+                number = await self.run.begin(header, asked.batch, msgspec.msgpack.encode(request))
             except (RunLost, OSError, ValueError) as error:
+                self._lacks |= request.kind == "forward_backward"
                 logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
                 await self._futures.complete(self.request_id(request.seq_id), failure(str(error), "server"))
             else:
+                self._lacks = False
                 self._spawn(self._finish(request, asked, number))
 
     async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
@@ -281,6 +286,8 @@ class Model:
     async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
         """Writes a record. Raises `BadRequest` if another one has its name."""
         former = await asyncio.to_thread(self._store.saved, record.path)
+        if former is not None and former.number > record.number and overwrite:
+            return  # a later request has overwritten it; after a restart this one is read again
         if former is not None and former.number != record.number and not overwrite:
             raise BadRequest(f"{record.path} is there already; overwrite it, or take another name")
         await asyncio.to_thread(self._store.write, record)

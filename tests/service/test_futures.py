@@ -54,3 +54,12 @@ async def test_results_beyond_the_memory_are_on_the_disk(monkeypatch: pytest.Mon
 def test_a_failure_says_whose_fault_it_was() -> None:
     assert orjson.loads(failure("bad").body) == {"error": "bad", "category": "user"}
     assert orjson.loads(failure("lost", "server").body)["category"] == "server"
+
+
+async def test_a_result_that_is_made_anew_counts_once() -> None:
+    futures = Futures(2, 1000)
+    for _ in range(3):
+        futures.begin("one")
+        await futures.complete("one", Result(b"found"))
+    assert futures.bytes_held == len(b"found")
+    futures.close()

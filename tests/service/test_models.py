@@ -1,0 +1,73 @@
+"""A model's requests: none of an update is lost unnoticed, and a name keeps its newest weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from counterpoint.run.items import ItemHeader
+from counterpoint.service.tinker.futures import Futures
+from counterpoint.service.tinker.models import Model, Request
+from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store
+from counterpoint.transport.messages import Answered
+from tests.support.polling import until
+
+
+class Run:
+    """A run whose first item cannot be journalled."""
+
+    def __init__(self) -> None:
+        self.headers: list[ItemHeader] = []
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def begin(self, header: ItemHeader, batch: object, note: bytes) -> int:
+        self.headers.append(header)
+        if len(self.headers) == 1:
+            raise OSError("the disk is full")
+        return len(self.headers)
+
+    async def answer_to(self, number: int) -> Answered:
+        return Answered(number, number)
+
+
+class Journal:
+    """A journal without items."""
+
+    def items(self) -> list[int]:
+        return []
+
+
+def model_of(directory: Path, run: Run) -> Model:
+    record = ModelRecord("s1:train:0", "s1_train_0", "", 1, [])
+    futures, store = Futures(10, 1000), Store(directory)
+    return Model(record, cast(Any, run), cast(Any, Journal()), store, futures, cast(Any, None), 10, 10)
+
+
+async def test_an_update_knows_of_a_contribution_that_was_not_journalled(tmp_path: Path) -> None:
+    run = Run()
+    model = model_of(tmp_path, run)
+    await model.start()
+    step = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 2, "adam_params": {}})
+    model.offer(Request("forward_backward", 1, b""))
+    for number in (2, 3):
+        model.offer(Request("optim_step", number, step))
+    await until(lambda: len(run.headers) == 3, "three items")
+    await model.close()
+    model._futures.close()
+    assert [header.spoils for header in run.headers[1:]] == [True, False]
+
+
+async def test_a_request_that_is_read_again_does_not_replace_later_weights(tmp_path: Path) -> None:
+    model = model_of(tmp_path, Run())
+    records = [SavedRecord("s1:train:0", "weights", "newest", number, number) for number in (1, 2)]
+    for record in (*records, records[0]):
+        await model._keep(record, overwrite=True)
+    model._futures.close()
+    assert model._store.saved(records[0].path) == records[1]
