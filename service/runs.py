@@ -85,6 +85,14 @@ class DrivenRun:
             asyncio.create_task(work(), name=f"{name} of run {self.run_id}")
             for name, work in (("sender", self._send), ("receiver", self._receive))
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Tells who waits that a task has failed, such as by a full disk: without it, no answer would ever come."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("run %s: the %s failed", self.run_id, task.get_name(), exc_info=error)
+            self._lose(f"the service cannot go on with run {self.run_id}: {error}; start the service again")
 
     def _describe(self) -> None:
         self._control.mkdir(parents=True, exist_ok=True)
