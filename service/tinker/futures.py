@@ -63,11 +63,11 @@ class Futures:
         """Removes what is on the disk."""
         self._directory.cleanup()
 
-    def begin(self, request_id: str) -> bool:
-        """Notes a request; returns False if it is known already. Raises `TooMany`."""
+    def begin(self, request_id: str, *, again: bool = False) -> bool:
+        """Notes a request; returns False if it is known already. Raises `TooMany`, but not for one that is taken up `again`."""
         if request_id in self._pending or request_id in self._results:
             return False
-        if len(self._pending) >= self._most_pending:
+        if len(self._pending) >= self._most_pending and not again:
             raise TooMany(f"{len(self._pending)} requests have no result yet")
         self._pending[request_id] = asyncio.Event()
         return True
@@ -80,6 +80,13 @@ class Futures:
         """Forgets a request without a result."""
         if (event := self._pending.pop(request_id, None)) is not None:
             event.set()
+
+    def cancel_all(self, model_id: str) -> None:
+        """Forgets the numbered requests of a model without a result."""
+        for request_id in list(self._pending):
+            named, _, last = request_id.rpartition(":")
+            if named == model_id and last.isdecimal():
+                self.cancel(request_id)
 
     async def complete(self, request_id: str, result: Result) -> None:
         """Notes the result of a request; older results go to the disk if memory is short."""

@@ -128,7 +128,7 @@ class Model:
             if note:
                 request = msgspec.msgpack.decode(note, type=Request)
                 last = max(last, request.seq_id)
-                self._futures.begin(self.request_id(request.seq_id))
+                self._futures.begin(self.request_id(request.seq_id), again=True)
                 asked = await asyncio.to_thread(self._asked, request)
                 self._spawn(self._finish(request, asked, number))
         self._sequence.done = last
@@ -141,6 +141,7 @@ class Model:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.run.close()
+        self._futures.cancel_all(self.record.model_id)  # else they count as pending for ever
 
     def request_id(self, seq_id: int) -> str:
         """Returns the id by which the result of a request is fetched."""

@@ -63,3 +63,10 @@ async def test_a_result_that_is_made_anew_counts_once() -> None:
         await futures.complete("one", Result(b"found"))
     assert futures.bytes_held == len(b"found")
     futures.close()
+
+
+def test_what_is_taken_up_again_is_not_refused() -> None:
+    futures = Futures(1, 1000)
+    futures.begin("one")
+    assert futures.begin("two", again=True)
+    futures.close()

@@ -71,3 +71,13 @@ async def test_a_request_that_is_read_again_does_not_replace_later_weights(tmp_p
         await model._keep(record, overwrite=True)
     model._futures.close()
     assert model._store.saved(records[0].path) == records[1]
+
+
+async def test_a_model_that_is_closed_leaves_no_request_pending(tmp_path: Path) -> None:
+    model = model_of(tmp_path, Run())
+    await model.start()
+    name = model.offer(Request("optim_step", 2, b""))
+    assert model._futures.knows(name)
+    await model.close()
+    assert not model._futures.knows(name)
+    model._futures.close()
