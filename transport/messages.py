@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from counterpoint.transport.records import Batch, Float32Array
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained.
 3: a HELLO says what cannot be sent again, and which process of the run it is; a READY names the newest batch.
 4: a PUBLISHED says which weights are there.
