@@ -215,6 +215,14 @@ class DrivenRun:
             await asyncio.to_thread(self._journal.write_answer, answered)
             self._answered.add(number)
             self._note_update(answered)
+        else:
+            told = await asyncio.to_thread(self._journal.read_answer, number)
+            if told is not None and not told.fault and (answered.fault or answered.step != told.step):
+                raise RuntimeError(
+                    f"item {number} had led to step {told.step}, and was made anew after a loss: it now led to step "
+                    f"{answered.step}{f' and failed: {answered.text}' if answered.fault else ''}. The weights are not those that "
+                    "its client knows"
+                )
         if (future := self._answers.pop(number, None)) is not None and not future.done():
             future.set_result(answered)
 
