@@ -12,8 +12,6 @@ from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import as_bytes_view, write_atomically
 from counterpoint.transport.messages import Answered, Ask
 
-MAX_NOTE_BYTES = 2**20
-
 
 class Journal:
     """The items and answers of a run, in a directory of its own."""

@@ -72,7 +72,7 @@ class Endpoints:
     """The endpoints, over one service."""
 
     def __init__(self, service: Service, keys: frozenset[bytes]) -> None:
-        """With `keys`, the digests of those that are taken, any other request is refused."""
+        """`keys` are the digests of those that are taken; without any, every request is."""
         self._service = service
         self._keys = keys
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -24,6 +23,7 @@ from counterpoint.run.items import AdamW, ItemHeader
 from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
+from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import BadRequest, contribution_of, output_of
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
 from counterpoint.service.tinker.proto import MESSAGES
@@ -116,7 +116,7 @@ class Model:
         self._vocabulary = vocabulary
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(f"model {record.model_id}")
         self._lacks = False
         """Whether a contribution could not be journalled: the next item then says so, or the others would count alone."""
 
@@ -130,16 +130,14 @@ class Model:
                 last = max(last, request.seq_id)
                 self._futures.begin(self.request_id(request.seq_id), again=True)
                 asked = await asyncio.to_thread(self._asked, request)
-                self._spawn(self._finish(request, asked, number))
+                self._tasks.spawn(self._finish(request, asked, number))
         self._sequence.done = last
         await self.run.start()
-        self._spawn(self._work())
+        self._tasks.spawn(self._work())
 
     async def close(self) -> None:
         """Ends the model here; its run stays at the trainer."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self.run.close()
         self._futures.cancel_all(self.record.model_id)  # else they count as pending for ever
 
@@ -167,16 +165,6 @@ class Model:
             said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
             await self._futures.complete(self.request_id(seq_id), failure(said, "server"))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("model %s: a request failed", self.record.model_id, exc_info=error)
-
     async def _work(self) -> None:
         """Makes items of requests, one by one."""
         while True:
@@ -191,7 +179,7 @@ class Model:
                 await self._futures.complete(self.request_id(request.seq_id), failure(str(error), "server"))
             else:
                 self._lacks = False
-                self._spawn(self._finish(request, asked, number))
+                self._tasks.spawn(self._finish(request, asked, number))
 
     async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
         try:
@@ -220,11 +208,14 @@ class Model:
                     return self._save_for_sampler(msgspec.json.decode(request.body, type=SaveWeights))
                 case other:
                     raise BadRequest(f"{other} is not served")
-        except (BadRequest, msgspec.MsgspecError, DecodeError) as error:
-            said = str(error)
+        except Exception as error:
+            is_users = isinstance(error, BadRequest | msgspec.MsgspecError | DecodeError)
+            said = str(error) if is_users else f"the service failed: {type(error).__name__}: {error}"
+            if not is_users:
+                logger.exception("model %s: request %d cannot be read", self.record.model_id, request.seq_id)
 
             async def refused(number: int, answered: Answered) -> Result:
-                return failure(said)
+                return failure(said, "user" if is_users else "server")
 
             return _Asked(ItemHeader(spoils=request.kind == "forward_backward"), None, refused)
 

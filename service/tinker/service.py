@@ -21,6 +21,7 @@ from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, RunLost
 from counterpoint.service.samplers import Samplers
+from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
 from counterpoint.service.tinker.models import Model, Request
@@ -43,7 +44,7 @@ ALPHA = 32.0
 """The scale of every adapter: clients give a rank alone."""
 
 CREATE = "create"
-"""In the id of a request, what stands where a number does otherwise."""
+"""The last part of the id of a request that creates a model; other ids end with a number."""
 
 SLOT_SECONDS = 10.0
 """How long a run whose service has left it keeps its slot while others wait."""
@@ -145,21 +146,22 @@ class Service:
         self._seen: dict[str, float] = {}
         """When each session was last heard of."""
         self._opening = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("the service")
 
     async def start(self) -> None:
-        """Takes up the models of the store. Raises `OSError`."""
+        """Takes up the models of the store. One whose journal cannot be read stays away, and the log says why."""
         for record in await asyncio.to_thread(self.store.models):
             session = await asyncio.to_thread(self.store.session, _session_of(record.model_id))
             if session is not None and not session.finished:
-                await self._open(record)
-        self._spawn(self._watch())
+                try:
+                    await self._open(record)
+                except (OSError, ValueError, msgspec.MsgspecError):
+                    logger.exception("model %s cannot be taken up; the others are", record.model_id)
+        self._tasks.spawn(self._watch())
 
     async def close(self) -> None:
         """Ends everything here; runs stay at the trainer."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await asyncio.gather(*(model.close() for model in self._models.values()))
         self.futures.close()
 
@@ -173,20 +175,10 @@ class Service:
                     logger.info("session %s is silent: model %s may leave its slot", _session_of(model_id), model_id)
                     await self._models.pop(model_id).close()
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a task of the service failed", exc_info=error)
-
     def _in_background(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> str:
         """Begins work whose result is fetched under an id, unless it was begun. Raises `TooMany`."""
         if self.futures.begin(request_id):
-            self._spawn(self._complete(request_id, work))
+            self._tasks.spawn(self._complete(request_id, work))
         return request_id
 
     async def _complete(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> None:

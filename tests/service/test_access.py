@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,9 +18,10 @@ from counterpoint.service.keys import check_access, digest
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import MAX_BODY_BYTES, Endpoints
 from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import MAX_RECORD_BYTES, SavedRecord, Store
+from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.wires.open import open_connection
+from tests.support.polling import DEADLINE_SECONDS
 
 KEYS = [f"tml-{letter * 20}" for letter in "ab"]
 
@@ -60,6 +62,20 @@ async def test_only_known_keys_get_in_and_each_has_its_own(tmp_path: Path) -> No
         asked = {"session_id": own, "sampling_session_seq_id": 0, "model_path": saved.path}
         assert await status(client, KEYS[1], "create_sampling_session", asked) == 404
         assert await status(client, KEYS[1], "retrieve_future", {"request_id": f"{session}:train:0:1"}) == 404
+
+
+async def test_one_model_whose_journal_is_broken_keeps_the_service_from_nothing_else(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, service):
+        session = await service.create_session(digest(KEYS[0]).hex())
+        name = f"{session.session_id}:train:0"
+        record = ModelRecord(name, run_of(name), session.owner, 1, [])
+        service.store.write(record)
+        items = service.store.run_directory(record.run_id) / "items"
+        items.mkdir(parents=True)
+        (items / "item_1").write_bytes(b"no frames")
+        await asyncio.wait_for(service.start(), DEADLINE_SECONDS)
+        assert await status(client, KEYS[0], "get_info", {"model_id": record.model_id}) == 422
+        assert await status(client, KEYS[0], "session_heartbeat", {"session_id": session.session_id}) == 200
 
 
 async def test_a_session_that_has_ended_is_gone(tmp_path: Path) -> None:

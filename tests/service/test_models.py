@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from counterpoint.run.items import ItemHeader
 from counterpoint.service.tinker.futures import Futures
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store
 from counterpoint.transport.messages import Answered
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 
 
 class Run:
@@ -62,6 +63,29 @@ async def test_an_update_knows_of_a_contribution_that_was_not_journalled(tmp_pat
     await model.close()
     model._futures.close()
     assert [header.spoils for header in run.headers[1:]] == [True, False]
+
+
+async def test_a_request_that_the_service_fails_at_is_answered_and_holds_up_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    run = Run()
+    run.headers.append(ItemHeader())  # so that none fails
+    model = model_of(tmp_path, run)
+    monkeypatch.setattr(model, "_forward_backward", faulty)
+    await model.start()
+    step = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 2, "adam_params": {}})
+    name = model.offer(Request("forward_backward", 1, b""))
+    model.offer(Request("optim_step", 2, step))
+    found = await model._futures.fetch(name, DEADLINE_SECONDS)
+    await until(lambda: len(run.headers) == 3, "two items")
+    await model.close()
+    model._futures.close()
+    assert found is not None
+    assert b"a fault of ours" in found.body
+    assert [(each.spoils, each.updates) for each in run.headers[1:]] == [(True, False), (False, True)]
 
 
 async def test_a_request_that_is_read_again_does_not_replace_later_weights(tmp_path: Path) -> None:
