@@ -278,9 +278,8 @@ async def _observe(
     from counterpoint.job.evaluation.server import LOG, server_running, unless_ended
 
     pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
-    context = (
-        _longest(Path(model)) if own is None else own.max_model_len
-    )  # another's server may hold as many as its model
+    # Another's server may hold as many as its model.
+    context = _longest(Path(model)) if own is None else own.max_model_len
     plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds, context)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     started: list[object] = []

@@ -161,7 +161,7 @@ class Simulation:
         self._completed: defaultdict[int, list[float]] = defaultdict(list)
         self._lasts: dict[str, float] = {}
         self._late: defaultdict[str, float] = defaultdict(float)
-        """By how much loads have delayed a rollout's end."""
+        """Returns how long loads have delayed a rollout's end."""
         self._in_flight: dict[str, RolloutEnded] = {}
         """The event that will end each rollout."""
         self.scheduler = Scheduler(self.schedule, self.steps, self._mix())
