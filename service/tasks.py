@@ -18,11 +18,12 @@ class Tasks:
         self._owner = owner
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begins a task."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins a task, and returns it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     async def cancel(self) -> None:
         """Cancels the tasks, and returns once they have ended."""

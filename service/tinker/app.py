@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -20,18 +20,24 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
+from counterpoint.service.tinker.listing import Page, Search, checkpoint, owner_name, session_summary, training_run
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import (
+    ATTENTION,
+    FEED_FORWARD,
     NO_UNEMBEDDING,
     CreateModel,
     CreateSampler,
+    CreateSession,
     Gone,
     LoadWeights,
     NotFound,
+    NotServed,
     Service,
 )
+from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import refused_coding
 
@@ -62,6 +68,23 @@ class _SessionBody(msgspec.Struct, frozen=True):
 
 class _FutureBody(msgspec.Struct, frozen=True):
     request_id: str
+
+
+class _SamplerBody(msgspec.Struct, frozen=True):
+    sampling_session_id: str
+
+
+class _TtlBody(msgspec.Struct, frozen=True):
+    ttl_seconds: int | None
+
+
+class _Reason(msgspec.Struct, frozen=True):
+    type: Literal["success", "errored", "interrupted"] = "success"
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    reason: _Reason = _Reason()
+    detail: str | None = None
 
 
 class _PathBody(msgspec.Struct, frozen=True):
@@ -100,10 +123,17 @@ class Endpoints:
                 return _error(410, str(error))
             except (TooMany, TooEarly) as error:
                 return _error(429, str(error))
+            except NotServed as error:
+                return _error(400, str(error))
             except (BadRequest, msgspec.MsgspecError, DecodeError, ValueError, RecursionError) as error:
                 return _error(422, str(error))
             except InferenceError as error:
                 return _error(503, str(error))
+            except web.HTTPException:
+                raise
+            except Exception as error:  # the SDK would repeat the request for minutes after a 500
+                logger.exception("%s %s failed", request.method, request.path[:200])
+                return _error(422, f"the service failed: {type(error).__name__}; its log says more")
 
         return handle
 
@@ -133,7 +163,7 @@ class Endpoints:
         return _json(supported_models=models)
 
     async def _create_session(self, request: web.Request, owner: str) -> web.Response:
-        session = await self._service.create_session(owner)
+        session = await self._service.create_session(await _body(request, CreateSession), owner)
         return _json(type="create_session", session_id=session.session_id, info_message=NO_UNEMBEDDING)
 
     async def _heartbeat(self, request: web.Request, owner: str) -> web.Response:
@@ -141,8 +171,54 @@ class Endpoints:
         return _json(type="session_heartbeat")
 
     async def _finish(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.finish_session(request.match_info["session"], owner)
+        ending = msgspec.json.decode(await request.read() or b"{}", type=_Ending)
+        await self._service.finish_session(request.match_info["session"], owner, msgspec.to_builtins(ending))
         return _json()
+
+    async def _sessions(self, request: web.Request, owner: str) -> web.Response:
+        page = _query(request, Page)
+        found = await self._own_sessions(owner)
+        return _json(sessions=[each.session_id for each in page.of(found)])
+
+    async def _session(self, request: web.Request, owner: str) -> web.Response:
+        session = await self._service.any_session(request.match_info["session"], owner)
+        models = await self._service.models(owner, session.session_id)
+        samplers = await self._service.samplers_of(session.session_id)
+        return _json(
+            training_run_ids=[each.model_id for each in models],
+            sampler_ids=[each.sampler_id for each in samplers],
+            user_metadata=session.user_metadata,
+            display_name=session.display_name,
+        )
+
+    async def _search(self, request: web.Request, owner: str) -> web.Response:
+        page, cursor = (await _body(request, Search)).page(await self._own_sessions(owner))
+        saved = {each.session_id: await self._saved_in(owner, each.session_id) for each in page}
+        return _json(
+            sessions=[session_summary(each, saved[each.session_id]) for each in page],
+            next_cursor=msgspec.to_builtins(cursor),
+        )
+
+    async def _own_sessions(self, owner: str) -> list[Session]:
+        found = await asyncio.to_thread(self._service.store.sessions)
+        mine = [each for each in found if each.owner == owner]
+        return sorted(mine, key=lambda each: (each.created, each.session_id), reverse=True)
+
+    async def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
+        models = await self._service.models(owner, session_id)
+        found = [each for model in models for each in await self._service.all_saved(model)]
+        return sorted(found, key=lambda each: (each.created, each.path), reverse=True)
+
+    async def _key(self, request: web.Request, owner: str) -> web.Response:
+        name = owner_name(owner)
+        details = {"org_details": {"name": "local"}, "user_details": {"email": name}}
+        return _json(key_id=int(owner[:8] or "0", 16), name=name, note="", details=details)
+
+    async def _unserved(self, request: web.Request, owner: str) -> web.Response:
+        raise NotServed(
+            f"{request.method} {request.path[:200]} is not served: weights are files of this machine, and there are "
+            "neither projects nor bills nor public weights here (docs/tinker.md)"
+        )
 
     async def _telemetry(self, request: web.Request, owner: str) -> web.Response:
         """Nothing of it is kept."""
@@ -155,12 +231,16 @@ class Endpoints:
         return _promise(await self._service.create_model(await _body(request, CreateModel), owner))
 
     async def _load_weights(self, request: web.Request, owner: str) -> web.Response:
-        return _promise(await self._service.load_weights(await _body(request, LoadWeights), owner))
+        asked = await _body(request, LoadWeights)
+        return _promise(await self._service.load_weights(asked, owner, await request.read()))
+
+    async def _unload(self, request: web.Request, owner: str) -> web.Response:
+        return _promise(await self._service.unload_model((await _body(request, _ModelBody)).model_id, owner))
 
     async def _get_info(self, request: web.Request, owner: str) -> web.Response:
         config = self._service.config
         record = (await self._service.model((await _body(request, _ModelBody)).model_id, owner)).record
-        name = config.name or config.model
+        name = self._service.base_model
         data = {"model_name": name, "tokenizer_id": config.model, "arch": "unknown"}
         return _json(
             type="get_info",
@@ -189,10 +269,47 @@ class Endpoints:
 
     async def _weights_info(self, request: web.Request, owner: str) -> web.Response:
         saved = await self._service.saved((await _body(request, _PathBody)).tinker_path, owner)
-        record = await asyncio.to_thread(self._service.store.model, saved.model_id)
-        assert record is not None
-        config = self._service.config
-        return _json(base_model=config.name or config.model, is_lora=True, lora_rank=record.rank, train_unembed=False)
+        record = await self._service.owned_model(saved.model_id, owner)
+        return _json(
+            base_model=self._service.base_model,
+            is_lora=True,
+            lora_rank=record.rank,
+            train_unembed=False,
+            train_mlp=set(FEED_FORWARD) <= set(record.target_modules),
+            train_attn=set(ATTENTION) <= set(record.target_modules),
+        )
+
+    async def _training_runs(self, request: web.Request, owner: str) -> web.Response:
+        page = _query(request, Page)
+        if "project_id" in request.query:
+            raise NotServed("project_id is not served: there are no projects; leave it out")
+        models = await self._service.models(owner)
+        return _json(
+            training_runs=[await self._described(each) for each in page.of(models)], cursor=page.cursor(len(models))
+        )
+
+    async def _training_run(self, request: web.Request, owner: str) -> web.Response:
+        return _json(**await self._described(await self._service.owned_model(request.match_info["model"], owner)))
+
+    async def _described(self, model: ModelRecord) -> dict[str, Any]:
+        saved = await self._service.all_saved(model)
+        return training_run(model, saved, self._service.base_model, self._service.last_seen(model.model_id))
+
+    async def _checkpoints(self, request: web.Request, owner: str) -> web.Response:
+        model = await self._service.owned_model(request.match_info["model"], owner)
+        return _json(checkpoints=[checkpoint(each) for each in await self._service.all_saved(model)], cursor=None)
+
+    async def _all_checkpoints(self, request: web.Request, owner: str) -> web.Response:
+        page, found = _query(request, Page), await self._saved_in(owner, None)
+        return _json(checkpoints=[checkpoint(each) for each in page.of(found)], cursor=page.cursor(len(found)))
+
+    async def _delete_checkpoint(self, request: web.Request, owner: str) -> web.Response:
+        await self._service.delete_saved(_uri(request), owner)
+        return _json()
+
+    async def _set_ttl(self, request: web.Request, owner: str) -> web.Response:
+        await self._service.set_ttl(_uri(request), (await _body(request, _TtlBody)).ttl_seconds, owner)
+        return _json()
 
     # --- samplers ---
 
@@ -202,10 +319,12 @@ class Endpoints:
 
     async def _get_sampler(self, request: web.Request, owner: str) -> web.Response:
         record = await self._service.sampler(request.match_info["sampler"], owner)
-        config = self._service.config
-        return _json(
-            sampler_id=record.sampler_id, base_model=config.name or config.model, model_path=record.path or None
-        )
+        base = self._service.base_model
+        return _json(sampler_id=record.sampler_id, base_model=base, model_path=record.path or None)
+
+    async def _join(self, request: web.Request, owner: str) -> web.Response:
+        number = await self._service.join_sampler((await _body(request, _SamplerBody)).sampling_session_id, owner)
+        return _json(type="join_sampling_session", client_counter=number)
 
     async def _sample(self, request: web.Request, owner: str) -> web.Response:
         request_id, sequence_ids = await self._service.sample(await _body(request, Sample), owner)
@@ -220,13 +339,24 @@ class Endpoints:
         except KeyError:
             return _error(410, f"the result of {request_id[:120]!r} is not kept any more")
         if result is None:
-            return _json(type="try_again", request_id=request_id, queue_state="active")
+            reason = self._service.waits_for(request_id)
+            state = "paused_capacity" if reason else "active"
+            return _json(type="try_again", request_id=request_id, queue_state=state, queue_state_reason=reason or None)
         kind = PROTOBUF if result.is_protobuf else "application/json"
         return web.Response(body=result.body, content_type=kind)
 
 
 async def _body(request: web.Request, kind: type[Body]) -> Body:
     return msgspec.json.decode(await request.read(), type=kind)
+
+
+def _query(request: web.Request, kind: type[Body]) -> Body:
+    return msgspec.convert(dict(request.query), type=kind, strict=False)
+
+
+def _uri(request: web.Request) -> str:
+    given = request.match_info
+    return f"tinker://{given['model']}/{given['kind']}/{given['name']}"
 
 
 def _json(**values: Any) -> web.Response:
@@ -241,6 +371,27 @@ def _error(status: int, message: str) -> web.Response:
     return web.Response(status=status, body=orjson.dumps({"detail": message}), content_type="application/json")
 
 
+_CHECKPOINT = "/training_runs/{model}/checkpoints/{kind}/{name}"
+
+UNSERVED = (
+    ("POST", "/auth/token"),
+    ("DELETE", "/auth/apikey/me"),
+    ("POST", "/create_custom_loss"),
+    ("POST", "/copy_weights"),
+    ("POST", "/save_weights_external"),
+    ("POST", _CHECKPOINT + "/publish"),
+    ("DELETE", _CHECKPOINT + "/publish"),
+    ("GET", _CHECKPOINT + "/archive"),
+    ("GET", _CHECKPOINT + "/external_weights_urls"),
+    ("PUT", "/sessions/{session}/project"),
+    ("GET", "/sessions/{session}/trace_export"),
+    ("GET", "/audit"),
+    ("GET", "/billing/usage/events"),
+    ("GET", "/billing/usage/checkpoints/current"),
+    ("POST", "/billing/usage/events"),
+)
+"""Method and path of the endpoints that the SDK knows and that are refused in words."""
+
 ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/healthz", Endpoints._health),
     ("POST", "/client/config", Endpoints._client_config),
@@ -249,18 +400,31 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/create_session", Endpoints._create_session),
     ("POST", "/session_heartbeat", Endpoints._heartbeat),
     ("POST", "/sessions/{session}/finish", Endpoints._finish),
+    ("GET", "/sessions", Endpoints._sessions),
+    ("GET", "/sessions/{session}", Endpoints._session),
+    ("POST", "/sessions/search", Endpoints._search),
     ("POST", "/telemetry", Endpoints._telemetry),
+    ("GET", "/auth/apikey/me", Endpoints._key),
     ("POST", "/create_model", Endpoints._create_model),
     ("POST", "/load_weights", Endpoints._load_weights),
+    ("POST", "/unload_model", Endpoints._unload),
     ("POST", "/get_info", Endpoints._get_info),
     ("POST", "/forward_backward", Endpoints._forward_backward),
     ("POST", "/optim_step", Endpoints._ordered),
     ("POST", "/save_weights", Endpoints._ordered),
     ("POST", "/save_weights_for_sampler", Endpoints._ordered),
     ("POST", "/weights_info", Endpoints._weights_info),
+    ("GET", "/training_runs", Endpoints._training_runs),
+    ("GET", "/training_runs/{model}", Endpoints._training_run),
+    ("GET", "/training_runs/{model}/checkpoints", Endpoints._checkpoints),
+    ("GET", "/checkpoints", Endpoints._all_checkpoints),
+    ("DELETE", _CHECKPOINT, Endpoints._delete_checkpoint),
+    ("PUT", _CHECKPOINT + "/ttl", Endpoints._set_ttl),
     ("POST", "/create_sampling_session", Endpoints._create_sampler),
+    ("POST", "/join_sampling_session", Endpoints._join),
     ("GET", "/samplers/{sampler}", Endpoints._get_sampler),
     ("POST", "/asample", Endpoints._sample),
     ("POST", "/retrieve_future", Endpoints._retrieve),
+    *((method, path, Endpoints._unserved) for method, path in UNSERVED),
 )
 """Method, path and handler of every endpoint."""

@@ -16,10 +16,13 @@ import orjson
 from counterpoint.transport.files.atomic import write_atomically
 
 KEPT_FETCHED = 1024
-"""Results that were fetched and are kept all the same."""
+"""Results of one client's key that were fetched and are kept all the same."""
 
 MOST_RESULTS = 65_536
-"""Results that are kept at most, fetched or not; the oldest is dropped first."""
+"""Results of one key that are kept at most, fetched or not; the oldest is dropped first."""
+
+SPILLED_SHARE = 16
+"""Bytes of results on the disk at most, for each byte that may be in memory; the oldest are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,12 @@ class Result:
 
     body: bytes
     is_protobuf: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Spilled:
+    path: Path
+    size: int
 
 
 def failure(message: str, category: str = "user") -> Result:
@@ -45,17 +54,19 @@ class TooMany(RuntimeError):
 
 
 class Futures:
-    """The results by the ids of requests."""
+    """The results by the ids of requests, for one client's key: none pushes out another's."""
 
     def __init__(self, most_pending: int, memory_bytes: int) -> None:
         """Refuses more than `most_pending` requests without a result; keeps at most `memory_bytes` of results in memory."""
         self._most_pending = most_pending
         self._memory_bytes = memory_bytes
         self._pending: dict[str, asyncio.Event] = {}
-        self._results: OrderedDict[str, Result | Path] = OrderedDict()
+        self._results: OrderedDict[str, Result | _Spilled] = OrderedDict()
         self._fetched: OrderedDict[str, None] = OrderedDict()
         self.bytes_held = 0
         """Bytes of the results in memory."""
+        self.bytes_spilled = 0
+        """Bytes of the results on the disk."""
         self._directory = tempfile.TemporaryDirectory(prefix="counterpoint-results-")
         self._files = 0
 
@@ -75,6 +86,11 @@ class Futures:
     def knows(self, request_id: str) -> bool:
         """Whether a request is pending, or has a result."""
         return request_id in self._pending or request_id in self._results
+
+    def forget(self, prefix: str) -> None:
+        """Drops the results of the requests whose ids begin so, such as those of a session that has ended."""
+        for request_id in [each for each in self._results if each.startswith(prefix)]:
+            self._drop(request_id)
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request without a result."""
@@ -102,17 +118,20 @@ class Futures:
     async def _spill(self) -> None:
         for request_id, result in list(self._results.items()):
             if self.bytes_held <= self._memory_bytes:
-                return
+                break
             if not isinstance(result, Result) or not result.body:
                 continue
             self._files += 1
             path = Path(self._directory.name, f"{self._files}.{'pb' if result.is_protobuf else 'json'}")
             await asyncio.to_thread(write_atomically, path, result.body, durable=False)
             if self._results.get(request_id) is result:
-                self._results[request_id] = path
+                self._results[request_id] = _Spilled(path, len(result.body))
                 self.bytes_held -= len(result.body)
+                self.bytes_spilled += len(result.body)
             else:
                 await asyncio.to_thread(path.unlink)
+        while self.bytes_spilled > self._memory_bytes * SPILLED_SHARE:
+            self._drop(next(each for each, result in self._results.items() if isinstance(result, _Spilled)))
 
     async def fetch(self, request_id: str, seconds: float) -> Result | None:
         """Returns the result of a request; None if there is none after `seconds`. Raises `KeyError` if it is unknown."""
@@ -123,8 +142,11 @@ class Futures:
             except TimeoutError:
                 return None
         found = self._results[request_id]
-        if isinstance(found, Path):
-            found = Result(await asyncio.to_thread(found.read_bytes), found.suffix == ".pb")
+        if isinstance(found, _Spilled):
+            try:
+                found = Result(await asyncio.to_thread(found.path.read_bytes), found.path.suffix == ".pb")
+            except FileNotFoundError:
+                raise KeyError(request_id) from None  # it was dropped meanwhile
         self._fetched[request_id] = None
         self._fetched.move_to_end(request_id)
         while len(self._fetched) > KEPT_FETCHED:
@@ -137,4 +159,5 @@ class Futures:
         if isinstance(result, Result):
             self.bytes_held -= len(result.body)
         elif result is not None:
-            result.unlink(missing_ok=True)
+            self.bytes_spilled -= result.size
+            result.path.unlink(missing_ok=True)

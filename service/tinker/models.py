@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -27,8 +28,9 @@ from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import BadRequest, contribution_of, output_of
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.retention import bytes_of
 from counterpoint.service.tinker.sequence import Sequence
-from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Store
+from counterpoint.service.tinker.store import ModelRecord, Position, SamplerRecord, SavedRecord, Store
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.records import Batch
@@ -40,6 +42,12 @@ OPTIM_METRICS = ("grad_norm", "learning_rate", "tokens", "samples")
 
 MISSING_SECONDS = 300.0
 """How long requests wait for an earlier one that has not come."""
+
+NEWEST = "newest"
+"""The name of the weights that a model's samplers of the kind `inflight` follow."""
+
+LONGEST_TTL = 10 * 366 * 86_400
+"""Seconds for which weights are kept at most, unless they are kept for ever."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -78,8 +86,15 @@ class SaveWeights(msgspec.Struct, frozen=True):
     path: str | None = None
     overwrite: bool = False
     ttl_seconds: int | None = None
-    sampling_session_seq_id: int | None = None
+    user_metadata: dict[str, Any] | None = None
+    sampling_session_seq_id: Position | None = None
     kind: str = "snapshot"
+
+
+class LoadedWeights(msgspec.Struct, frozen=True):
+    """The body of `load_weights` of a model that is there."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +119,13 @@ class Model:
         samplers: Samplers,
         longest: int,
         vocabulary: int | None,
+        output_dir: Path,
+        removing: asyncio.Lock,
     ) -> None:
-        """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's."""
+        """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
+
+        `output_dir` is the job's. `removing` is held while saved states are removed from it.
+        """
         self.record = record
         self.run = run
         self._journal = journal
@@ -114,9 +134,13 @@ class Model:
         self._samplers = samplers
         self._longest = longest
         self._vocabulary = vocabulary
+        self._output_dir = output_dir
+        self._removing = removing
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
+        self.saving: set[int] = set()
+        """The requests whose states may be on the disk already, and have no name yet."""
         self._lacks = False
         """Whether a contribution could not be journalled: the next item then says so, or the others would count alone."""
 
@@ -130,6 +154,7 @@ class Model:
                 last = max(last, request.seq_id)
                 self._futures.begin(self.request_id(request.seq_id), again=True)
                 asked = await asyncio.to_thread(self._asked, request)
+                self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.spawn(self._finish(request, asked, number))
         self._sequence.done = last
         await self.run.start()
@@ -171,12 +196,15 @@ class Model:
             request = await self._due.get()
             asked = await asyncio.to_thread(self._asked, request)
             header = msgspec.structs.replace(asked.header, spoils=asked.header.spoils or self._lacks)
+            if header.saves:
+                async with self._removing:
+                    self.saving.add(request.seq_id)
             try:
                 number = await self.run.begin(header, asked.batch, msgspec.msgpack.encode(request))
             except (RunLost, OSError, ValueError) as error:
                 self._lacks |= request.kind == "forward_backward"
                 logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
-                await self._futures.complete(self.request_id(request.seq_id), failure(str(error), "server"))
+                await self._complete(request, failure(str(error), "server"))
             else:
                 self._lacks = False
                 self._tasks.spawn(self._finish(request, asked, number))
@@ -190,7 +218,19 @@ class Model:
             result = failure(str(error), "user" if error.by_asker else "server")
         except (RunLost, InferenceError, OSError, ValueError) as error:
             result = failure(str(error), "server")
+        except Exception as error:
+            logger.exception("model %s: request %d has no result", self.record.model_id, request.seq_id)
+            result = failure(f"the service failed: {type(error).__name__}: {error}", "server")
+        await self._complete(request, result)
+
+    async def _complete(self, request: Request, result: Result) -> None:
+        self.saving.discard(request.seq_id)
         await self._futures.complete(self.request_id(request.seq_id), result)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no request has come yet."""
+        return self._sequence.is_new
 
     # --- what each request asks for ---
 
@@ -206,6 +246,8 @@ class Model:
                     return self._save(msgspec.json.decode(request.body, type=SaveWeights))
                 case "save_weights_for_sampler":
                     return self._save_for_sampler(msgspec.json.decode(request.body, type=SaveWeights))
+                case "load_weights":
+                    return self._loaded(msgspec.json.decode(request.body, type=LoadedWeights))
                 case other:
                     raise BadRequest(f"{other} is not served")
         except Exception as error:
@@ -239,37 +281,55 @@ class Model:
 
         return _Asked(ItemHeader(updates=True, values=values), None, result)
 
-    def _save(self, asked: SaveWeights) -> _Asked:
-        name = _checked_name(asked)
+    def _loaded(self, asked: LoadedWeights) -> _Asked:
+        """The model's first request, by which it begins with a saved state: it does since it was opened."""
 
         async def result(number: int, answered: Answered) -> Result:
-            record = SavedRecord(self.record.model_id, "weights", name, number, answered.step)
+            return answer(path=asked.path, model_id=self.record.model_id, type="load_weights")
+
+        return _Asked(ItemHeader(), None, result)
+
+    def _save(self, asked: SaveWeights) -> _Asked:
+        name, expires = _checked_name(asked), expiry(asked.ttl_seconds)
+
+        async def result(number: int, answered: Answered) -> Result:
+            record = SavedRecord(
+                self.record.model_id, "weights", name, number, answered.step,
+                user_metadata=asked.user_metadata, created=time.time(), expires=expires,
+            )  # fmt: skip
             await self._keep(record, overwrite=asked.overwrite)
             return answer(path=record.path, type="save_weights")
 
         return _Asked(ItemHeader(saves="kept"), None, result)
 
     def _save_for_sampler(self, asked: SaveWeights) -> _Asked:
-        if asked.kind != "snapshot":
-            raise BadRequest(f"kind = {asked.kind!r} is not served; expected snapshot")
-        is_named = asked.path is not None
-        name = _checked_name(asked) if is_named else f"session-{asked.sampling_session_seq_id}"
+        if asked.kind not in ("snapshot", "inflight"):
+            raise BadRequest(f"kind = {asked.kind!r} is not served; expected snapshot or inflight")
+        is_named, publication = asked.path is not None, f"s{asked.seq_id}"
         if not is_named and asked.sampling_session_seq_id is None:
             raise BadRequest("neither path nor sampling_session_seq_id is given")
-        publication = f"s{asked.seq_id}"
+        if asked.path is not None and asked.kind == "inflight":
+            raise BadRequest("an inflight sampler has no path; leave it out")
+        kind = "sampler_weights" if is_named else asked.kind
+        name = _checked_name(asked) if is_named else NEWEST if kind == "inflight" else publication
+        expires = expiry(asked.ttl_seconds)
 
         async def result(number: int, answered: Answered) -> Result:
-            adapter = f"{self.record.run_id}.{publication}"
-            await self._samplers.load(adapter, Path(answered.text))
+            record = SavedRecord(
+                self.record.model_id, kind, name, number, answered.step, answered.text,
+                asked.user_metadata, time.time(), expires,
+            )  # fmt: skip
+            adapter = adapter_name(self.record.run_id, answered.text)
+            if not await asyncio.to_thread(self._store.knows, record):  # else the model was opened again
+                await self._samplers.load(adapter, Path(answered.text))
+            await self._keep(record, overwrite=asked.overwrite or kind == "inflight")
             if is_named:
-                record = SavedRecord(
-                    self.record.model_id, "sampler_weights", name, number, answered.step, answered.text
-                )
-                await self._keep(record, overwrite=asked.overwrite)
                 return answer(path=record.path, type="save_weights_for_sampler")
             session = self.record.model_id.partition(":")[0]
             sampler_id = f"{session}:sample:{asked.sampling_session_seq_id}"
-            sampler = SamplerRecord(sampler_id, self.record.owner, adapter, answered.text)
+            fixed = (adapter, answered.text) if kind == "snapshot" else ("", "")
+            follows = self.record.model_id if kind == "inflight" else ""
+            sampler = SamplerRecord(sampler_id, self.record.owner, *fixed, follows=follows)
             await asyncio.to_thread(self._store.write, sampler)
             return answer(sampling_session_id=sampler_id, type="save_weights_for_sampler")
 
@@ -277,18 +337,33 @@ class Model:
 
     async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
         """Writes a record. Raises `BadRequest` if another one has its name."""
-        former = await asyncio.to_thread(self._store.saved, record.path)
-        if former is not None and former.number > record.number and overwrite:
-            return  # a later request has overwritten it; after a restart this one is read again
-        if former is not None and former.number != record.number and not overwrite:
-            raise BadRequest(f"{record.path} is there already; overwrite it, or take another name")
-        await asyncio.to_thread(self._store.write, record)
+
+        def kept() -> None:
+            size = bytes_of(record, self._output_dir, self.record.run_id)
+            self._store.keep(msgspec.structs.replace(record, size=size), overwrite=overwrite)
+
+        try:
+            await asyncio.to_thread(kept)
+        except FileExistsError as error:
+            raise BadRequest(str(error)) from error
 
 
 def _checked_name(asked: SaveWeights) -> str:
-    if asked.ttl_seconds is not None:
-        logger.warning("model %s: ttl_seconds = %d is not kept yet: weights stay", asked.model_id, asked.ttl_seconds)
     name = asked.path if asked.path is not None else f"save-{asked.seq_id}"
     if not re.fullmatch(IDENTIFIER_PATTERN, name):
         raise BadRequest(f"path = {name[:80]!r} is no name: expected {IDENTIFIER_PATTERN}")
     return name
+
+
+def adapter_name(run_id: str, directory: str) -> str:
+    """Returns the name at the servers of what a run has published in a directory."""
+    return f"{run_id}.{Path(directory).name}"
+
+
+def expiry(ttl_seconds: int | None) -> float | None:
+    """Returns when weights expire that are kept for so many seconds from now; None for ever. Raises `BadRequest`."""
+    if ttl_seconds is None:
+        return None
+    if not 1 <= ttl_seconds <= LONGEST_TTL:
+        raise BadRequest(f"ttl_seconds = {ttl_seconds}; expected 1 to {LONGEST_TTL}")
+    return time.time() + ttl_seconds

@@ -46,6 +46,11 @@ class Sequence(Generic[Request]):
         """Whether a request of this number was taken."""
         return 1 <= seq_id <= self.done or seq_id in self._waiting
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no request was taken yet."""
+        return self.done == 0 and not self._waiting
+
     def overdue(self, before: float) -> list[int]:
         """Returns the requests that have waited since before this time for one that is missing, ascending; they are forgotten."""
         late = sorted(number for number, (_, since) in self._waiting.items() if since < before)

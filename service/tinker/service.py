@@ -10,8 +10,10 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -24,8 +26,9 @@ from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
-from counterpoint.service.tinker.models import Model, Request
-from counterpoint.service.tinker.sampling import Sample, sample
+from counterpoint.service.tinker.models import NEWEST, Model, Request, adapter_name, expiry
+from counterpoint.service.tinker.retention import end_session, sweep
+from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample
 from counterpoint.service.tinker.store import (
     ModelRecord,
     Position,
@@ -43,14 +46,20 @@ logger = logging.getLogger(__name__)
 ALPHA = 32.0
 """The scale of every adapter: clients give a rank alone."""
 
-CREATE = "create"
-"""The last part of the id of a request that creates a model; other ids end with a number."""
+CREATE, UNLOAD = "create", "unload"
+"""The last parts of the ids of requests that create or unload a model; other ids end with a number."""
 
 SLOT_SECONDS = 10.0
 """How long a run whose service has left it keeps its slot while others wait."""
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
+
+SWEEP_SECONDS = 60.0
+"""The time between two looks for weights that have expired, or that nothing needs any more."""
+
+LAPSED_SECONDS = 86_400.0
+"""The silence after which a session's samplers keep no deleted weights on the disk."""
 
 WATCH_SECONDS = 5.0
 """The time between two looks for what waits in vain, and for silent sessions."""
@@ -71,6 +80,18 @@ class NotFound(LookupError):
 
 class Gone(LookupError):
     """The session has ended."""
+
+
+class NotServed(BadRequest):
+    """Something that this service does not do."""
+
+
+class CreateSession(msgspec.Struct, frozen=True):
+    """The body of `create_session`."""
+
+    user_metadata: dict[str, Any] | None = None
+    display_name: str | None = None
+    project_id: str | None = None
 
 
 class LoraRequest(msgspec.Struct, frozen=True):
@@ -101,10 +122,12 @@ class CreateModel(msgspec.Struct, frozen=True):
 
 
 class LoadWeights(msgspec.Struct, frozen=True):
-    """The body of `load_weights`, by which a model is created from saved weights."""
+    """The body of `load_weights`, by which a model begins with saved weights: a new one, or one without a request yet."""
 
     path: str
     optimizer: bool
+    model_id: str | None = None
+    seq_id: int | None = None
     session_id: str | None = None
     model_seq_id: Position | None = None
     base_model: str | None = None
@@ -136,16 +159,22 @@ class Service:
         """Has no client yet; `start` takes up what the store has."""
         self.config = config
         self.store = store
-        self.futures = Futures(config.max_pending, config.result_bytes)
+        self._futures: dict[str, Futures] = {}
+        """The results of each owner."""
         self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
         """The names of the model for clients."""
+        self.base_model = config.name or config.model
+        """The name of it that clients are told."""
         self._connection = connection
         self._samplers = samplers
         self._vocabulary = vocabulary
         self._models: dict[str, Model] = {}
         self._seen: dict[str, float] = {}
         """When each session was last heard of."""
-        self._opening = asyncio.Lock()
+        self._started = time.monotonic()
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """For each model that is looked for: opening one takes a while."""
+        self._removing = asyncio.Lock()
         self._tasks = Tasks("the service")
 
     async def start(self) -> None:
@@ -158,12 +187,42 @@ class Service:
                 except (OSError, ValueError, msgspec.MsgspecError):
                     logger.exception("model %s cannot be taken up; the others are", record.model_id)
         self._tasks.spawn(self._watch())
+        self._tasks.spawn(self._sweep_at_times())
 
     async def close(self) -> None:
         """Ends everything here; runs stay at the trainer."""
         await self._tasks.cancel()
         await asyncio.gather(*(model.close() for model in self._models.values()))
-        self.futures.close()
+        for futures in self._futures.values():
+            futures.close()
+
+    def futures(self, owner: str) -> Futures:
+        """Returns the results of an owner."""
+        if owner not in self._futures:
+            self._futures[owner] = Futures(self.config.max_pending, self.config.result_bytes)
+        return self._futures[owner]
+
+    async def _sweep_at_times(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except (OSError, msgspec.MsgspecError):
+                logger.exception("weights that nobody needs stay on the disk until the next look")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> None:
+        """Deletes weights that have expired, and removes from the disk what nothing needs. Raises `OSError`."""
+        before = time.monotonic() - LAPSED_SECONDS
+
+        def is_live(session_id: str) -> bool:
+            session = self.store.session(session_id)
+            return session is not None and not session.finished and self._seen.get(session_id, self._started) >= before
+
+        def is_saving(model_id: str) -> bool:
+            return bool((model := self._models.get(model_id)) and model.saving)
+
+        async with self._removing:
+            await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
 
     async def _watch(self) -> None:
         while True:
@@ -175,62 +234,111 @@ class Service:
                     logger.info("session %s is silent: model %s may leave its slot", _session_of(model_id), model_id)
                     await self._models.pop(model_id).close()
 
-    def _in_background(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> str:
+    def _in_background(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> str:
         """Begins work whose result is fetched under an id, unless it was begun. Raises `TooMany`."""
-        if self.futures.begin(request_id):
-            self._tasks.spawn(self._complete(request_id, work))
+        if self.futures(owner).begin(request_id):
+            self._tasks.spawn(self._complete(request_id, owner, work))
         return request_id
 
-    async def _complete(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> None:
+    async def _complete(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> None:
         try:
             result = await work()
-        except BadRequest as error:
-            result = failure(str(error))
-        except (NotFound, Gone) as error:
-            result = failure(str(error))
-        except (RunLost, InferenceError, OSError, ValueError, ExceptionGroup) as error:
-            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            result = failure(str(first), "user" if isinstance(first, BadRequest) else "server")
-        await self.futures.complete(request_id, result)
+        except Exception as error:  # noqa: BLE001 - it is logged there
+            result = _failed(request_id, error)
+        await self.futures(owner).complete(request_id, result)
 
     # --- sessions ---
 
-    async def create_session(self, owner: str) -> Session:
-        """Begins a session."""
-        session = Session(f"s{secrets.token_hex(8)}", owner)
+    async def create_session(self, asked: CreateSession, owner: str) -> Session:
+        """Begins a session. Raises `BadRequest` and `ValueError`."""
+        if asked.project_id is not None:
+            raise NotServed("project_id is not served: there are no projects; leave it out")
+        session = Session(
+            f"s{secrets.token_hex(8)}", owner,
+            user_metadata=asked.user_metadata, display_name=asked.display_name, created=time.time(),
+        )  # fmt: skip
         await asyncio.to_thread(self.store.write, session)
+        self._seen[session.session_id] = time.monotonic()
         return session
 
     async def session(self, session_id: str, owner: str) -> Session:
-        """Returns a session. Raises `NotFound` and `Gone`."""
-        found = await asyncio.to_thread(self.store.session, session_id)
-        if found is None or found.owner != owner:
-            raise NotFound(f"there is no session {session_id[:80]!r}")
+        """Returns a session that goes on. Raises `NotFound` and `Gone`."""
+        found = await self.any_session(session_id, owner)
         if found.finished:
             raise Gone(f"session {session_id} has ended")
         self._seen[session_id] = time.monotonic()
         return found
 
-    async def finish_session(self, session_id: str, owner: str) -> None:
-        """Ends a session: its runs leave the trainer's slots once others wait for them. Raises as `session`."""
-        found = await self.session(session_id, owner)
-        await asyncio.to_thread(self.store.write, Session(found.session_id, found.owner, finished=True))
+    async def any_session(self, session_id: str, owner: str) -> Session:
+        """Returns a session, also one that has ended. Raises `NotFound`."""
+        found = await asyncio.to_thread(self.store.session, session_id)
+        if found is None or found.owner != owner:
+            raise NotFound(f"there is no session {session_id[:80]!r}")
+        return found
+
+    async def finish_session(self, session_id: str, owner: str, ending: dict[str, Any]) -> None:
+        """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NotFound`."""
+        found = await self.any_session(session_id, owner)
+        if found.finished:
+            return
+        finished = msgspec.structs.replace(found, finished=True, ending=ending)
+        await asyncio.to_thread(self.store.write, finished)
         for model_id in [each for each in self._models if _session_of(each) == session_id]:
             await self._models.pop(model_id).close()
         self._seen.pop(session_id, None)
+        self.futures(owner).forget(f"{session_id}:")
+        models = await self.models(owner, session_id)
+        await asyncio.to_thread(end_session, self.store, [each.model_id for each in models])
 
     # --- models ---
 
     async def model(self, model_id: str, owner: str) -> Model:
         """Returns a model, also of a session that was silent. Raises `NotFound` and `Gone`."""
         await self.session(_session_of(model_id), owner)
-        async with self._opening:
+        async with self._opened(model_id):
             if model_id not in self._models:
                 record = await asyncio.to_thread(self.store.model, model_id)
                 if record is None:
                     raise NotFound(f"there is no model {model_id[:80]!r}")
                 await self._open(record)
             return self._models[model_id]
+
+    @asynccontextmanager
+    async def _opened(self, model_id: str) -> AsyncIterator[None]:
+        """While a model is opened or closed, others that ask for it wait."""
+        lock = self._opening.setdefault(model_id, asyncio.Lock())
+        async with lock:
+            yield
+
+    async def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
+        """Returns an owner's models, or those of a session of its, the newest first."""
+        found = await asyncio.to_thread(self.store.models)
+        mine = [each for each in found if each.owner == owner and session_id in (None, _session_of(each.model_id))]
+        return sorted(mine, key=lambda each: (each.created, each.model_id), reverse=True)
+
+    async def owned_model(self, model_id: str, owner: str) -> ModelRecord:
+        """Returns what is known of a model, also of a session that has ended. Raises `NotFound`."""
+        found = await asyncio.to_thread(self.store.model, model_id)
+        if found is None or found.owner != owner:
+            raise NotFound(f"there is no model {model_id[:80]!r}")
+        return found
+
+    def last_seen(self, model_id: str) -> float:
+        """Returns when the session of a model was last heard of since this service started, in seconds since 1970; else 0."""
+        seen = self._seen.get(_session_of(model_id))
+        return 0.0 if seen is None else time.time() - (time.monotonic() - seen)
+
+    async def unload_model(self, model_id: str, owner: str) -> str:
+        """Closes a model, whose run leaves its slot once others wait; returns the id of the request. Raises as `model`."""
+        await self.model(model_id, owner)
+
+        async def closed() -> Result:
+            async with self._opened(model_id):
+                if (model := self._models.pop(model_id, None)) is not None:
+                    await model.close()
+            return answer(model_id=model_id, type="unload_model")
+
+        return self._in_background(f"{model_id}:{UNLOAD}", owner, closed)
 
     async def retrieve(self, request_id: str, owner: str, seconds: float) -> Result | None:
         """Returns the result of a request; None if there is none after `seconds`.
@@ -241,13 +349,19 @@ class Service:
         if session is None or session.owner != owner:
             raise NotFound(f"there is no request {request_id[:120]!r}")
         model_id, _, last = request_id.rpartition(":")
-        if not (session.finished or self.futures.knows(request_id)):
+        futures = self.futures(owner)
+        if not (session.finished or futures.knows(request_id)):
             record = await asyncio.to_thread(self.store.model, model_id)
             if record is not None and last == CREATE:  # the service was started again meanwhile
-                self._in_background(request_id, lambda: self._create(record))
+                self._in_background(request_id, owner, lambda: self._create(record))
             elif record is not None:
                 await self.model(model_id, owner)
-        return await self.futures.fetch(request_id, seconds)
+        return await futures.fetch(request_id, seconds)
+
+    def waits_for(self, request_id: str) -> str:
+        """Returns why a request of a model waits; empty if its model's run is trained."""
+        model = self._models.get(request_id.rpartition(":")[0])
+        return model.run.reason if model is not None else ""
 
     async def create_model(self, asked: CreateModel, owner: str) -> str:
         """Begins a model; returns the id of the request. Raises `BadRequest`, `NotFound`, `Gone` and `TooMany`."""
@@ -265,42 +379,82 @@ class Service:
             raise BadRequest("lora_config: neither train_attn nor train_mlp is true, so nothing would be trained")
         _check_optimizer(asked.optimizer_config)
         model_id = f"{session.session_id}:train:{asked.model_seq_id}"
-        record = ModelRecord(model_id, run_of(model_id), owner, lora.rank, modules, user_metadata=asked.user_metadata)
-        return self._begin_model(record)
-
-    async def load_weights(self, asked: LoadWeights, owner: str) -> str:
-        """Begins a model with a saved state; returns the id of the request. Raises as `create_model`."""
-        if asked.session_id is None or asked.model_seq_id is None:
-            raise BadRequest(
-                "load_weights creates a model, by session_id and model_seq_id; a model that exists is not loaded into"
-            )
-        session = await self.session(asked.session_id, owner)
-        if asked.base_model is not None:
-            self.check_base(asked.base_model)
-        if asked.optimizer_config is not None:
-            _check_optimizer(asked.optimizer_config)
-        saved = await self.saved(asked.path, owner)
-        if saved.kind != "weights":
-            raise BadRequest(f"{asked.path} has weights for samplers, without an optimizer; expected one of save_state")
-        source = await asyncio.to_thread(self.store.model, saved.model_id)
-        assert source is not None
-        model_id = f"{session.session_id}:train:{asked.model_seq_id}"
-        start = (source.run_id, saved.step) if saved.step else (source.start_run, source.start_step)
         record = ModelRecord(
-            model_id, run_of(model_id), owner, source.rank, source.target_modules, *start,
-            asked.optimizer, asked.user_metadata or source.user_metadata, "load_weights",
+            model_id, run_of(model_id), owner, lora.rank, modules,
+            user_metadata=asked.user_metadata, created=time.time(),
         )  # fmt: skip
         return self._begin_model(record)
 
+    async def load_weights(self, asked: LoadWeights, owner: str, body: bytes) -> str:
+        """Begins a model with a saved state; returns the id of the request. Raises as `create_model`.
+
+        Clients before 0.38 create the model first, and load as its first request. `body` is what was asked.
+        """
+        if asked.optimizer_config is not None:
+            _check_optimizer(asked.optimizer_config)
+        if asked.base_model is not None:
+            self.check_base(asked.base_model)
+        if asked.model_id is not None and asked.seq_id is not None:
+            return await self._load_into(asked.model_id, asked.seq_id, asked, owner, body)
+        if asked.session_id is None or asked.model_seq_id is None:
+            raise BadRequest("neither session_id and model_seq_id nor model_id and seq_id are given")
+        session = await self.session(asked.session_id, owner)
+        model_id = f"{session.session_id}:train:{asked.model_seq_id}"
+        source, start = await self._start_of(asked.path, owner)
+        record = ModelRecord(
+            model_id, run_of(model_id), owner, source.rank, source.target_modules, *start,
+            asked.optimizer, asked.user_metadata or source.user_metadata, "load_weights", time.time(),
+        )  # fmt: skip
+        return self._begin_model(record)
+
+    async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, tuple[str, int]]:
+        """Returns the model whose state a URI names, and the run and step to begin with. Raises `BadRequest`, `NotFound`."""
+        saved = await self.saved(path, owner)
+        if saved.kind != "weights":
+            raise BadRequest(f"{path} has weights for samplers, without an optimizer; expected one of save_state")
+        source = await asyncio.to_thread(self.store.model, saved.model_id)
+        assert source is not None
+        return source, (source.run_id, saved.step) if saved.step else (source.start_run, source.start_step)
+
+    async def _load_into(self, model_id: str, seq_id: int, asked: LoadWeights, owner: str, body: bytes) -> str:
+        """Begins a model anew that has no request yet, with a saved state, as another run."""
+        if seq_id != 1:
+            raise NotServed(
+                f"load_weights is not permitted with seq_id {seq_id}: it is a model's first request; create a client "
+                "from the state"
+            )
+        model = await self.model(model_id, owner)
+        async with self._opened(model_id):
+            model = self._models.get(model_id, model)
+            is_loaded = model.record.run_id != run_of(model_id)
+            if model.record.created_by == "load_weights" and not is_loaded:
+                raise NotServed("the model was created with saved weights; create another client from the state")
+            if model.is_untouched and not is_loaded:
+                source, start = await self._start_of(asked.path, owner)
+                former = model.record
+                if (former.rank, former.target_modules) != (source.rank, source.target_modules):
+                    raise BadRequest(
+                        f"{asked.path} has rank {source.rank} and {', '.join(source.target_modules)}; the model has "
+                        f"rank {former.rank} and {', '.join(former.target_modules)}"
+                    )
+                record = msgspec.structs.replace(
+                    former, run_id=f"{former.run_id}.l", start_run=start[0], start_step=start[1],
+                    start_optimizer=asked.optimizer, created_by="load_weights",
+                )  # fmt: skip
+                await asyncio.to_thread(self.store.write, record)
+                await self._models.pop(model_id).close()
+                await self._open(record)
+            return self._models[model_id].offer(Request("load_weights", seq_id, body))
+
     def _begin_model(self, record: ModelRecord) -> str:
         encoded(record)  # a record that is too long is refused now
-        return self._in_background(f"{record.model_id}:{CREATE}", lambda: self._create(record))
+        return self._in_background(f"{record.model_id}:{CREATE}", record.owner, lambda: self._create(record))
 
     async def _create(self, record: ModelRecord) -> Result:
-        async with self._opening:
+        async with self._opened(record.model_id):
             if record.model_id not in self._models:
                 former = await asyncio.to_thread(self.store.model, record.model_id)
-                if former is not None and former != record:
+                if former is not None and msgspec.structs.replace(former, created=record.created) != record:
                     raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
                 await asyncio.to_thread(self.store.write, record)
                 await self._open(record)
@@ -325,8 +479,9 @@ class Service:
 
         journal, run = await asyncio.to_thread(opened)
         model = Model(
-            record, run, journal, self.store, self.futures, self._samplers, self.config.max_tokens, self._vocabulary
-        )
+            record, run, journal, self.store, self.futures(record.owner), self._samplers, self.config.max_tokens,
+            self._vocabulary, self.config.output_dir, self._removing,
+        )  # fmt: skip
         try:
             await model.start()
         except BaseException:  # it must not be found half begun
@@ -349,11 +504,28 @@ class Service:
         """Returns what a URI names. Raises `NotFound`."""
         found = await asyncio.to_thread(self.store.saved, path)
         session = None
-        if found is not None:
+        if found is not None and found.kind != "inflight":
             session = await asyncio.to_thread(self.store.session, _session_of(found.model_id))
         if found is None or session is None or session.owner != owner:
             raise NotFound(f"there are no weights {path[:120]!r}")
         return found
+
+    async def all_saved(self, model: ModelRecord) -> list[SavedRecord]:
+        """Returns what is saved of a model, the newest first."""
+        found = await asyncio.to_thread(self.store.all_saved, model.model_id)
+        return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
+
+    async def delete_saved(self, path: str, owner: str) -> None:
+        """Deletes weights: their name at once, and their bytes once nothing needs them. Raises `NotFound`."""
+        record = await self.saved(path, owner)
+        await asyncio.to_thread(self.store.delete, record)
+        self._tasks.spawn(self.sweep())
+
+    async def set_ttl(self, path: str, ttl_seconds: int | None, owner: str) -> None:
+        """Has weights deleted after a time, or never. Raises `NotFound` and `BadRequest`."""
+        record = msgspec.structs.replace(await self.saved(path, owner), expires=expiry(ttl_seconds))
+        if not await asyncio.to_thread(self.store.change, record):
+            raise NotFound(f"there are no weights {path[:120]!r}")
 
     async def create_sampler(self, asked: CreateSampler, owner: str) -> SamplerRecord:
         """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NotFound`, `Gone`, `InferenceError`."""
@@ -365,10 +537,7 @@ class Service:
                 raise BadRequest(
                     f"{asked.model_path} is a state for training; expected one of save_weights_for_sampler"
                 )
-            published = saved.directory.rpartition("/")[2]
-            record = SamplerRecord(
-                sampler_id, owner, f"{run_of(saved.model_id)}.{published}", saved.directory, saved.path
-            )
+            record = SamplerRecord(sampler_id, owner, await self._adapter_of(saved), saved.directory, saved.path)
         elif asked.base_model is not None:
             self.check_base(asked.base_model)
             record = SamplerRecord(sampler_id, owner)
@@ -376,6 +545,25 @@ class Service:
             raise BadRequest("neither base_model nor model_path is given")
         await asyncio.to_thread(self.store.write, record)
         return record
+
+    async def _adapter_of(self, saved: SavedRecord) -> str:
+        """Returns the name that published weights have at the servers."""
+        model = await asyncio.to_thread(self.store.model, saved.model_id)
+        assert model is not None
+        return adapter_name(model.run_id, saved.directory)
+
+    async def join_sampler(self, sampler_id: str, owner: str) -> int:
+        """Returns a number for one more client of a sampler, from 1. Raises `NotFound` and `Gone`."""
+        async with self._opened(sampler_id):
+            sampler = await self.sampler(sampler_id, owner)
+            await self.session(_session_of(sampler_id), owner)
+            joined = msgspec.structs.replace(sampler, clones=sampler.clones + 1)
+            await asyncio.to_thread(self.store.write, joined)
+            return joined.clones
+
+    async def samplers_of(self, session_id: str) -> list[SamplerRecord]:
+        """Returns the samplers of a session."""
+        return await asyncio.to_thread(self.store.samplers, session_id)
 
     async def sampler(self, sampler_id: str, owner: str) -> SamplerRecord:
         """Returns a sampler. Raises `NotFound`."""
@@ -387,14 +575,41 @@ class Service:
     async def sample(self, asked: Sample, owner: str) -> tuple[str, list[str]]:
         """Begins samples; returns the id of the request and one for each sample. Raises `NotFound` and `TooMany`."""
         sampler = await self.sampler(asked.sampling_session_id, owner)
+        await self.session(_session_of(sampler.sampler_id), owner)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
 
         async def work() -> Result:
-            body = await sample(self._samplers, sampler, asked, self.config.max_tokens)
-            return Result(body, is_protobuf=True)
+            return Result(await self._sampled(sampler, asked), is_protobuf=True)
 
-        self._in_background(request_id, work)
-        return request_id, [f"{request_id}:{index}" for index in range(max(0, min(asked.num_samples, 1024)))]
+        self._in_background(request_id, owner, work)
+        return request_id, [f"{request_id}:{index}" for index in range(max(0, min(asked.num_samples, MOST_SAMPLES)))]
+
+    async def _sampled(self, sampler: SamplerRecord, asked: Sample) -> bytes:
+        while sampler.follows:
+            target = await asyncio.to_thread(self.store.saved, f"tinker://{sampler.follows}/inflight/{NEWEST}")
+            if target is None:
+                raise Gone(f"the weights of sampler {sampler.sampler_id} have ended with their session")
+            adapter = await self._adapter_of(target)
+            now = msgspec.structs.replace(sampler, adapter=adapter, directory=target.directory)
+            try:
+                return await sample(self._samplers, now, asked, self.config.max_tokens)
+            except (InferenceError, OSError, ExceptionGroup):  # newer weights may have taken their place meanwhile
+                if await asyncio.to_thread(self.store.saved, target.path) == target:
+                    raise
+        return await sample(self._samplers, sampler, asked, self.config.max_tokens)
+
+
+def _failed(request_id: str, error: Exception) -> Result:
+    """Returns the result of a request that has none. A fault of the service's own is logged."""
+    first: Exception = error
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, BadRequest | NotFound | Gone):
+        return failure(str(first))
+    if not isinstance(first, RunLost | InferenceError | OSError | ValueError):
+        logger.error("request %s has no result", request_id, exc_info=error)
+        return failure(f"the service failed: {type(first).__name__}: {first}", "server")
+    return failure(str(first), "server")
 
 
 def _session_of(any_id: str) -> str:

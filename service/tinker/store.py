@@ -6,6 +6,8 @@ Names of clients are never names of files, but for what `IDENTIFIER_PATTERN` all
 from __future__ import annotations
 
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -29,10 +31,16 @@ class Session(msgspec.Struct, frozen=True):
     owner: str
     """The digest of its key; empty where there are no keys."""
     finished: bool = False
+    ending: dict[str, Any] | None = None
+    """The reason and the remark with which its client finished it."""
+    user_metadata: dict[str, Any] | None = None
+    display_name: str | None = None
+    created: float = 0.0
+    """When it began, in seconds since 1970."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
-    """A model that a client trains: one driven run."""
+    """A model that a client trains: one driven run, whose id is `run_of` the model's unless it was loaded into."""
 
     model_id: str
     run_id: str
@@ -46,6 +54,8 @@ class ModelRecord(msgspec.Struct, frozen=True):
     user_metadata: dict[str, Any] | None = None
     created_by: str = "create_model"
     """The request that made it."""
+    created: float = 0.0
+    """When it was asked for, in seconds since 1970."""
 
     @property
     def start(self) -> StartFrom | None:
@@ -60,18 +70,31 @@ class SavedRecord(msgspec.Struct, frozen=True):
 
     model_id: str
     kind: str
-    """`weights` or `sampler_weights`."""
+    """`weights` or `sampler_weights`, which clients name and list; `snapshot`, of one sampler alone; `inflight`, the newest
+    weights of a model's samplers that follow it."""
     name: str
     number: int
     """The item that made it."""
     step: int
     directory: str = ""
     """Where published weights are; empty for a saved state."""
+    user_metadata: dict[str, Any] | None = None
+    created: float = 0.0
+    """When it was saved, in seconds since 1970."""
+    expires: float | None = None
+    """When it is deleted, in seconds since 1970; None: never."""
+    size: int | None = None
+    """Bytes on the disk."""
 
     @property
     def path(self) -> str:
         """The URI by which clients name it."""
         return f"tinker://{self.model_id}/{self.kind}/{self.name}"
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and self.expires <= time.time()
 
 
 class SamplerRecord(msgspec.Struct, frozen=True):
@@ -84,6 +107,10 @@ class SamplerRecord(msgspec.Struct, frozen=True):
     directory: str = ""
     path: str = ""
     """The URI of its weights, if they have one."""
+    follows: str = ""
+    """The model whose newest weights for such samplers it uses; empty: its own are fixed."""
+    clones: int = 0
+    """Further clients that have joined it."""
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -95,6 +122,8 @@ class Store:
     def __init__(self, directory: Path) -> None:
         """Keeps them below `directory`. Raises `OSError`."""
         self.directory = directory
+        self._saving = threading.Lock()
+        """Held while a name of saved weights changes its meaning."""
         for name in ("sessions", "models", "samplers"):
             (directory / name).mkdir(parents=True, exist_ok=True)
 
@@ -113,7 +142,7 @@ class Store:
             case Session():
                 return self.directory / "sessions" / f"{record.session_id}.json"
             case ModelRecord():
-                return self.run_directory(record.run_id) / "model.json"
+                return self.run_directory(run_of(record.model_id)) / "model.json"
             case SavedRecord():
                 return self.run_directory(run_of(record.model_id)) / record.kind / f"{record.name}.json"
             case SamplerRecord():
@@ -125,25 +154,86 @@ class Store:
 
     def models(self) -> list[ModelRecord]:
         """Returns all models."""
-        paths = sorted((self.directory / "models").glob("*/model.json"))
-        return [found for path in paths if (found := self._read(path, ModelRecord)) is not None]
+        return self._all("models/*/model.json", ModelRecord)
 
     def model(self, model_id: str) -> ModelRecord | None:
         """Returns a model; None if there is none."""
         found = self._read(self.run_directory(run_of(model_id)) / "model.json", ModelRecord)
         return found if found is not None and found.model_id == model_id else None
 
+    def sessions(self) -> list[Session]:
+        """Returns all sessions."""
+        return self._all("sessions/*.json", Session)
+
     def saved(self, path: str) -> SavedRecord | None:
-        """Returns what a URI names; None if there is none."""
-        found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights)/([^/]+)", path)
+        """Returns what a URI names; None if there is none, or its time is over."""
+        found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights|inflight)/([^/]+)", path)
         if found is None or not re.fullmatch(IDENTIFIER_PATTERN, found[3]):
             return None
-        return self._read(self.run_directory(run_of(found[1])) / found[2] / f"{found[3]}.json", SavedRecord)
+        record = self._read(self.run_directory(run_of(found[1])) / found[2] / f"{found[3]}.json", SavedRecord)
+        return record if record is not None and record.model_id == found[1] and not record.has_expired else None
 
-    def all_saved(self, run_id: str) -> list[SavedRecord]:
-        """Returns all that is saved of a run."""
-        paths = sorted(self.run_directory(run_id).glob("*weights/*.json"))
-        return [found for path in paths if (found := self._read(path, SavedRecord)) is not None]
+    def all_saved(self, model_id: str, kinds: str = "*weights") -> list[SavedRecord]:
+        """Returns all that is saved of a model, also what has expired and is not deleted yet."""
+        return self._all(f"models/{run_of(model_id)}/{kinds}/[!.]*.json", SavedRecord)
+
+    def knows(self, record: SavedRecord) -> bool:
+        """Whether what an item has saved is there by its name, or was deleted since."""
+        former = self._read(self._path_of(record), SavedRecord)
+        return (former is not None and former.number == record.number) or self._tombstone_of(record).exists()
+
+    def keep(self, record: SavedRecord, *, overwrite: bool) -> bool:
+        """Writes a record; returns False if a later one has its name: a model that is opened again asks for what it had before.
+
+        Raises `FileExistsError` if another one has its name.
+        """
+        with self._saving:
+            former = self._read(self._path_of(record), SavedRecord)
+            if self.knows(record):
+                return True
+            if former is not None and former.number > record.number and overwrite:
+                return False
+            if former is not None and not (overwrite or former.has_expired):
+                raise FileExistsError(f"{record.path} is there already; overwrite it, or take another name")
+            if former is not None:
+                self._bury(former)
+            self.write(record)
+            return True
+
+    def change(self, record: SavedRecord) -> bool:
+        """Writes what changed of a record; returns False if it is there no more."""
+        with self._saving:
+            former = self._read(self._path_of(record), SavedRecord)
+            if former is None or former.number != record.number:
+                return False
+            self.write(record)
+            return True
+
+    def delete(self, record: SavedRecord) -> None:
+        """Takes the name from weights. They are on the disk until `retention.sweep`."""
+        with self._saving:
+            former = self._read(self._path_of(record), SavedRecord)
+            if former is not None and former.number == record.number:
+                self._bury(former)
+                self._path_of(record).unlink()
+
+    def deleted(self, run_id: str) -> list[SavedRecord]:
+        """Returns what was deleted of a run."""
+        return self._all(f"models/{run_id}/*/.deleted-*.json", SavedRecord)
+
+    def _bury(self, record: SavedRecord) -> None:
+        write_atomically(self._tombstone_of(record), encoded(record))
+
+    def _tombstone_of(self, record: SavedRecord) -> Path:
+        return self._path_of(record).with_name(f".deleted-{record.number}.json")
+
+    def samplers(self, session_id: str = "*") -> list[SamplerRecord]:
+        """Returns all samplers of a session, or of all."""
+        return self._all(f"samplers/{session_id}_sample_*.json", SamplerRecord)
+
+    def _all(self, pattern: str, kind: type[Record]) -> list[Record]:
+        found = (self._read(path, kind) for path in sorted(self.directory.glob(pattern)))
+        return [record for record in found if record is not None]
 
     def sampler(self, sampler_id: str) -> SamplerRecord | None:
         """Returns a sampler; None if there is none."""

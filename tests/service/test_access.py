@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from counterpoint.service.config import ServiceConfig, TinkerConfig
+from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access, digest
-from counterpoint.service.samplers import Samplers
-from counterpoint.service.tinker.app import MAX_BODY_BYTES, Endpoints
-from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
+from counterpoint.service.tinker.app import MAX_BODY_BYTES
+from counterpoint.service.tinker.service import CreateSession
+from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.wires.open import open_connection
+from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS
-
-KEYS = [f"tml-{letter * 20}" for letter in "ab"]
-
-
-@asynccontextmanager
-async def serving(directory: Path) -> AsyncIterator[tuple[Any, Service]]:
-    """A client of a service without trainer and servers."""
-    config = ServiceConfig(output_dir=directory, model="m", name="tiny")
-    connection = open_connection(config.transport, directory)
-    service = Service(config, Store(directory / "service"), connection, cast(Samplers, None), None)
-    app = Endpoints(service, frozenset(map(digest, KEYS))).app()
-    async with TestClient(TestServer(app)) as client:
-        yield client, service
-    await service.close()
 
 
 async def status(client: Any, key: str, path: str, body: object) -> int:
@@ -66,7 +48,7 @@ async def test_only_known_keys_get_in_and_each_has_its_own(tmp_path: Path) -> No
 
 async def test_one_model_whose_journal_is_broken_keeps_the_service_from_nothing_else(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, service):
-        session = await service.create_session(digest(KEYS[0]).hex())
+        session = await service.create_session(CreateSession(), digest(KEYS[0]).hex())
         name = f"{session.session_id}:train:0"
         record = ModelRecord(name, run_of(name), session.owner, 1, [])
         service.store.write(record)

@@ -1,0 +1,172 @@
+"""What clients read of their sessions, models and saved weights, as the SDK's REST client has it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
+
+_TYPES = {"weights": "training", "sampler_weights": "sampler"}
+
+MOST_LISTED = 1000
+"""Entries of one page."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Which part of a list is asked for."""
+
+    limit: int = 20
+    offset: int = 0
+
+    def of(self, entries: Sequence[Any]) -> Sequence[Any]:
+        """Returns that part. Raises `BadRequest` for a part that no list has."""
+        if not (1 <= self.limit <= MOST_LISTED and self.offset >= 0):
+            raise BadRequest(
+                f"limit = {self.limit}, offset = {self.offset}; expected 1 to {MOST_LISTED}, and 0 or more"
+            )
+        return entries[self.offset : self.offset + self.limit]
+
+    def cursor(self, total: int) -> dict[str, int]:
+        """Returns where the page is in a list of this length."""
+        return {"offset": self.offset, "limit": self.limit, "total_count": total}
+
+
+def time_text(seconds: float) -> str:
+    """Returns seconds since 1970 as the SDK reads times."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def checkpoint(record: SavedRecord) -> dict[str, Any]:
+    """Returns saved weights as the SDK's `Checkpoint`."""
+    return {
+        "checkpoint_id": f"{record.kind}/{record.name}",
+        "checkpoint_type": _TYPES[record.kind],
+        "time": time_text(record.created),
+        "tinker_path": record.path,
+        "size_bytes": record.size,
+        "public": False,
+        "user_metadata": record.user_metadata,
+        "expires_at": None if record.expires is None else time_text(record.expires),
+    }
+
+
+def training_run(model: ModelRecord, saved: Sequence[SavedRecord], base_model: str, seen: float) -> dict[str, Any]:
+    """Returns a model as the SDK's `TrainingRun`; it was last heard of at `seen`."""
+    last = {each.kind: checkpoint(each) for each in sorted(saved, key=lambda each: each.created)}
+    return {
+        "training_run_id": model.model_id,
+        "base_model": base_model,
+        "model_owner": owner_name(model.owner),
+        "is_lora": True,
+        "corrupted": False,
+        "lora_rank": model.rank,
+        "last_request_time": time_text(max([seen, model.created, *(each.created for each in saved)])),
+        "last_checkpoint": last.get("weights"),
+        "last_sampler_checkpoint": last.get("sampler_weights"),
+        "user_metadata": model.user_metadata,
+    }
+
+
+def owner_name(owner: str) -> str:
+    """Returns a name for an owner that tells nothing of the key."""
+    return f"key-{owner[:8]}" if owner else "local"
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """Where a page of found sessions ends."""
+
+    last_created_at: str
+    last_session_id: str
+
+
+class StatusQuery(msgspec.Struct, frozen=True):
+    """A status that is searched for."""
+
+    type: str
+    reasons: list[str] | None = None
+
+
+class SearchOwner(msgspec.Struct, frozen=True):
+    """Whose sessions are searched."""
+
+    type: str = "own"
+
+
+class Search(msgspec.Struct, frozen=True):
+    """The body of `sessions/search`."""
+
+    session_id: str | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: str | None = None
+    owner: SearchOwner = SearchOwner()
+    statuses: list[StatusQuery] | None = None
+    limit: int = 50
+    cursor: Cursor | None = None
+
+    def page(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], Cursor | None]:
+        """Returns the sessions that match, the newest first, from the cursor on, and where the next page begins.
+
+        Raises `BadRequest`.
+        """
+        if self.project_ids is not None:
+            raise BadRequest("project_ids is not served: there are no projects; leave it out")
+        if self.owner.type not in ("own", "accessible"):
+            raise BadRequest(f"owner: {self.owner.type!r} is not served: each key sees its own sessions alone")
+        found = sorted((each for each in sessions if self._matches(each)), key=_place, reverse=True)
+        if self.cursor is not None:
+            try:
+                after = (datetime.fromisoformat(self.cursor.last_created_at).timestamp(), self.cursor.last_session_id)
+            except ValueError as error:
+                raise BadRequest(f"cursor.last_created_at: {error}") from error
+            found = [each for each in found if _place(each) < after]
+        page = Page(self.limit).of(found)
+        further = len(found) > len(page)
+        return page, Cursor(time_text(page[-1].created), page[-1].session_id) if further else None
+
+    def _matches(self, session: Session) -> bool:
+        given = session.user_metadata or {}
+        if any(given.get(key) != value for key, value in self.user_metadata.items()):
+            return False
+        if self.statuses is not None and not any(_has(session, each) for each in self.statuses):
+            return False
+        name = (session.display_name or "").lower()
+        by_name = self.display_name is not None and all(
+            word in name for word in re.split(r"\s+", self.display_name.lower())
+        )
+        by_id = self.session_id is not None and self.session_id == session.session_id
+        return by_name or by_id or (self.display_name is None and self.session_id is None)
+
+
+def _place(session: Session) -> tuple[float, str]:
+    return session.created, session.session_id
+
+
+def _has(session: Session, query: StatusQuery) -> bool:
+    if session.finished:
+        reason = (session.ending or {}).get("reason", {}).get("type")
+        return query.type == "client_finished" and (query.reasons is None or reason in query.reasons)
+    return query.type == "active"
+
+
+def session_summary(session: Session, saved: Sequence[SavedRecord]) -> dict[str, Any]:
+    """Returns a session as the SDK's `SessionSummary`."""
+    return {
+        "session_id": session.session_id,
+        "created_at": time_text(session.created),
+        "owner": owner_name(session.owner),
+        "project_id": "",
+        "status": {"type": "client_finished", **(session.ending or {"reason": {"type": "success"}})}
+        if session.finished
+        else {"type": "active"},
+        "checkpoints_count": len(saved),
+        "display_name": session.display_name,
+        "user_metadata": session.user_metadata,
+        "checkpoint_storage_bytes": sum(each.size or 0 for each in saved),
+    }

@@ -1,0 +1,40 @@
+"""A service without trainer and servers, for tests of what it does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from counterpoint.service.config import ServiceConfig
+from counterpoint.service.keys import digest
+from counterpoint.service.samplers import Samplers
+from counterpoint.service.tinker.app import Endpoints
+from counterpoint.service.tinker.service import Service
+from counterpoint.service.tinker.store import Store
+from counterpoint.transport.wires.open import open_connection
+
+KEYS = [f"tml-{letter * 20}" for letter in "ab"]
+
+
+@asynccontextmanager
+async def serving(directory: Path, samplers: object = None) -> AsyncIterator[tuple[Any, Service]]:
+    """A client of the service, and the service."""
+    config = ServiceConfig(output_dir=directory, model="m", name="tiny")
+    connection = open_connection(config.transport, directory)
+    service = Service(config, Store(directory / "service"), connection, cast(Samplers, samplers), None)
+    app = Endpoints(service, frozenset(map(digest, KEYS))).app()
+    app.on_response_prepare.append(_close)
+    async with TestClient(TestServer(app)) as client:
+        yield client, service
+    await service.close()
+
+
+async def _close(_: web.Request, response: web.StreamResponse) -> None:
+    """Ends the connection after each answer: the SDK leaves some open."""
+    response.headers["Connection"] = "close"
+    response.force_close()

@@ -1,0 +1,228 @@
+"""The SDK's REST client reads and deletes what a service keeps, as its own methods do."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tinker
+from tinker import types
+
+from counterpoint.service.keys import digest
+from counterpoint.service.tinker.service import ATTENTION, Service
+from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Session, Store, run_of
+from counterpoint.transport.files.atomic import STABLE
+from tests.service.serving import KEYS, serving
+
+OWNERS = [digest(key).hex() for key in KEYS]
+
+
+def a_model(store: Store, number: int, owner: str, created: float = 1.0) -> ModelRecord:
+    """A model of a session of its own."""
+    session = Session(f"s{number}", owner, user_metadata={"purpose": f"no {number}"}, display_name=f"Run {number} of mine",
+                      created=created)  # fmt: skip
+    name = f"{session.session_id}:train:0"
+    record = ModelRecord(
+        name, run_of(name), owner, 4, ATTENTION, user_metadata={"renderer_name": "role_colon"}, created=created
+    )
+    store.write(session)
+    store.write(record)
+    return record
+
+
+def a_state(directory: Path, model: ModelRecord, name: str, step: int, **values: Any) -> SavedRecord:
+    """A saved state, also on the disk."""
+    place = directory / "trainer" / model.run_id / "saved" / f"step_{step}"
+    if step:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / STABLE).touch()
+    return SavedRecord(model.model_id, "weights", name, step, step, created=float(step), **values)
+
+
+def published(directory: Path, model: ModelRecord, number: int) -> Path:
+    """Weights for samplers, on the disk."""
+    link = directory / f"run_{model.run_id}" / "published" / f"s{number}"
+    place = link.with_name(f".{link.name}.1")
+    place.mkdir(parents=True)
+    (place / STABLE).touch()
+    (place / "adapter.bin").write_bytes(bytes(100))
+    link.symlink_to(place.name)
+    return link
+
+
+@asynccontextmanager
+async def rest(directory: Path) -> AsyncIterator[tuple[tinker.RestClient, Any, Service]]:
+    async with serving(directory) as (client, service):
+        made = asyncio.to_thread(tinker.RestClient, base_url=str(client.make_url("")), api_key=KEYS[0])
+        found = await made
+        yield found, client, service
+        await answered(found.holder.run_coroutine_threadsafe(found.holder.aclose()).future())
+
+
+async def answered(future: Any) -> Any:
+    return await asyncio.to_thread(future.result)
+
+
+async def test_the_rest_client_reads_runs_checkpoints_and_sessions(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, _, service):
+        store = service.store
+        models = [a_model(store, number, OWNERS[number == 3], number) for number in range(4)]
+        store.write(a_state(tmp_path, models[1], "one", 1, user_metadata={"batch": "7"}, size=5))
+        store.write(SavedRecord(models[1].model_id, "sampler_weights", "two", 2, 2, "somewhere", created=2.0))
+        store.write(SamplerRecord("s1:sample:0", OWNERS[0]))
+        page = await answered(client.list_training_runs(limit=2))
+        assert [each.training_run_id for each in page.training_runs] == ["s2:train:0", "s1:train:0"]
+        assert (page.cursor.total_count, page.cursor.limit) == (3, 2)
+        assert len((await answered(client.list_training_runs(limit=2, offset=2))).training_runs) == 1
+        run = await answered(client.get_training_run_by_tinker_path("tinker://s1:train:0/weights/one"))
+        assert (run.base_model, run.lora_rank, run.user_metadata) == ("tiny", 4, {"renderer_name": "role_colon"})
+        assert run.last_checkpoint.checkpoint_id == "weights/one"
+        assert run.last_sampler_checkpoint.tinker_path == "tinker://s1:train:0/sampler_weights/two"
+        listed = (await answered(client.list_checkpoints("s1:train:0"))).checkpoints
+        assert [each.checkpoint_type for each in listed] == ["sampler", "training"]
+        assert (listed[1].user_metadata, listed[1].size_bytes, listed[1].expires_at) == ({"batch": "7"}, 5, None)
+        assert len((await answered(client.list_user_checkpoints())).checkpoints) == 2
+        info = await answered(client.get_weights_info_by_tinker_path("tinker://s1:train:0/weights/one"))
+        assert (info.lora_rank, info.train_attn, info.train_mlp, info.train_unembed) == (4, True, False, False)
+        assert (await answered(client.list_sessions())).sessions == ["s2", "s1", "s0"]
+        session = await answered(client.get_session("s1"))
+        assert (session.training_run_ids, session.sampler_ids) == (["s1:train:0"], ["s1:sample:0"])
+        assert session.user_metadata == {"purpose": "no 1"}
+        assert (await answered(client.get_sampler("s1:sample:0"))).base_model == "tiny"
+        for hidden in (
+            client.get_training_run("s3:train:0"),
+            client.get_session("s3"),
+            client.list_checkpoints("s3:train:0"),
+        ):
+            with pytest.raises(tinker.NotFoundError):
+                await answered(hidden)
+
+
+async def test_sessions_are_searched(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, _, service):
+        for number in range(4):
+            a_model(service.store, number, OWNERS[number == 3], number)
+        one = service.store.session("s1")
+        assert one is not None
+        service.store.write(msgspec.structs.replace(one, finished=True, ending={"reason": {"type": "errored"}}))
+
+        async def found(**values: Any) -> list[str]:
+            with warnings.catch_warnings(action="ignore"):
+                page = await answered(client.search_sessions(types.SessionSearchRequest(**values)))
+                names = [each.session_id for each in page.sessions]
+                if page.next_cursor is not None:
+                    names += await found(**values | {"cursor": page.next_cursor})
+            return names
+
+        assert await found() == await found(limit=1) == ["s2", "s1", "s0"]
+        assert await found(user_metadata={"purpose": "no 2"}) == ["s2"]
+        assert await found(display_name="mine 0", session_id="s1") == ["s1", "s0"]
+        assert await found(statuses=[types.ActiveSessionStatusQuery()]) == ["s2", "s0"]
+        assert await found(statuses=[types.ClientFinishedSessionStatusQuery(reasons=["errored"])]) == ["s1"]
+
+
+async def test_weights_are_deleted_from_the_disk_once_nothing_needs_them(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, _, service):
+        store = service.store
+        model, other, third = (a_model(store, number, OWNERS[0]) for number in range(3))
+        states = [a_state(tmp_path, model, name, step) for name, step in (("one", 1), ("same", 1), ("two", 2))]
+        links = [published(tmp_path, model, number) for number in (3, 4)]
+        shown = [
+            SavedRecord(model.model_id, "sampler_weights", f"w{number}", number, 2, str(link))
+            for number, link in zip((3, 4), links, strict=True)
+        ]
+        for record in (*states, *shown):
+            store.write(record)
+        store.write(SamplerRecord(f"{other.model_id.partition(':')[0]}:sample:0", OWNERS[0], "a", str(links[0])))
+        store.write(msgspec.structs.replace(third, start_run=model.run_id, start_step=2))
+        kept = tmp_path / "trainer" / model.run_id / "saved"
+        for record in (*states[1:], *shown):
+            await answered(client.delete_checkpoint_from_tinker_path(record.path))
+            with pytest.raises(tinker.NotFoundError):
+                await answered(client.delete_checkpoint_from_tinker_path(record.path))
+        await service.sweep()
+        assert (kept / "step_1").exists(), "it has another name"
+        assert (kept / "step_2").exists(), "a model is to begin with it"
+        assert links[0].exists(), "a sampler uses it"
+        assert not links[1].is_symlink()
+        assert not links[1].with_name(".s4.1").exists()
+        assert [each.checkpoint_id for each in (await answered(client.list_user_checkpoints())).checkpoints] == [
+            "weights/one"
+        ]
+        assert not store.keep(shown[0], overwrite=False) or store.saved(shown[0].path) is None, "it came back"
+        (tmp_path / "trainer" / third.run_id / "copies" / "step_0").mkdir(parents=True)
+        await service.finish_session("s1", OWNERS[0], {})
+        await service.sweep()
+        assert not links[0].is_symlink()
+        assert not (kept / "step_2").exists()
+        assert (kept / "step_1").exists()
+
+
+async def test_weights_whose_time_is_over_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rest(tmp_path) as (client, _, service):
+        model = a_model(service.store, 0, OWNERS[0])
+        record = a_state(tmp_path, model, "one", 1)
+        service.store.write(record)
+        for refused in (0, -1, 10**12):
+            with pytest.raises(tinker.UnprocessableEntityError):
+                await answered(client.set_checkpoint_ttl_from_tinker_path(record.path, refused))
+        await answered(client.set_checkpoint_ttl_from_tinker_path(record.path, 3600))
+        (listed,) = (await answered(client.list_checkpoints(model.model_id))).checkpoints
+        assert listed.expires_at is not None
+        monkeypatch.setattr("counterpoint.service.tinker.store.time.time", lambda: listed.expires_at.timestamp() + 1)
+        with pytest.raises(tinker.NotFoundError):
+            await answered(client.get_weights_info_by_tinker_path(record.path))
+        await service.sweep()
+        assert not (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
+        assert service.store.all_saved(model.model_id) == []
+
+
+async def test_a_state_is_not_removed_while_another_save_may_name_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, service):
+        model = a_model(service.store, 0, OWNERS[0])
+        record = a_state(tmp_path, model, "one", 1)
+        service.store.write(record)
+        service.store.delete(record)
+
+        class Saving:
+            saving: tuple[int, ...] = (2,)
+
+            async def close(self) -> None:
+                pass
+
+        service._models[model.model_id] = Saving()  # type: ignore[assignment]
+        await service.sweep()
+        assert (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
+        Saving.saving = ()
+        await service.sweep()
+        assert not (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
+
+
+async def test_what_is_not_served_is_refused_at_once(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, raw, service):
+        model = a_model(service.store, 0, OWNERS[0])
+        service.store.write(a_state(tmp_path, model, "one", 1))
+        refusals: list[Callable[[], Any]] = [
+            lambda: client.publish_checkpoint_from_tinker_path("tinker://s0:train:0/weights/one"),
+            lambda: client.list_training_runs(project_id="mine"),
+            lambda: client.assign_session_project("s0", "mine"),
+            lambda: client.export_session_trace("s0"),
+        ]
+        for refused in refusals:
+            with pytest.raises(tinker.BadRequestError, match="not served"):
+                await answered(refused())
+        headers = {"X-API-Key": KEYS[0]}
+        assert (await raw.get("/api/v1/auth/apikey/me", headers=headers)).status == 200
+
+        def broken() -> None:
+            raise ZeroDivisionError
+
+        service.store.models = broken  # type: ignore[method-assign,assignment]
+        with pytest.raises(tinker.UnprocessableEntityError, match="service failed"):
+            await answered(client.list_training_runs())
