@@ -50,6 +50,14 @@ class Sgd(msgspec.Struct, frozen=True, tag="sgd"):
 UpdateValues = AdamW | Sgd
 
 
+class Given(msgspec.Struct, frozen=True):
+    """A column of numbers that a loss reads: for each token a value, or as many as the column has for every token."""
+
+    data: bytes
+    """`[T]`, or `[T, K]` for any K above 0."""
+    dtype: Literal["float32", "int64"] = "float32"
+
+
 class Objective(msgspec.Struct, frozen=True):
     """What samples are trained for, where it is not what the run's configuration says."""
 
@@ -61,8 +69,12 @@ class Objective(msgspec.Struct, frozen=True):
     """float32 `[T]`: by which the loss of each token is multiplied; empty: 1."""
     targets: bytes = b""
     """int32 `[T]`: what is predicted in the place of each token; empty: the token itself."""
+    inputs: dict[Name, Given] = {}
+    """What the loss reads beside the batch's columns, by name."""
     returns: bool = False
     """Whether results for each token are wanted: `RESULTS`."""
+    forward_only: bool = False
+    """Whether nothing but results is wanted: the samples have no gradient, and are no part of an update."""
 
 
 class ItemHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

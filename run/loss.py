@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 
 from counterpoint.transport.config import Config
 
-RatioLevel = Literal["token", "sequence", "sequence_mean"]
-Objective = Literal["clipped", "truncated", "softened", "plain", "likelihood"]
+RatioLevel = Literal["token", "sequence", "sequence_mean", "sequence_mean_token"]
+Objective = Literal["clipped", "truncated", "softened", "proximal", "plain", "likelihood"]
 """The functions of `trainer/losses/objectives.py` that give what is maximised."""
 
 
@@ -89,13 +89,16 @@ KINDS: dict[str, Kind] = {
     # own loss (Schulman et al., arXiv:1707.06347).
     "ppo": Kind("clipped", {**_CLIP, "ratio_to": "old"}),
     # MiniMax, arXiv:2506.13585; 5: ScaleRL, arXiv:2510.13786.
-    "cispo": Kind("truncated", {**_TRUNCATE, "ratio_clip": 5.0}, "standardised"),
+    "cispo": Kind("truncated", {**_TRUNCATE, "ratio_clip": 5.0, "ratio_clip_low": None}, "standardised"),
     # Wu et al., arXiv:2505.24034.
     "aipo": Kind("truncated", {**_TRUNCATE, "ratio_clip": 4.0}),
     # A gate in place of the clip (Gao et al., arXiv:2511.20347).
     "sapo": Kind(
         "softened", {**_RATIO, "soft_positive": 1.0, "soft_negative": 1.05}, "standardised", changed=_BY_SAMPLE
     ),
+    # A quadratic penalty in place of a clip (Richemond et al., arXiv:2405.19107, without their value function; Kimi Team,
+    # arXiv:2501.12599).
+    "dro": Kind("proximal", {"proximity": 0.05}),
     # With the teacher's advantage (`trainer/losses/objectives.py`:`distillation`).
     "distillation": Kind("truncated", {**_WITHIN_BOUNDS, "reward_coefficient": 0.0}),
     # Tokens that `counterpoint sft` takes from data. The mean over a step's trained tokens is the cross entropy that Hugging
@@ -124,7 +127,7 @@ class LossConfig(Config):
 
     ratio_level: RatioLevel | None = None
     """`token`: each token has its own ratio. `sequence`: all of a sample have their product. `sequence_mean`: its geometric
-    mean."""
+    mean. `sequence_mean_token`: that mean, with the gradient of the token's own ratio."""
 
     clip_low: float | None = Field(default=None, ge=0, le=1)
     """A ratio below 1 - this has no gradient where the advantage is negative."""
@@ -138,6 +141,9 @@ class LossConfig(Config):
     ratio_clip: float | None = Field(default=None, gt=0)
     """The ratio is clipped to this as a weight of the gradient."""
 
+    ratio_clip_low: float | None = Field(default=None, ge=0)
+    """The weight of the gradient is at least this. Unset: no lower limit."""
+
     ratio_low: float | None = Field(default=None, ge=0)
     """Tokens whose ratio is below this are masked."""
 
@@ -149,6 +155,9 @@ class LossConfig(Config):
 
     soft_negative: float | None = Field(default=None, gt=0)
     """The same where it is not."""
+
+    proximity: float | None = Field(default=None, ge=0)
+    """Weight of half the square of the ratio's logarithm in the loss."""
 
     correction: Literal["none", "truncate", "mask"] | None = None
     """Weigh each token by the probability under the weights before the step over that of the inference engine: truncated to
@@ -209,7 +218,11 @@ class LossConfig(Config):
                 )
         elif self.correction_low is not None or self.correction_high is not None:
             raise ValueError('correction_low and correction_high take correction = "truncate" or "mask"')
-        for low, high in (("ratio_low", "ratio_high"), ("correction_low", "correction_high")):
+        for low, high in (
+            ("ratio_low", "ratio_high"),
+            ("ratio_clip_low", "ratio_clip"),
+            ("correction_low", "correction_high"),
+        ):
             least, most = getattr(self, low), getattr(self, high)
             if least is not None and most is not None and least >= most:
                 raise ValueError(f"{low} = {least} is not below {high} = {most}")

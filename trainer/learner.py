@@ -290,6 +290,8 @@ class Learner:
             whole = batch()
             given = given_columns(objective, whole, self.loaded.limits.vocabulary)
             step = Contribution(run, whole, self.ranks.device, self._export_directory(run), objective, given, together)
+            if step.width > 1 and self.ranks.context is not None:
+                raise InvalidBatch(f"{step.width} targets of each token: ranks that share rows take one")
         except InvalidBatch as error:
             fault = str(error)
         except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
@@ -311,11 +313,18 @@ class Learner:
             raise
 
     def _conclude(self, slot: int) -> Outcome:
+        step = self._step(slot)
         try:
-            return conclude(self._step(slot), self.ranks)
+            outcome = conclude(step, self.ranks)
         except InvalidBatch:
-            self._drop(slot)
+            if step.objective.forward_only:
+                self.contributions[slot].pop()
+            else:
+                self._drop(slot)
             raise
+        if step.objective.forward_only:
+            self.contributions[slot].pop()
+        return outcome
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._step(slot), samples) for slot, samples in rows[self.ranks.row]]
@@ -341,7 +350,9 @@ class Learner:
                 measure_row(model, replay, limits, measured)
                 for step, _ in measured:
                     step.times.add("measure", began, time.perf_counter())
-            train_row(model, replay, limits, trained)
+            with torch.no_grad():
+                train_row(model, replay, limits, [part for part in trained if part[0].objective.forward_only])
+            train_row(model, replay, limits, [part for part in trained if not part[0].objective.forward_only])
 
     def _copy(self, slot: int, step: int) -> Copy:
         run, state, fault = self.runs[slot], None, None

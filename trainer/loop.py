@@ -373,7 +373,8 @@ class Trainer:
     def _fail(self, run: Run, item: Item, error: Exception) -> None:
         """Answers an asker with what has failed; another run ends by it."""
         if self._source(run).asked:
-            run.spoiled |= self._source(run).checkpoints and item.batch is not None
+            contributes = item.batch is not None and not (item.objective and item.objective.forward_only)
+            run.spoiled |= self._source(run).checkpoints and contributes
             self.orders[run.slot].end(time.monotonic())
             if not item.answer.done():  # cancelled
                 item.answer.set_exception(error)

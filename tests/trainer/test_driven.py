@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from counterpoint.run.items import AdamW, Objective, Sgd, UpdateValues
+from counterpoint.run.items import AdamW, Given, Objective, Sgd, UpdateValues
 from counterpoint.run.requests import CopyRequest, read_answer, write_request
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import broadcast as broadcast_module
@@ -28,6 +29,7 @@ from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.updates.columns import Columns
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.records import Batch
 from tests.support.polling import wait_until
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.forked_ranks import launch
@@ -482,3 +484,96 @@ def test_the_end_of_a_run_that_has_left_closes_no_file_of_another(dense_director
         os.dup2(os.open(tmp_path, os.O_RDONLY), descriptor)
     os.fstat(descriptor)
     os.close(descriptor)
+
+
+LIKELY = {"kind": "sft"}
+
+
+def given(batch: Batch, width: int) -> tuple[Any, Any]:
+    """Targets and weights of each token, `[T, width]`."""
+    random, shape = np.random.default_rng(width), (len(batch.token_ids_T), width)
+    return random.integers(0, VOCABULARY, shape, dtype=np.int32), random.random(shape).astype(np.float32)
+
+
+def test_several_targets_of_a_token_count_as_so_many_contributions(dense_directory: Path, tmp_path: Path) -> None:
+    batch, values = make_batch(1, run_id="one"), Sgd(1e-2, clip=float("inf"))
+    targets, weights = given(batch, 3)
+    found: dict[str, Any] = {}
+    for kind in ("together", "apart"):
+        config = configured(tmp_path / kind, dense_directory)
+        with drive(config, described(optimizer="sgd")) as driven:
+            assert driven is not None
+            columns = [slice(0, 3)] if kind == "together" else [slice(each, each + 1) for each in range(3)]
+            outcomes = [
+                driven.contribute(
+                    batch,
+                    Objective(
+                        LIKELY,
+                        1.0,
+                        weights[:, own].tobytes(),
+                        np.ascontiguousarray(targets[:, own]).tobytes(),
+                        returns=True,
+                    ),
+                ).columns
+                for own in columns
+            ]
+            found[kind] = [
+                np.concatenate([each["log_probabilities"].reshape(len(targets), -1) for each in outcomes], axis=1),
+                np.sum([each["losses"] for each in outcomes], axis=0),
+            ]
+            driven.update(values)
+            found[kind] += load_file(driven.publish("after") / WEIGHTS).values()
+    for one, other in zip(found["together"], found["apart"], strict=True):
+        assert np.allclose(one, other, rtol=0, atol=1e-6)
+    assert np.allclose(found["together"][1], -(found["together"][0] * weights).sum(1), atol=1e-5)
+    assert np.unique(found["together"][0]).size > 50
+
+
+@pytest.mark.parametrize("loss", [{"kind": "ppo"}, {"kind": "sft", "entropy_coefficient": 0.1}])
+def test_several_targets_are_for_likelihoods(dense_directory: Path, tmp_path: Path, loss: dict[str, Any]) -> None:
+    targets, weights = given(make_batch(1), 2)
+    with drive(configured(tmp_path, dense_directory), described()) as driven:
+        assert driven is not None
+        for objective in (
+            Objective(loss, 1.0, weights.tobytes(), targets.tobytes()),
+            Objective(LIKELY, 1.0, weights[:, 0].tobytes(), targets.tobytes()),
+            Objective(LIKELY, 1.0, b"", targets[1:].tobytes()),
+            Objective(LIKELY, 1.0, inputs={"any": Given(b"1234")}),
+        ):
+            with pytest.raises(InvalidBatch, match=r"weights|targets|inputs"):
+                driven.contribute(make_batch(1), objective)
+        driven.contribute(make_batch(1))
+        driven.update()
+
+
+def test_results_alone_have_no_backward_pass_and_no_part_in_an_update(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("there was a backward pass")
+
+    only = Objective(LIKELY, 1.0, returns=True, forward_only=True)
+    weights = {}
+    for kind in ("with", "without"):
+        with drive(configured(tmp_path / kind, dense_directory), described()) as driven:
+            assert driven is not None
+            if kind == "with":
+                with monkeypatch.context() as patched:
+                    patched.setattr(torch.autograd, "backward", refuse)
+                    before = driven.contribute(make_batch(3), only).columns
+                with pytest.raises(ValueError, match="no contribution"):
+                    driven.update()
+            first = driven.contribute(make_batch(1), MEMBER)
+            if kind == "with":
+                with monkeypatch.context() as patched:
+                    patched.setattr(torch.autograd, "backward", refuse)
+                    assert driven.contribute(make_batch(3), only).columns.keys() == before.keys()
+                    with pytest.raises(InvalidBatch, match="finite"):
+                        driven.contribute(make_batch(3), msgspec.structs.replace(only, weights=b"\0\0\xc0\x7f" * 43))
+                assert first.metrics["tokens/trained"]
+            assert driven.update()["tokens"] == len(make_batch(1).token_ids_T)
+            weights[kind] = load_file(driven.publish("after") / WEIGHTS)
+    check_equal(weights["with"], weights["without"])
+    loss = before["losses"]
+    assert np.allclose(loss, -before["log_probabilities"])
+    assert loss.any()

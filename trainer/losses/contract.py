@@ -11,7 +11,7 @@ its likelihood under a policy, is computed from all of its trained tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class LossInputs:
     """The trained tokens of one run in one row; `[P]` float32 each, if nothing else is said, and without gradient."""
 
     trainer_log_probabilities_P: Tensor
-    """Log-probabilities under the weights that are trained, with gradient."""
+    """Log-probabilities under the weights that are trained, with gradient; `[P, K]` where each token has K targets."""
     inference_log_probabilities_P: Tensor
     """Log-probabilities as the inference engine returned them with the tokens."""
     advantages_P: Tensor
@@ -43,6 +43,8 @@ class LossInputs:
     """Log-probabilities under the teacher; None without one."""
     values_P: Tensor | None = None
     """The value head's estimates at the positions that predict the tokens, with gradient; None without one."""
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+    """What an objective has given beside the batch, by name: `[P]`, or `[P, K]`, float32 or int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ class LossOutputs:
     """The result of a loss."""
 
     loss_P: Tensor
-    """float32 `[P]`, not normalised; its sum is differentiated."""
+    """float32, as the log-probabilities, not normalised; its sum is differentiated."""
     masked_P: Tensor
-    """bool `[P]`: trained tokens that the loss leaves out; for the metrics."""
+    """bool, as the loss: trained tokens that the loss leaves out; for the metrics."""
     metrics_P: dict[str, Tensor] = field(default_factory=dict)
     """The loss's own metrics, `[P]` each, without gradient; every call must return the same names. `trainer/metrics.jsonl` has
     their means over the step's trained tokens as `custom_loss/<name>`."""
@@ -88,14 +90,15 @@ class Loss:
             raise TypeError(f"it returned {type(outputs).__name__}; expected LossOutputs")
         expected = inputs.trainer_log_probabilities_P.shape
         named = {"loss_P": outputs.loss_P, "masked_P": outputs.masked_P}
-        named |= {f"metrics_P[{name!r}]": value_P for name, value_P in outputs.metrics_P.items()}
+        shapes = dict.fromkeys(named, expected)
+        for name, value_P in outputs.metrics_P.items():
+            named[f"metrics_P[{name!r}]"], shapes[f"metrics_P[{name!r}]"] = value_P, expected[:1]
         for name, value_P in named.items():
+            shape = list(shapes[name])
             if not isinstance(value_P, Tensor):
-                raise TypeError(
-                    f"{name} is of type {type(value_P).__name__}; expected a tensor of shape {list(expected)}"
-                )
-            if value_P.shape != expected:
-                raise ValueError(f"{name} has shape {list(value_P.shape)}; expected {list(expected)}")
+                raise TypeError(f"{name} is of type {type(value_P).__name__}; expected a tensor of shape {shape}")
+            if list(value_P.shape) != shape:
+                raise ValueError(f"{name} has shape {list(value_P.shape)}; expected {shape}")
         if outputs.masked_P.dtype != torch.bool:
             raise ValueError(f"masked_P has dtype {outputs.masked_P.dtype}; expected torch.bool")
         weighted_P = outputs.loss_P if weights_P is None else outputs.loss_P * weights_P

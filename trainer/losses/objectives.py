@@ -26,6 +26,9 @@ from counterpoint.run.loss import KINDS, LossConfig, Objective, RatioLevel
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.model.without_waiting import counts_of
 
+RATIO_MASK = "ratio_mask"
+"""The given column that chooses the tokens of a sample's mean ratio."""
+
 LARGEST_LOG_RATIO = 20.0
 """A larger one is cut to this, without a gradient: the product of a long sample's ratios would be infinite."""
 
@@ -38,6 +41,8 @@ def policy_gradient(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """
     log_probabilities_P = inputs.trainer_log_probabilities_P
     before_P = old(inputs) if config.ratio_to == "old" else inputs.inference_log_probabilities_P
+    if log_probabilities_P.ndim > before_P.ndim:  # of several targets: only a likelihood is computed, without a ratio
+        before_P = before_P[:, None]
     ratio_P = ratio(log_probabilities_P - before_P, config.ratio_level or "token", inputs)
     objective_P, masked_P = OBJECTIVES[KINDS[config.kind].objective](ratio_P, inputs, config)
     loss_P = -objective_P
@@ -91,10 +96,10 @@ def clipped(ratio_P: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Te
 
 
 def truncated(ratio_P: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """sg(min(r, ratio_clip)) A log p, and 0 where r is outside [ratio_low, ratio_high]; sg: stop-gradient."""
+    """sg(clip(r, ratio_clip_low, ratio_clip)) A log p, and 0 where r is outside [ratio_low, ratio_high]; sg: stop-gradient."""
     ratio_P = ratio_P.detach()
     masked_P = outside(ratio_P, config.ratio_low, config.ratio_high)
-    weight_P = ratio_P.clamp(max=config.ratio_clip).masked_fill(masked_P, 0.0) * inputs.advantages_P
+    weight_P = ratio_P.clamp(config.ratio_clip_low, config.ratio_clip).masked_fill(masked_P, 0.0) * inputs.advantages_P
     return weight_P * inputs.trainer_log_probabilities_P, masked_P
 
 
@@ -106,6 +111,14 @@ def softened(ratio_P: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[T
     temperature_P = torch.where(positive_P, config.soft_positive, config.soft_negative).to(ratio_P.dtype)
     gate_P = torch.sigmoid(temperature_P * (ratio_P - 1)) * 4 / temperature_P
     return gate_P * inputs.advantages_P, torch.zeros_like(positive_P)
+
+
+def proximal(ratio_P: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """A log p - proximity / 2 (log r)^2."""
+    assert config.proximity is not None
+    penalty_P = config.proximity / 2 * ratio_P.log().square()
+    objective_P = inputs.advantages_P * inputs.trainer_log_probabilities_P - penalty_P
+    return objective_P, torch.zeros_like(objective_P, dtype=torch.bool)
 
 
 def plain(ratio_P: Tensor, inputs: LossInputs, config: LossConfig) -> tuple[Tensor, Tensor]:
@@ -126,6 +139,7 @@ OBJECTIVES: Mapping[Objective, Callable[[Tensor, LossInputs, LossConfig], tuple[
     "clipped": clipped,
     "truncated": truncated,
     "softened": softened,
+    "proximal": proximal,
     "plain": plain,
     "likelihood": likelihood,
 }
@@ -134,16 +148,29 @@ because their ratio is too far from 1."""
 
 
 def ratio(log_ratio_P: Tensor, level: RatioLevel, inputs: LossInputs) -> Tensor:
-    """Returns the ratio `[P]` of each token at a level, from the logarithms of the tokens' own."""
-    if level != "token":
+    """Returns the ratio `[P]` of each token at a level, from the logarithms of the tokens' own.
+
+    "sequence_mean_token" is GSPO-token's: the geometric mean without a gradient, times the token's own ratio over itself (Zheng
+    et al., arXiv:2507.18071, section 4.3). With `inputs.given[RATIO_MASK]` the mean is that of the tokens where this is not 0.
+    """
+    if level == "sequence_mean_token":
+        own_P = log_ratio_P.detach()
+        log_ratio_P = _of_samples(own_P, inputs, mean=True, mask_P=inputs.given.get(RATIO_MASK)) + (log_ratio_P - own_P)
+    elif level != "token":
         log_ratio_P = _of_samples(log_ratio_P, inputs, mean=level == "sequence_mean")
     return log_ratio_P.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
-def _of_samples(values_P: Tensor, inputs: LossInputs, *, mean: bool) -> Tensor:
-    """Returns, for each token, the sum or the mean of its sample's values, `[P]`."""
-    sums_S = values_P.new_zeros(inputs.samples).index_add(0, inputs.sample_P, values_P)
-    if mean:
+def _of_samples(values_P: Tensor, inputs: LossInputs, *, mean: bool, mask_P: Tensor | None = None) -> Tensor:
+    """Returns, for each token, the sum or the mean of its sample's values, `[P]`; with a mask, of those where it is not 0."""
+    zeros_S = values_P.new_zeros(inputs.samples)
+    if mask_P is not None:
+        values_P = values_P.where(mask_P != 0, 0.0)
+    sums_S = zeros_S.index_add(0, inputs.sample_P, values_P)
+    if mean and mask_P is not None:
+        counts_S = zeros_S.index_add(0, inputs.sample_P, (mask_P != 0).to(zeros_S.dtype))
+        sums_S = sums_S / counts_S.clamp(min=1)
+    elif mean:
         sums_S = sums_S / counts_of(inputs.sample_P, inputs.samples)
     return sums_S[inputs.sample_P]
 

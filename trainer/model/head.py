@@ -186,8 +186,12 @@ def token_outputs(
     *,
     entropy_gradient: bool = False,
     families: Families | None = None,
+    places_R: Tensor | None = None,
 ) -> TokenOutputs:
     """Runs the model on a packed row; the arguments are those of `trainer/model/load.py: log_probabilities`.
+
+    With `places_R` a token may have several targets: `targets_P` and the results are `[R]`, each of the token at its place in
+    `predicting_P`, whose order the places keep. Such a row is not shared by ranks.
 
     Inside `shared_rows` this rank runs it on its stretch of the row, and the results are those of the row. Such a row has no
     `families`.
@@ -197,6 +201,7 @@ def token_outputs(
     stretch = stretch_of(model, len(token_ids_T))
     if stretch is not None:
         assert families is None
+        assert places_R is None
         own_p, counts = stretch.predictions(predicting_P)
         own = _outputs(
             model,
@@ -224,6 +229,7 @@ def token_outputs(
         entropy_gradient,
         None,
         families,
+        places_R,
     )
 
 
@@ -238,12 +244,15 @@ def _outputs(
     entropy_gradient: bool,
     stretch: Stretch | None,
     families: Families | None = None,
+    places_R: Tensor | None = None,
 ) -> TokenOutputs:
     """Does so for a row, or for a stretch, of which `sample_lengths` are those of the whole row."""
     head, scale = model.get_output_embeddings(), getattr(model, "logits_scale", None)
     if head is None:
         raise ValueError(f"{type(model).__name__} has no output layer")
     divisor_P = torch.ones(len(predicting_P), device=token_ids_T.device).mul_(temperature)
+    if places_R is not None:
+        divisor_P = divisor_P[places_R]
     undivided = not isinstance(temperature, Tensor) and temperature == scale
     chunk_divisor_P = None if scale is None or undivided else divisor_P / scale
     called: list[Tensor] = []
@@ -253,6 +262,8 @@ def _outputs(
         if hidden_1PH.shape[-2] != len(predicting_P):  # the model knows no `logits_to_keep`
             hidden_1PH = hidden_1PH[..., predicting_P, :]
         called.append(hidden_1PH)
+        if places_R is not None:
+            hidden_1PH = hidden_1PH[..., places_R, :]
         if scale is None:
             logits: Tensor = plain(hidden_1PH)
             return logits

@@ -37,14 +37,20 @@ class Columns:
         device: torch.device,
         results: Sequence[str] = (),
         given: Mapping[str, Tensor] | None = None,
+        width: int = 1,
     ) -> None:
-        """Begins with zeros: those of `names` are measured, `results` returned. `given` stay as they are."""
+        """Begins with zeros: those of `names` are measured, `results` returned. `given` stay as they are.
+
+        The first result has `width` values of each token, `[T, width]`, where these are several.
+        """
         self.batch = batch
         self._device = device
         self.names = tuple(names)
         self.measured = {name: torch.zeros(len(batch.token_ids_T), device=device) for name in names}
         self._given = {name: column_T.to(device) for name, column_T in (given or {}).items()}
         self.results = {name: torch.zeros(len(batch.token_ids_T), device=device) for name in results}
+        if results and width > 1:
+            self.results[results[0]] = torch.zeros(len(batch.token_ids_T), width, device=device)
         self.advantages: Tensor | None = None
         """The advantages in place of the batch's, once `conclude` has computed them; None where the batch's are used."""
         self.returns: Tensor | None = None
@@ -61,7 +67,7 @@ class Columns:
         (self.measured if name in self.measured else self.results)[name][positions] = values_P.detach().float()
 
     def of(self, name: str, samples: Sequence[int]) -> Tensor | None:
-        """Returns a column's values of the trained tokens of `samples`, `[P]`; None if it is neither measured nor given."""
+        """Returns a column's values of the trained tokens of `samples`, `[P]` or `[P, K]`; None if there is no such column."""
         return self._chosen(self.measured.get(name, self._given.get(name)), samples)
 
     def advantages_of(self, samples: Sequence[int]) -> Tensor | None:

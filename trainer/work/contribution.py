@@ -53,20 +53,34 @@ def optional_means(config: TrainingConfig) -> tuple[str, ...]:
     return (*names, "value_loss", "value/mean", "return/mean") if config.value_head is not None else names
 
 
-GIVEN = WEIGHTS, TARGETS = "weights", "targets"
-"""Columns that a contribution may be given beside its batch."""
+WEIGHTS, TARGETS, INPUT = "weights", "targets", "inputs."
+"""Columns that a contribution may be given beside its batch; the last begins the names of those for its loss."""
+
+MOST_TARGETS = 256
+"""Values of a token that a given column may have."""
 
 
 def given_columns(objective: Objective, batch: Batch, vocabulary: int) -> dict[str, Tensor]:
-    """Returns the columns of `GIVEN` that an objective has. Raises `InvalidBatch` for one that does not fit the batch."""
-    found = dict[str, Tensor]()
-    for name, data, dtype in zip(GIVEN, (objective.weights, objective.targets), (np.float32, np.int32), strict=True):
-        if data and len(data) != 4 * len(batch.token_ids_T):
-            raise InvalidBatch(f"{name} has {len(data)} bytes; expected 4 for each of {len(batch.token_ids_T)} tokens")
+    """Returns the columns that an objective has. Raises `InvalidBatch` for one that does not fit the batch."""
+    given = {WEIGHTS: (objective.weights, "float32"), TARGETS: (objective.targets, "int32")}
+    given |= {INPUT + name: (each.data, each.dtype) for name, each in objective.inputs.items()}
+    found, tokens = dict[str, Tensor](), len(batch.token_ids_T)
+    for name, (data, kind) in given.items():
+        dtype = np.dtype(kind)
+        width, left = divmod(len(data), max(1, tokens) * dtype.itemsize)
+        if left or width > MOST_TARGETS:
+            raise InvalidBatch(
+                f"{name} has {len(data)} bytes; expected {dtype.itemsize} for each of {tokens} tokens, or up to {MOST_TARGETS} "
+                "times as many"
+            )
         if data:
-            found[name] = torch.from_numpy(np.frombuffer(bytearray(data), dtype))
-    if WEIGHTS in found and not bool(found[WEIGHTS].isfinite().all()):
-        raise InvalidBatch(f"{WEIGHTS} are not all finite numbers")
+            column_TK = torch.from_numpy(np.frombuffer(bytearray(data), dtype).reshape(tokens, width))
+            found[name] = column_TK if width > 1 else column_TK[:, 0]
+    for name, column_T in found.items():
+        if not bool(column_T.isfinite().all()):
+            raise InvalidBatch(f"{name} are not all finite numbers")
+    if WEIGHTS in found and found[WEIGHTS].shape[1:] != (found[TARGETS].shape[1:] if TARGETS in found else ()):
+        raise InvalidBatch(f"{WEIGHTS} are not as many as {TARGETS}")
     if TARGETS in found and not bool(((found[TARGETS] >= 0) & (found[TARGETS] < vocabulary)).all()):
         raise InvalidBatch(f"{TARGETS} are not all below the model's vocabulary of {vocabulary}")
     if objective.divisor is not None and not 0 < objective.divisor < math.inf:
@@ -123,8 +137,13 @@ class Contribution:
         self.objective = objective = objective or Objective()
         self.loss_config = config.loss if objective.loss is None else LossConfig.model_validate(objective.loss)
         self.loss = run.loss if objective.loss is None else load_loss(self.loss_config, optional_inputs(run.config))
+        given = given or {}
+        self.width = given[TARGETS][0].numel() if TARGETS in given else 1
+        """How many targets each token has."""
+        if self.width > 1 and (refusal := self._refuses_several()):
+            raise InvalidBatch(f"{TARGETS} has {self.width} of each token, and {refusal}: expected one")
         self.columns = Columns(
-            batch, columns_to_measure(config), device, RESULTS if objective.returns else (), given or {}
+            batch, columns_to_measure(config), device, RESULTS if objective.returns else (), given, self.width
         )
         """What is measured before the first update, what is given beside the batch, and what is returned."""
         self.is_concluded = False
@@ -150,6 +169,18 @@ class Contribution:
         self.export = TokenExport() if export_directory is not None else None
         self.started = time.perf_counter()
         self.times = StepTimes()
+
+    def _refuses_several(self) -> str:
+        """Returns why a token cannot have several targets; empty if it can."""
+        config, loss = self.run.config.training, self.loss_config
+        if loss.kind != "sft" or loss.normalisation != "token" or self.loss.uses_entropy or loss.kl_coefficient:
+            return "only a sum of plain likelihoods takes several"
+        return "the run measures its tokens before it trains them" if columns_to_measure(config) else ""
+
+    def inputs(self, samples: Sequence[int]) -> dict[str, Tensor]:
+        """Returns what the objective has given for the loss, of the trained tokens of `samples`, by name."""
+        found = {name: self.columns.of(INPUT + name, samples) for name in self.objective.inputs}
+        return {name: values_P for name, values_P in found.items() if values_P is not None}
 
     @property
     def current(self) -> Pass:

@@ -20,7 +20,7 @@ from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.packer import ModelLimits, pack
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES
 from counterpoint.trainer.work.contribution import Contribution
-from counterpoint.trainer.work.step import forward
+from counterpoint.trainer.work.step import forward, put_targets
 
 StepRow = Sequence[tuple[Contribution, Sequence[int]]]
 
@@ -45,6 +45,7 @@ def measure_row(model: nn.Module, replay: RouterReplay | None, limits: ModelLimi
 def _measure_policy(model: nn.Module, replay: RouterReplay | None, limits: ModelLimits, row: StepRow) -> None:
     steps = [step for step, _ in row]
     micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
+    put_targets(steps, micro)
     old_P, _, values_P = forward(model, replay, steps, micro)
     first_P = 0
     for step, part in zip(steps, micro.parts, strict=True):
@@ -60,6 +61,7 @@ def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) 
     """All runs of the row have a reference with an adapter, or none has; without, a model with adapters is the bare base."""
     unrouted = replace(limits, layers=0, shares_prompts=limits.shares_prompts and can_share_prompts(reference))
     micro = pack([(step.batch, samples) for step, samples in row], unrouted, row[0][0].sums_EM.device)
+    put_targets([step for step, _ in row], micro)
     spans = [
         (step.run.reference_slot, part.tokens)
         for (step, _), part in zip(row, micro.parts, strict=True)

@@ -56,18 +56,21 @@ def train_row(
     steps = [step for step, _ in row]
     began = time.perf_counter()
     micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
-    _put_targets(steps, micro)
-    trainer_P, entropy_P, values_P = forward(model, replay, steps, micro)
+    several = put_targets(steps, micro)
+    trainer_R, entropy_R, values_P = forward(model, replay, steps, micro, several)
     forwarded = time.perf_counter()
     gradients: list[Gradients] = []
-    first_P = 0
+    first_P = first_R = 0
     for step, part in zip(steps, micro.parts, strict=True):
         own = slice(first_P, first_P := first_P + part.predictions)
+        own_R = slice(first_R, first_R := first_R + part.predictions * step.width)
         # Copies with their own graph: an operator's loss then cannot affect the other runs.
-        entropies_P = entropy_P[own].detach().clone()
+        trainer_P, entropies_P = trainer_R[own_R].detach().clone(), entropy_R[own_R].detach().clone()
+        if step.width > 1:
+            trainer_P, entropies_P = trainer_P.view(-1, step.width), entropies_P[:: step.width]
         advantages_P = step.columns.advantages_of(part.samples)
         inputs = LossInputs(
-            trainer_P[own].detach().clone().requires_grad_(),
+            trainer_P.requires_grad_(),
             micro.inference_log_probabilities_P[own],
             micro.advantages_P[own] if advantages_P is None else advantages_P,
             sample_P=micro.sample_P[own],
@@ -76,6 +79,7 @@ def train_row(
             old_log_probabilities_P=step.columns.of(OLD, part.samples) if step.has_several_updates else None,
             reference_log_probabilities_P=step.columns.of(REFERENCE, part.samples),
             values_P=_own_values(step, values_P, own),
+            given=step.inputs(part.samples),
             **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.optional},
         )
         weights_P = _weights(step, inputs, part.samples)
@@ -84,32 +88,45 @@ def train_row(
         gradients.append(gradient)
         if outputs is not None:
             columns = _columns(inputs, outputs)
-            weighted_P = columns["loss"] if weights_P is None else columns["loss"] * weights_P
+            weighted_P = outputs.loss_P.detach() if weights_P is None else outputs.loss_P.detach() * weights_P
+            weighted_P = weighted_P if step.width == 1 else weighted_P.sum(-1)
             predicting_P = micro.predicting_P[own]
             own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.loss.metrics)]
             samples_P = on_device(torch.tensor(part.samples), step.sums_EM.device)[micro.sample_P[own]]
             replayed_P = micro.has_record_T[predicting_P]
             _accumulate(step, columns, weighted_P, own_metrics, micro.environments_P[own], samples_P, replayed_P)
             for name, result_P in zip(
-                step.columns.results, (columns["trainer_log_probability"], weighted_P), strict=False
+                step.columns.results, (inputs.trainer_log_probabilities_P, weighted_P), strict=False
             ):
                 step.columns.put(name, part.samples, result_P)
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, micro.sample_P[own], micro.position_ids_T[predicting_P] + 1, exported)
-    _backward(Gradients(trainer_P, entropy_P, values_P), gradients)
+    if trainer_R.requires_grad:
+        _backward(Gradients(trainer_R, entropy_R, values_P), gradients)
     for step in steps:
         step.times.add("forward", began, forwarded)
         step.times.add("backward", forwarded, time.perf_counter())
 
 
-def _put_targets(steps: Sequence[Contribution], micro: MicroBatch) -> None:
-    """Puts the targets that contributions are given into the row."""
-    first_P = 0
+def put_targets(steps: Sequence[Contribution], micro: MicroBatch) -> tuple[Tensor, Tensor] | None:
+    """Puts the targets that contributions are given into the row.
+
+    Where tokens of a contribution have several, all targets are returned, and their places among the trained tokens, `[R]` each.
+    """
+    targets, places, first_P = [], [], 0
     for step, part in zip(steps, micro.parts, strict=True):
-        if (targets_P := step.columns.of(TARGETS, part.samples)) is not None:
-            micro.targets_P[first_P : first_P + part.predictions] = targets_P.to(micro.targets_P.dtype)
-        first_P += part.predictions
+        own = slice(first_P, first_P := first_P + part.predictions)
+        given_P = step.columns.of(TARGETS, part.samples)
+        if given_P is not None and step.width == 1:
+            micro.targets_P[own] = given_P.to(micro.targets_P.dtype)
+        targets.append(
+            micro.targets_P[own] if given_P is None or step.width == 1 else given_P.flatten().to(micro.targets_P.dtype)
+        )
+        places.append(torch.arange(own.start, own.stop).repeat_interleave(step.width))
+    if all(step.width == 1 for step in steps):
+        return None
+    return torch.cat(targets), on_device(torch.cat(places), micro.targets_P.device)
 
 
 def next_pass(step: Contribution, ranks: Ranks, values: UpdateValues) -> bool:
@@ -139,7 +156,7 @@ def conclude(step: Contribution, ranks: Ranks) -> Outcome:
         _check_losses([step], read([step]))
     step.is_concluded = True
     # Copies: on a CPU the columns are written anew where its rows are trained again.
-    copied = {name: column_T.to("cpu", copy=True).numpy() for name, column_T in results.items()}
+    copied = {name: column_T.to("cpu", copy=True).flatten().numpy() for name, column_T in results.items()}
     return Outcome(_metrics([step]), copied)
 
 
@@ -213,13 +230,18 @@ def _conclude_measurement(step: Contribution, ranks: Ranks) -> None:
 
 
 def forward(
-    model: nn.Module, replay: RouterReplay | None, steps: Sequence[Contribution], micro: MicroBatch
+    model: nn.Module,
+    replay: RouterReplay | None,
+    steps: Sequence[Contribution],
+    micro: MicroBatch,
+    several: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns log-probabilities, entropies and values of the row's trained tokens, float32 `[P]` each.
 
     The log-probabilities have a gradient; the entropies, too, if the loss of a step uses them. The values, which have one, are
-    None without a run that has a value head.
+    None without a run that has a value head. With `several` of `put_targets`, all but the values are `[R]`.
     """
+    targets_R, places_R = several or (micro.targets_P, None)
     heads = [step.run.value_head for step in steps]
     replaying = (
         replay.replaying(micro.routed_experts_TLK, micro.has_record_T)
@@ -234,10 +256,11 @@ def forward(
             micro.position_ids_T,
             micro.sample_lengths,
             micro.predicting_P,
-            micro.targets_P,
+            targets_R,
             micro.temperatures_P,
             entropy_gradient=any(step.loss.uses_entropy for step in steps),
             families=micro.families,
+            places_R=places_R,
         )
         values_P = row_values(heads, outputs.hidden_PH, [part.predictions for part in micro.parts])
     return outputs.log_probabilities_P, outputs.entropies_P, values_P
@@ -251,7 +274,8 @@ def _loss_and_gradients(
     A loss that raises, or returns invalid outputs, gives the step a fault; the result is then None and a zero gradient.
     """
     try:
-        outputs, gradients = step.loss(inputs, step.divisor, weights_P)
+        with torch.enable_grad():
+            outputs, gradients = step.loss(inputs, step.divisor, weights_P)
         if (names := tuple(sorted(outputs.metrics_P))) != step.loss.metrics:
             raise ValueError(
                 f"metrics_P has {', '.join(names)}; expected {', '.join(step.loss.metrics)}, as when it was loaded"
@@ -261,7 +285,7 @@ def _loss_and_gradients(
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
         step.fault = f"the loss of step {step.batch.step} raised {describe_error(error)}"
-        return None, Gradients(torch.zeros_like(inputs.advantages_P))
+        return None, Gradients(torch.zeros_like(inputs.trainer_log_probabilities_P))
     return outputs, gradients
 
 
@@ -300,18 +324,24 @@ def _backward(computed: Gradients, gradients: Sequence[Gradients]) -> None:
     tensors, grad_tensors = [], []
     for index, values_P in enumerate(computed):
         if values_P is not None and values_P.requires_grad:
-            own = [
-                torch.zeros_like(gradient.log_probabilities_P) if gradient[index] is None else gradient[index]
-                for gradient in gradients
-            ]
+            own = [_gradient(gradient, index) for gradient in gradients]
             tensors.append(values_P)
             grad_tensors.append(torch.cat(own))
     torch.autograd.backward(tensors, grad_tensors)
 
 
+def _gradient(gradient: Gradients, index: int) -> Tensor:
+    """Returns the gradient of a run by what the model computed, as the model computed it; zeros without one."""
+    by_likelihood = gradient.log_probabilities_P
+    if (found := gradient[index]) is None:
+        of_values = index == Gradients._fields.index("values_P") and by_likelihood.ndim > 1
+        found = torch.zeros_like(by_likelihood[:, 0] if of_values else by_likelihood)
+    return found.flatten()
+
+
 def _columns(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
-    """Returns the values of the trained tokens by name, `[P]` each, without gradient."""
-    return {
+    """Returns the values of the trained tokens by name, `[P]` each, without gradient; of several targets, those of the first."""
+    columns = {
         "loss": outputs.loss_P.detach(),
         "entropy": inputs.entropies_P.detach(),
         "trainer_log_probability": inputs.trainer_log_probabilities_P.detach(),
@@ -319,6 +349,7 @@ def _columns(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
         "advantage": inputs.advantages_P,
         "masked": outputs.masked_P,
     }
+    return {name: values_P if values_P.ndim == 1 else values_P[:, 0] for name, values_P in columns.items()}
 
 
 def _accumulate(
