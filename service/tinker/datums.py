@@ -3,6 +3,9 @@
 A datum has `N` tokens and, for each place, what is predicted there: targets are shifted already. As a sample it has one more
 token, the last target, and each token but the first is predicted: in the place of token `i + 1`, target `i`. Losses are sums over
 tokens, as the SDK defines them, so the divisor is 1.
+
+Source of the losses: tinker-docs.thinkingmachines.ai/tinker/losses. The default bounds of `gspo` are its paper's (Zheng et al.,
+arXiv:2507.18071).
 """
 
 from __future__ import annotations
@@ -15,21 +18,42 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.run.items import Objective
+from counterpoint.run.items import Given, Objective
 from counterpoint.service.tinker.proto import FLOAT32, INT32, INT64, MESSAGES
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.records import LOG_PROBABILITY_ROUNDING, Batch, Float32Array, SampleInfo
 
 _DTYPES: dict[int, type[np.generic]] = {FLOAT32: np.float32, INT64: np.int64, INT32: np.int32}
 
+_SAMPLED = ("target_tokens", "logprobs", "advantages")
 _INPUTS = {
     "cross_entropy": ("target_tokens", "weights"),
-    "importance_sampling": ("target_tokens", "logprobs", "advantages"),
-    "ppo": ("target_tokens", "logprobs", "advantages"),
+    "importance_sampling": _SAMPLED,
+    "ppo": _SAMPLED,
+    "cispo": _SAMPLED,
+    "dro": _SAMPLED,
+    "gspo": (*_SAMPLED, "sequence_ratio_mask"),
 }
 """The inputs of each loss."""
 
+_BOUNDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+_CONFIG: dict[str, dict[str, float]] = {
+    "ppo": _BOUNDS,
+    "cispo": _BOUNDS,
+    "gspo": {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
+    "dro": {"beta": math.nan},
+}
+"""What `loss_fn_config` may have, with its defaults; NaN where there is none. Bounds are those of the ratio."""
+
+_UNKNOWN = {
+    "stable_reinforce": ": what it computes is not published. Take importance_sampling, ppo, cispo or gspo, such as by the flag "
+    "loss_fn of a recipe"
+}
+
 _UNBOUNDED = 1e30
+
+MOST_TARGETS = 256
+"""Targets that a place may have."""
 
 
 class BadRequest(ValueError):
@@ -44,23 +68,23 @@ class Contribution:
     objective: Objective
     lengths: list[int]
     """The places of each datum."""
-    inputs: dict[str, Float32Array]
-    """The inputs of the loss, `[sum of lengths]` each."""
-    loss: str
-    bounds: tuple[float, float]
-    forward_only: bool
+    targets: tuple[int, ...]
+    """How many targets each place has, as a shape: `()` or `(K,)`."""
 
 
 def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | None) -> Contribution:
     """Returns the contribution of a `ForwardBackwardRequest`. Samples have at most `longest` tokens. Raises `BadRequest`."""
     loss = request.loss_fn
     if loss not in _INPUTS:
-        raise BadRequest(f"loss_fn = {loss!r} is not served; expected one of {', '.join(_INPUTS)}")
+        raise BadRequest(
+            f"loss_fn = {loss[:80]!r} is not served{_UNKNOWN.get(loss, '')}; expected one of {', '.join(_INPUTS)}"
+        )
     if not request.data:
         raise BadRequest("no data: expected at least one datum")
-    bounds = _bounds(request)
+    table = _table(loss, _config(request))
     tokens, targets, lengths = [], [], []
     inputs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _INPUTS[loss][1:]}
+    shape: tuple[int, ...] | None = None
     for index, datum in enumerate(request.data):
         where = f"datum {index}"
         ids = _tokens(datum, where)
@@ -68,6 +92,12 @@ def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | N
             raise BadRequest(f"{where} has {len(ids)} tokens; at most {longest - 1} can be trained")
         given = {entry.key: entry.value for entry in datum.loss_fn_inputs}
         wanted = _column(given, "target_tokens", len(ids), where)
+        shape = wanted.shape[1:] if shape is None else shape
+        if wanted.shape[1:] != shape or (shape and loss != "cross_entropy"):
+            raise BadRequest(
+                f"{where}: target_tokens has the shape {list(wanted.shape)}; several targets a place are for cross_entropy, and "
+                "as many for each datum of a request"
+            )
         for part in (ids, wanted):
             if part.min() < 0 or (vocabulary is not None and part.max() >= vocabulary):
                 raise BadRequest(
@@ -75,34 +105,64 @@ def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | N
                 )
         for name, column in inputs.items():
             ones = name == "weights" and name not in given
-            column.append(np.ones(len(ids), np.float32) if ones else _column(given, name, len(ids), where))
+            column.append(np.ones(wanted.shape, np.float32) if ones else _column(given, name, len(ids), where))
+            if column[-1].shape != wanted.shape:
+                raise BadRequest(
+                    f"{where}: {name} has the shape {list(column[-1].shape)}; target_tokens {list(wanted.shape)}"
+                )
+        if loss == "gspo" and not inputs["sequence_ratio_mask"][-1].any():
+            raise BadRequest(f"{where}: sequence_ratio_mask marks no place")
         if unknown := sorted(set(given) - set(_INPUTS[loss])):
             raise BadRequest(f"{where}: loss_fn_inputs has {unknown[0]!r}; {loss} takes {', '.join(_INPUTS[loss])}")
-        tokens.append(np.append(ids, wanted[-1]))
-        targets.append(np.append(ids[:1], wanted))
+        tokens.append(np.append(ids, wanted[-1].flat[0]))
+        targets.append(np.concatenate([wanted[:1], wanted]))
         lengths.append(len(ids))
     joined = {name: np.concatenate(columns).astype(np.float32) for name, columns in inputs.items()}
     _check(joined)
-    return Contribution(
-        _batch(run_id, np.concatenate(tokens).astype(np.int32), lengths, joined),
-        _objective(loss, bounds, np.concatenate(targets).astype(np.int32), lengths, joined, request.forward_only),
-        lengths, joined, loss, bounds, request.forward_only,
-    )  # fmt: skip
+    weights, mask = joined.get("weights"), joined.get("sequence_ratio_mask")
+    objective = Objective(
+        loss=table,
+        divisor=1.0,
+        weights=b"" if weights is None else _spread(weights, lengths).tobytes(),
+        targets=np.concatenate(targets).astype(np.int32).tobytes(),
+        inputs={} if mask is None else {"ratio_mask": Given(_spread(mask, lengths).tobytes())},
+        returns=True,
+        forward_only=request.forward_only,
+    )
+    batch = _batch(run_id, np.concatenate(tokens).astype(np.int32), lengths, joined)
+    return Contribution(batch, objective, lengths, shape or ())
 
 
-def _bounds(request: Any) -> tuple[float, float]:
-    """Returns the bounds of the ratio. Raises `BadRequest` for a configuration that the loss has not."""
+def _config(request: Any) -> dict[str, float]:
+    """Returns what configures the loss. Raises `BadRequest` for what the loss has not, or cannot have."""
     given: dict[str, Any] = {entry.key: entry.value for entry in request.loss_fn_config}
     given |= {entry.key: entry.value.text or entry.value.number for entry in request.loss_fn_config_v2}
-    known = ("clip_low_threshold", "clip_high_threshold") if request.loss_fn == "ppo" else ()
+    known = _CONFIG.get(request.loss_fn, {})
     if unknown := sorted(set(given) - set(known)):
         raise BadRequest(f"loss_fn_config: {request.loss_fn} takes {', '.join(known) or 'none'}, not {unknown[0]!r}")
-    if request.loss_fn != "ppo":
-        return 0.0, _UNBOUNDED
-    low, high = given.get("clip_low_threshold", 0.8), given.get("clip_high_threshold", 1.2)
-    if not (isinstance(low, float) and isinstance(high, float) and 0 <= low <= 1 <= high < math.inf):
-        raise BadRequest(f"loss_fn_config: bounds of the ratio are {low} and {high}; expected 0 <= low <= 1 <= high")
-    return low, high
+    found = known | given
+    if wrong := [name for name, value in found.items() if not (isinstance(value, float) and 0 <= value < math.inf)]:
+        raise BadRequest(
+            f"loss_fn_config: {wrong[0]} = {given.get(wrong[0], 'not given')!r:.80}; expected a number, at least 0"
+        )
+    return found
+
+
+def _table(loss: str, config: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the keys of `[training.loss]` for a loss. Raises `BadRequest` for bounds without a meaning."""
+    low, high = config.get("clip_low_threshold", 0.0), config.get("clip_high_threshold", 1 + _UNBOUNDED)
+    if not (low < high if loss == "cispo" else low <= 1 <= high):
+        raise BadRequest(f"loss_fn_config: bounds of the ratio are {low} and {high}; expected low <= 1 <= high")
+    clipped = {"ratio_to": "inference", "clip_low": 1 - low, "clip_high": high - 1}
+    if loss == "cross_entropy":
+        return {"kind": "sft"}
+    if loss == "cispo":
+        return {"kind": "cispo", "ratio_clip_low": low, "ratio_clip": high}
+    if loss == "dro":
+        return {"kind": "dro", "proximity": config["beta"]}
+    if loss == "gspo":
+        return {"kind": "gspo", "ratio_level": "sequence_mean_token", "normalisation": "token", **clipped}
+    return {"kind": "ppo", **clipped}
 
 
 def _tokens(datum: Any, where: str) -> npt.NDArray[np.int64]:
@@ -118,19 +178,46 @@ def _tokens(datum: Any, where: str) -> npt.NDArray[np.int64]:
 
 
 def _column(given: Mapping[str, Any], name: str, length: int, where: str) -> npt.NDArray[Any]:
+    """Returns an input, `[N]` or `[N, K]`; numbers that a sparse one does not list are 0."""
     if name not in given:
         raise BadRequest(f"{where}: loss_fn_inputs lacks {name}")
-    tensor = given[name]
-    if tensor.HasField("sparse_csr") or len(tensor.shape) > 1:
-        raise BadRequest(f"{where}: {name} has the shape {list(tensor.shape)}; only one target a place is served")
+    tensor, what = given[name], f"{where}: {name}"
     if tensor.dtype not in _DTYPES:
-        raise BadRequest(f"{where}: {name} has the dtype {tensor.dtype}; expected one of {sorted(_DTYPES)}")
-    values = _array(tensor.dense, _DTYPES[tensor.dtype], f"{where}: {name}")
-    if len(values) != length:
-        raise BadRequest(f"{where}: {name} has {len(values)} values for {length} tokens")
+        raise BadRequest(f"{what} has the dtype {tensor.dtype}; expected one of {sorted(_DTYPES)}")
     if name == "target_tokens" and tensor.dtype == FLOAT32:
-        raise BadRequest(f"{where}: {name} are floats; expected whole numbers")
+        raise BadRequest(f"{what} are floats; expected whole numbers")
+    dtype, shape = _DTYPES[tensor.dtype], list(tensor.shape)
+    if len(shape) > 2 or (len(shape) == 2 and not 1 <= shape[1] <= MOST_TARGETS):
+        raise BadRequest(f"{what} has the shape {shape}; expected [{length}] or [{length}, K], K up to {MOST_TARGETS}")
+    if tensor.HasField("sparse_csr"):
+        values = _dense(tensor.sparse_csr, dtype, shape, what)
+    else:
+        values = _array(tensor.dense, dtype, what)
+        if len(shape) == 2 and len(values) == shape[0] * shape[1]:
+            values = values.reshape(shape)
+    if len(values) != length or values.ndim != max(1, len(shape)):
+        raise BadRequest(f"{what} has {values.size} values, shape {shape}, for {length} tokens")
     return values
+
+
+def _dense(csr: Any, dtype: type[np.generic], shape: list[int], what: str) -> npt.NDArray[Any]:
+    """Returns what compressed rows hold (`torch.sparse_csr_tensor`)."""
+    values = _array(csr.values, dtype, what)
+    rows, columns = (_array(each, np.int64, f"{what}: its indices") for each in (csr.crow_indices, csr.col_indices))
+    counts = np.diff(rows)
+    if (
+        len(shape) != 2
+        or len(rows) != shape[0] + 1
+        or rows[0] != 0
+        or rows[-1] != len(values)
+        or len(columns) != len(values)
+        or (counts < 0).any()
+        or ((columns < 0) | (columns >= shape[1])).any()
+    ):
+        raise BadRequest(f"{what}: its compressed rows do not fit the shape {shape} and {len(values)} values")
+    found = np.zeros(shape, dtype)
+    found[np.repeat(np.arange(shape[0]), counts), columns] = values
+    return found
 
 
 def _array(data: bytes, dtype: type[np.generic], where: str) -> npt.NDArray[Any]:
@@ -148,9 +235,9 @@ def _check(inputs: Mapping[str, Float32Array]) -> None:
 
 
 def _spread(values: npt.NDArray[Any], lengths: list[int]) -> npt.NDArray[Any]:
-    """Returns the values of places `[sum of N]` as those of tokens `[sum of N + 1]`: 0 for each first one."""
+    """Returns the values of places `[sum of N, ...]` as those of tokens `[sum of N + 1, ...]`: 0 for each first one."""
     starts = np.cumsum([0, *lengths[:-1]])
-    return np.insert(values, starts, 0)
+    return np.insert(values, starts, 0, axis=0)
 
 
 def _batch(
@@ -168,53 +255,18 @@ def _batch(
     return Batch(run_id, 1, samples, columns, ())
 
 
-def _objective(
-    loss: str,
-    bounds: tuple[float, float],
-    targets: npt.NDArray[np.int32],
-    lengths: list[int],
-    inputs: Mapping[str, Float32Array],
-    forward_only: bool,
-) -> Objective:
-    """Without a backward pass, each token's weight is 0: its gradient is, too."""
-    low, high = bounds
-    table = (
-        {"kind": "sft"}
-        if loss == "cross_entropy"
-        else {"kind": "ppo", "ratio_to": "inference", "clip_low": 1 - low, "clip_high": high - 1}
-    )
-    weights = inputs.get("weights")
-    if forward_only:
-        weights = np.zeros(sum(lengths), np.float32)
-    return Objective(
-        loss=table,
-        divisor=1.0,
-        weights=b"" if weights is None else _spread(weights, lengths).tobytes(),
-        targets=targets.tobytes(),
-        returns=True,
-    )
-
-
 def output_of(contribution: Contribution, answered: Answered) -> bytes:
     """Returns the `ForwardBackwardOutput` of what came of a contribution."""
-    lengths = contribution.lengths
+    lengths, shape = contribution.lengths, contribution.targets
     starts = np.cumsum([0, *(length + 1 for length in lengths[:-1])])
-    logprobs = np.delete(answered.columns["log_probabilities"], starts).astype(np.float32)
+    column = answered.columns["log_probabilities"]
+    logprobs = np.delete(column.reshape(-1, *shape), starts, axis=0).astype(np.float32)
     output = MESSAGES["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord")
     record = output.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(lengths))
     field = record.fields.add(key="logprobs")
     field.value.data, field.value.dtype = logprobs.tobytes(), FLOAT32
-    field.value.offsets = (4 * np.cumsum([0, *lengths])).astype(np.int64).tobytes()
-    output.metrics.add(key="loss:sum", value=loss_of(contribution, logprobs))
+    field.value.offsets = (4 * math.prod(shape) * np.cumsum([0, *lengths])).astype(np.int64).tobytes()
+    field.value.trailing_shape.extend(shape)
+    output.metrics.add(key="loss:sum", value=float(answered.columns["losses"].astype(np.float64).sum()))
     encoded: bytes = output.SerializeToString()
     return encoded
-
-
-def loss_of(contribution: Contribution, logprobs: Float32Array) -> float:
-    """Returns the sum of the loss over all places, in float64, from their log-probabilities `[sum of lengths]`."""
-    new, inputs = logprobs.astype(np.float64), {k: v.astype(np.float64) for k, v in contribution.inputs.items()}
-    if contribution.loss == "cross_entropy":
-        return float(-(new * inputs["weights"]).sum())
-    ratio, advantages = np.exp(new - inputs["logprobs"]), inputs["advantages"]
-    low, high = contribution.bounds
-    return float(-np.minimum(ratio * advantages, ratio.clip(low, high) * advantages).sum())

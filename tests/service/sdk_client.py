@@ -104,7 +104,7 @@ def main(url: str, model: str) -> None:
         each.forward([likely(5)], "cross_entropy").result().metrics["loss:sum"] for each in (client, resumed, fresh)
     ]
     try:
-        fresh.forward_backward([likely(0)], "dro").result()
+        fresh.forward_backward([likely(0)], "stable_reinforce").result()
     except tinker.RequestFailedError as error:
         found["refused"] = str(error)
     print(json.dumps(found), flush=True)

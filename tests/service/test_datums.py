@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tinker import types
@@ -53,66 +55,76 @@ def test_targets_are_predicted_at_their_own_places() -> None:
     assert columns["token_ids_T"].tolist() == [1, 2, 3, 9, 4, 5]
     assert columns["loss_mask_T"].tolist() == [0, 1, 1, 1, 0, 1]
     assert columns["sample_offsets"].tolist() == [0, 4, 6]
-    assert np.frombuffer(found.objective.targets, np.int32).tolist() == [1, 2, 3, 9, 4, 5]
+    assert np.frombuffer(found.objective.targets, np.int32).tolist() == [2, 2, 3, 9, 5, 5]
     assert np.frombuffer(found.objective.weights, np.float32).tolist() == [0, 0, 1, 2, 0, 0.5]
     assert found.objective.divisor == 1.0
 
 
-def answered(found: Contribution, logprobs: list[float]) -> Any:
-    """What the SDK reads of an answer with these log-probabilities of all places."""
-    spread, left = [], iter(logprobs)
-    for length in found.lengths:
-        spread += [0.0, *(next(left) for _ in range(length))]
-    columns = {"log_probabilities": np.array(spread, np.float32)}
+def answered(found: Contribution, logprobs: Any, losses: list[float]) -> Any:
+    """What the SDK reads of an answer with these log-probabilities and losses of all places."""
+    columns = {}
+    for name, values in (
+        ("log_probabilities", np.array(logprobs, np.float32)),
+        ("losses", np.array(losses, np.float32)),
+    ):
+        starts = np.cumsum([0, *found.lengths[:-1]])
+        columns[name] = np.insert(values, starts, 0, axis=0).flatten()
     return deserialize_forward_backward_output(output_of(found, Answered(1, 0, columns=columns)))
 
 
-log_probabilities = st.lists(st.floats(-5, 0, width=32), min_size=3, max_size=3)
+def test_the_sdk_reads_log_probabilities_of_each_datum_and_the_sum_of_the_losses() -> None:
+    one = contribution([datum([1, 2], target_tokens=[2, 8]), datum([3], target_tokens=[4])], "cross_entropy")
+    output = answered(one, [-1, -2, -3], [1, 2, 3])
+    assert output.metrics["loss:sum"] == 6.0
+    assert [each["logprobs"].tolist() for each in output.loss_fn_outputs] == [[-1, -2], [-3]]
 
 
-@given(log_probabilities, log_probabilities, st.lists(st.floats(-2, 2, width=32), min_size=3, max_size=3))
-def test_losses_are_those_of_a_plain_loop(new: list[float], old: list[float], values: list[float]) -> None:
-    tokens, targets = [[1, 2], [3]], [[2, 8], [4]]
-    parts = (slice(0, 2), slice(2, 3))
-    cases: dict[str, dict[str, list[float]]] = {
-        "cross_entropy": {"weights": values},
-        "importance_sampling": {"logprobs": old, "advantages": values},
-        "ppo": {"logprobs": old, "advantages": values},
-    }
-    for loss, inputs in cases.items():
-        data = [
-            datum(ids, target_tokens=wanted, **{name: column[part] for name, column in inputs.items()})
-            for ids, wanted, part in zip(tokens, targets, parts, strict=True)
-        ]
-        output = answered(contribution(data, loss), new)
-        total = 0.0
-        for log_probability, before, value in zip(new, old, values, strict=True):
-            ratio = math.exp(log_probability - before)
-            if loss == "cross_entropy":
-                total -= log_probability * value
-            elif loss == "importance_sampling":
-                total -= ratio * value
-            else:
-                total -= min(ratio * value, min(max(ratio, 0.8), 1.2) * value)
-        assert output.metrics["loss:sum"] == pytest.approx(total, rel=1e-6, abs=1e-6)
-        assert [list(each["logprobs"].data) for each in output.loss_fn_outputs] == [new[:2], new[2:]]
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_place_has_several_targets_with_weights(sparse: bool) -> None:
+    wanted, weights = np.zeros((2, 8), np.int64), np.zeros((2, 8), np.float32)
+    wanted[0, :2], wanted[1, 2] = (2, 8), 9
+    weights[0, :2], weights[1, 2] = (0.5, 0.25), 1
+    data = [datum([1, 2], target_tokens=wanted, weights=weights)]
+    if sparse:
+        inputs = {"target_tokens": torch.from_numpy(wanted), "weights": torch.from_numpy(weights)}
+        tensors = {name: types.TensorData.from_torch_sparse(each) for name, each in inputs.items()}
+        assert all(each.sparse_crow_indices is not None for each in tensors.values())
+        data = [types.Datum(model_input=data[0].model_input, loss_fn_inputs=tensors)]
+    found = contribution(data, "cross_entropy")
+    assert np.frombuffer(found.objective.targets, np.int32).reshape(3, 8)[1:].tolist() == wanted.tolist()
+    assert np.frombuffer(found.objective.weights, np.float32).reshape(3, 8).tolist() == [[0] * 8, *weights.tolist()]
+    logprobs = -np.arange(16.0).reshape(2, 8)
+    (output,) = answered(found, logprobs, [1, 1]).loss_fn_outputs
+    assert output["logprobs"].to_numpy().tolist() == logprobs.tolist()
 
 
 def test_bounds_of_the_ratio_are_those_of_the_request() -> None:
     data = [datum([1], target_tokens=[2], logprobs=[-1.0], advantages=[1.0])]
     config: dict[str, float | str] = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
+    cispo = contribution(data, "cispo", config).objective.loss
+    assert cispo == {"kind": "cispo", "ratio_clip_low": 0.5, "ratio_clip": 1.5}
     assert contribution(data, "ppo", config).objective.loss == {
         "kind": "ppo", "ratio_to": "inference", "clip_low": 0.5, "clip_high": 0.5,
     }  # fmt: skip
-    with pytest.raises(BadRequest, match="clip_high"):
-        contribution(data, "importance_sampling", {"clip_high_threshold": 1.5})
+    refused: list[tuple[str, dict[str, float | str]]] = [
+        ("importance_sampling", {"clip_high_threshold": 1.5}),
+        ("ppo", {"clip_low_threshold": 1.1}),
+        ("cispo", {"clip_low_threshold": 1.5}),
+        ("ppo", {"clip_high_threshold": math.inf}),
+        ("dro", {}),
+        ("dro", {"beta": "much"}),
+        ("dro", {"beta": -1.0}),
+    ]
+    for loss, wrong in refused:
+        with pytest.raises(BadRequest, match=r"clip_high|bounds|beta"):
+            contribution(data, loss, wrong)
 
 
-def test_without_a_backward_pass_no_token_has_a_gradient_and_the_loss_is_the_same() -> None:
+def test_without_a_backward_pass_the_objective_is_the_same() -> None:
     data = [datum([1, 2], target_tokens=[2, 3], weights=[1, 3])]
-    found = contribution(data, "cross_entropy", forward_only=True)
-    assert not np.frombuffer(found.objective.weights, np.float32).any()
-    assert answered(found, [-1.0, -2.0]).metrics["loss:sum"] == pytest.approx(7.0)
+    found, other = (contribution(data, "cross_entropy", forward_only=only).objective for only in (True, False))
+    assert (found.forward_only, other.forward_only) == (True, False)
+    assert msgspec.structs.replace(found, forward_only=False) == other
 
 
 @pytest.mark.parametrize(
@@ -125,12 +137,57 @@ def test_without_a_backward_pass_no_token_has_a_gradient_and_the_loss_is_the_sam
         ([datum([1], target_tokens=[2], other=[1])], "cross_entropy", "other"),
         ([datum([1], target_tokens=[2], logprobs=[0.5], advantages=[1])], "ppo", "0.5"),
         ([datum([1], target_tokens=[2], advantages=[1])], "importance_sampling", "logprobs"),
-        ([datum([1], target_tokens=[2])], "dro", "dro"),
+        ([datum([1], target_tokens=[2], logprobs=[0], advantages=[1])], "stable_reinforce", "stable_reinforce"),
+        ([datum([1], target_tokens=[2], logprobs=[0], advantages=[1])], "gspo", "sequence_ratio_mask"),
+        ([datum([1], target_tokens=[2], logprobs=[0], advantages=[1], sequence_ratio_mask=[0])], "gspo", "marks no"),
+        ([datum([1], target_tokens=[[2, 3]], logprobs=[[0, 0]], advantages=[[1, 1]])], "ppo", "several targets"),
+        ([datum([1], target_tokens=[[2, 3]], weights=[1])], "cross_entropy", "weights has the shape"),
+        ([datum([1], target_tokens=[[2] * 257])], "cross_entropy", "257"),
+        ([datum([1], target_tokens=[[2, 3]]), datum([1], target_tokens=[[2]])], "cross_entropy", "several targets"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(data: list[types.Datum], loss: str, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         contribution(data, loss)
+
+
+CSR = [
+    ([0, 1, 1], [0], [5.0], [2, 2], True),
+    ([0, 1], [0], [5.0], [2, 2], False),
+    ([0, 2, 1], [0], [5.0], [2, 2], False),
+    ([1, 1, 1], [0], [5.0], [2, 2], False),
+    ([0, 1, 1], [2], [5.0], [2, 2], False),
+    ([0, 1, 1], [-1], [5.0], [2, 2], False),
+    ([0, 1, 1], [0, 1], [5.0], [2, 2], False),
+    ([0, 0, 9], [0], [5.0], [2, 2], False),
+    ([0, 1, 1], [0], [5.0], [2], False),
+    ([0, 1, 1], [0], [5.0], [2, 2**40], False),
+    ([0, 1, 1], [0], [5.0], [2**40, 2], False),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "values", "shape", "is_valid"), CSR)
+def test_compressed_rows_that_do_not_fit_are_refused(
+    rows: list[int], columns: list[int], values: list[float], shape: list[int], is_valid: bool
+) -> None:
+    message = MESSAGES["ForwardBackwardRequest"](loss_fn="cross_entropy")
+    each = message.data.add()
+    each.model_input.add().encoded_text.tokens = np.array([1, 2], np.int32).tobytes()
+    targets = each.loss_fn_inputs.add(key="target_tokens").value
+    targets.dense, targets.dtype = np.array([[1, 2], [3, 4]]).tobytes(), 2
+    targets.shape.extend([2, 2])
+    weights = each.loss_fn_inputs.add(key="weights").value
+    weights.dtype = 1
+    weights.shape.extend(shape)
+    weights.sparse_csr.values = np.array(values, np.float32).tobytes()
+    weights.sparse_csr.crow_indices = np.array(rows).tobytes()
+    weights.sparse_csr.col_indices = np.array(columns).tobytes()
+    if is_valid:
+        found = contribution_of(message, "run", LONGEST, VOCABULARY).objective.weights
+        assert np.frombuffer(found, np.float32).reshape(3, 2)[1:].tolist() == [[5, 0], [0, 0]]
+    else:
+        with pytest.raises(BadRequest, match="weights"):
+            contribution_of(message, "run", LONGEST, VOCABULARY)
 
 
 @given(st.binary(max_size=200))

@@ -77,4 +77,4 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     first, resumed, fresh = results["resumed"]
     assert first == resumed
     assert first != fresh
-    assert "dro" in results["refused"]
+    assert "stable_reinforce" in results["refused"]
