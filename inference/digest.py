@@ -9,6 +9,7 @@ elements within a layer; the probe does. This file needs torch but not vLLM, bec
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -29,6 +30,12 @@ _SMALL = 1 << 14
 """Elements of a tensor that is hashed together with others of its layer."""
 
 _MODULUS = 1 << 64
+
+_NOT_OF_TEXT = re.compile(
+    r"(^|\.)((vision|visual|audio|image|video|sound|mm|multi_modal|multimodal|aligner|connector|projector|resampler|perceiver)"
+    r"(_\w+)?|embed_(vision|audio)|mlp1|patch_merger|mtp)(\.|$)"
+)
+"""Parts of the names, in transformers, in checkpoints and in vLLM, of what a vision-language model computes a text without."""
 
 
 def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -56,20 +63,29 @@ def layer_of(name: str) -> str:
     return next((part for part in name.split(".") if part.isdecimal()), "")
 
 
+def is_of_text(name: str) -> bool:
+    """Returns whether a model needs the tensor of this name to compute a text, by any convention.
+
+    The others are never trained, and a server of text holds none of them, so a digest leaves them out.
+    """
+    return _NOT_OF_TEXT.search(name) is None
+
+
 def add_up(sums: Iterable[tuple[str, int]]) -> Digest:
-    """Returns the digest of tensors, given by name and `hash_sum`."""
+    """Returns the digest of tensors, given by name and `hash_sum`; of those of text."""
     total: defaultdict[str, int] = defaultdict(int)
     for name, value in sums:
-        total[layer_of(name)] += value
+        if is_of_text(name):
+            total[layer_of(name)] += value
     return {layer: f"{value % _MODULUS:016x}" for layer, value in total.items()}
 
 
 def digest_of(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Digest:
-    """Returns the digest of floating-point tensors; any others are left out."""
+    """Returns the digest of floating-point tensors of text; any others are left out."""
     sums: list[tuple[str, Tensor]] = []
     small: defaultdict[tuple[str, torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for name, tensor in tensors:
-        if not tensor.is_floating_point():
+        if not (tensor.is_floating_point() and is_of_text(name)):
             continue
         if tensor.numel() <= _SMALL:
             small[layer_of(name), tensor.device, tensor.dtype].append(tensor.detach().reshape(-1))

@@ -28,6 +28,7 @@ from counterpoint.inference import delta
 from counterpoint.inference.checkpoint import BASE, DELTA, read_header, weight_files
 from counterpoint.inference.digest import DTYPES, Digest, add_up, digests_of, layer_of
 from counterpoint.trainer.lora.multi_lora import digest_adapter, export_adapter
+from counterpoint.trainer.model.text_part import keep_other_parts
 from counterpoint.trainer.probe import Answers, write_probe
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
@@ -55,6 +56,9 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     GENERATION_CONFIG_NAME,
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
 )
 """Copied beside full weights, so that a broadcast can be served as a model."""
 
@@ -275,6 +279,7 @@ class Broadcaster:
             # It is copied as it is: transformers reads some that it refuses to write.
             setattr(model, "generation_config", GenerationConfig())  # noqa: B010 - for the type of a module's attributes
         model.save_pretrained(directory, state_dict=dict(state))
+        keep_other_parts(Path(self._base_model), directory)
 
     def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path, newest: Path | None) -> bool:
         """Writes what changed since the last whole version of this process (`inference/delta.py`), which `newest` has, too.

@@ -27,6 +27,7 @@ from counterpoint.trainer.model.passes import Passes
 from counterpoint.trainer.model.recompute import checkpoint_layers
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.model.sharding import differentiate_inputs, local_parameters, rest
+from counterpoint.trainer.model.text_part import text_config
 from counterpoint.trainer.packer import ModelLimits
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.rows import Rows
@@ -128,7 +129,7 @@ class LoadedModel:
 
 def _limits(config: TrainerConfig, model: nn.Module, replay: RouterReplay | None, shares_prompts: bool) -> ModelLimits:
     return ModelLimits(
-        vocabulary=model.config.vocab_size,
+        vocabulary=text_config(model).vocab_size,
         max_tokens=config.row_tokens,
         layers=replay.layers if replay else 0,
         experts=replay.experts if replay else 0,

@@ -31,6 +31,7 @@ from counterpoint.inference.model_facts import EXPERT_COUNTS
 from counterpoint.trainer.lora.multi_lora import adapter_spans
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.packing_proof import can_pack
+from counterpoint.trainer.model.text_part import text_config
 from counterpoint.transport.files.untrusted import read_bytes
 
 logger = logging.getLogger(__name__)
@@ -119,9 +120,9 @@ def write_probe(
 
 def ask(model: nn.Module, slot: int) -> Answers:
     """Computes the candidates with the adapter in `slot`, if there is one; with a sharded model every rank calls it."""
-    chooses = can_pack(model) and any(getattr(model.config.get_text_config(), name, None) for name in EXPERT_COUNTS)
+    chooses = can_pack(model) and any(getattr(text_config(model), name, None) for name in EXPERT_COUNTS)
     generator = torch.Generator().manual_seed(_SEED)
-    tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
+    tokens_CT = torch.randint(0, text_config(model).vocab_size, (CANDIDATES, TOKENS), generator=generator)
     tokens_CT = tokens_CT[: CANDIDATES if chooses else 1].to(next(model.parameters()).device)
     with torch.no_grad():
         values_CP, moved_CP = _values_and_moved(

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface
 
 from counterpoint.job.plan.live_bytes import LiveBytes
 from counterpoint.run.trained import TrainingConfig
@@ -28,6 +28,7 @@ from counterpoint.trainer.model import chunks
 from counterpoint.trainer.model.experts import WEIGHTS
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.recompute import checkpoint_layers
+from counterpoint.trainer.model.text_part import auto_class, freeze_other_parts, read_config, text_config
 from counterpoint.trainer.optimizer import STATE_KEYS, Optimizer
 from counterpoint.trainer.updates.value_head import ValueHead, row_values
 
@@ -103,16 +104,14 @@ class StepBytes:
 
 def make_model(directory: Path, dtype: str, layers: int | None = None) -> nn.Module:
     """Returns the model of a `config.json` on the meta device, with all its layers or the first few."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    config = read_config(directory)
     if layers is not None:
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:layers]
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            config, attn_implementation=_ATTENTION, dtype=_DTYPES[dtype]
-        )
-    return model.eval()
+        model: nn.Module = auto_class(config).from_config(config, attn_implementation=_ATTENTION, dtype=_DTYPES[dtype])
+    return freeze_other_parts(model).eval()
 
 
 @contextmanager
@@ -136,7 +135,7 @@ def model_sizes(directory: Path) -> ModelSizes:
 
 def _model_sizes(directory: Path) -> ModelSizes:
     model = make_model(directory, "float32")
-    config = getattr(model.config, "get_text_config", lambda: model.config)()
+    config = text_config(model)
     kinds: Counter[str] = Counter()
     layers: Counter[str] = Counter()
     linear: dict[str, list[tuple[int, ...]]] = {}

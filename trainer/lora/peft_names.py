@@ -18,6 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model.adapted_layer import PeftNames
+from counterpoint.trainer.model.text_part import text_config
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The weights of one expert. In transformers the first is above the second, in one weight."""
@@ -37,9 +38,9 @@ def peft_names(
         experts: by the path of a layer's experts, how many there are; each has `expert_names`.
         known: the paths of all layers of the model that can have adapters.
     """
-    files = _reverted(
-        model, {f"{path}.weight": torch.full((1, 1), float(number)) for number, path in enumerate(linear)}
-    )
+    # Of a vision-language model transformers renames the text part as a whole, and PEFT and vLLM call it as transformers does.
+    linear_weights = {f"{path}.weight": torch.full((1, 1), float(number)) for number, path in enumerate(linear)}
+    files = _reverted(model, linear_weights) if text_config(model) is model.config else {}
     # Not `_apply_gate` alone, which LongCat's experts lack.
     is_mixture = any(hasattr(module, "_apply_gate") or _has_fused(module) for module in model.modules())
     without = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in known}

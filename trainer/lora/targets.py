@@ -23,6 +23,7 @@ from counterpoint.trainer.lora.peft_names import expert_names
 from counterpoint.trainer.model.adapted_layer import ALIGNMENT, MultiLora
 from counterpoint.trainer.model.experts import are_known_experts
 from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.text_part import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def prove_layers(model: nn.Module) -> None:
 
     device = next(model.parameters()).device
     positions_T = torch.arange(_TOKENS, device=device)
-    tokens_T = positions_T % model.config.vocab_size
+    tokens_T = positions_T % text_config(model).vocab_size
     with ExitStack() as stack, torch.no_grad():
         for name, module in candidates.items():
             hook: Callable[..., Any] = partial(observe, name)

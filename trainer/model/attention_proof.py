@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from counterpoint.trainer.model import attention
 from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.text_part import text_config
 
 LENGTHS = (5, 12, 1, 9, 3)
 """Lengths of the samples in tokens: shorter than any attention window, and all different."""
@@ -40,7 +41,7 @@ _FUNCTION = "eager_attention_forward"
 def made_up_samples(model: nn.Module) -> list[Tensor]:
     """Returns random token ids of samples with these `LENGTHS`, on the model's device."""
     generator = torch.Generator().manual_seed(_SEED)
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    vocabulary = text_config(model).vocab_size
     samples = [torch.randint(0, vocabulary, (length,), generator=generator) for length in LENGTHS]
     return [sample.to(next(model.parameters()).device) for sample in samples]
 
@@ -107,7 +108,7 @@ def _positions_of_its_own(model: nn.Module) -> Iterator[None]:
 def _require_causal(model: nn.Module, sample: Tensor, values: Tensor) -> None:
     """Raises `ValueError` if what a model with attention of its own says of a token depends on later ones."""
     middle = len(sample) // 2
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    vocabulary = text_config(model).vocab_size
     found = row(model, [torch.cat((sample[:middle], (sample[middle:] + 1) % vocabulary))])[0]
     if not torch.equal(found[: middle - 1], values[: middle - 1]):
         raise ValueError(

@@ -30,6 +30,7 @@ from counterpoint.trainer.model.compiler import failing_aloud
 from counterpoint.trainer.model.context import ContextGroup, Stretch, shared_rows
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.passes import Passes
+from counterpoint.trainer.model.text_part import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +175,9 @@ def _call(owner: weakref.ref[nn.Module], *args: Any, **kwargs: Any) -> Any:
 def _row(model: nn.Module) -> Tensor:
     """Log-probabilities of a row of two made-up samples."""
     device = next(model.parameters()).device
-    tokens_T = torch.randint(0, model.config.vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)).to(
-        device
-    )
+    tokens_T = torch.randint(
+        0, text_config(model).vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)
+    ).to(device)
     positions_T = torch.arange(_TOKENS // 2, device=device).repeat(2)
     every = torch.arange(_TOKENS - 1, device=device)
     values_P, _ = log_probabilities(model, tokens_T, positions_T, [_TOKENS // 2] * 2, every, tokens_T[1:], 1.0)

@@ -25,6 +25,7 @@ from counterpoint.trainer.model.chunks import LEAST_LOGARITHM, Arithmetic, chunk
 from counterpoint.trainer.model.compiler import Fallback, failing_aloud
 from counterpoint.trainer.model.context import Stretch, stretch_of
 from counterpoint.trainer.model.shared_prompts import Families
+from counterpoint.trainer.model.text_part import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def _not_linear(model: nn.Module) -> str:
         return f"its output layer is a {type(head).__name__}; expected a linear layer"
     device, size = head.weight.device, len(_TRIED)
     generator = torch.Generator().manual_seed(0)
-    tokens_T = torch.randint(0, model.config.vocab_size, (size,), generator=generator).to(device)
+    tokens_T = torch.randint(0, text_config(model).vocab_size, (size,), generator=generator).to(device)
     positions_T = torch.arange(size, device=device)
     tried_P = torch.tensor(_TRIED, device=device)
     with _replaced(head, lambda hidden: tried_P.expand(*hidden.shape[:-2], size)[..., None]):
@@ -131,7 +132,7 @@ def _differs_compiled(model: nn.Module, arithmetic: Arithmetic) -> str:
     """Returns how the compiled head is another than the plain one; empty if it is not."""
     head, size = model.get_output_embeddings(), len(_TRIED)
     generator = torch.Generator().manual_seed(0)
-    tokens_T = torch.randint(0, model.config.vocab_size, (size,), generator=generator).to(head.weight.device)
+    tokens_T = torch.randint(0, text_config(model).vocab_size, (size,), generator=generator).to(head.weight.device)
     positions_T = torch.arange(size, device=tokens_T.device)
     found: list[str] = []
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from counterpoint.trainer.faults import is_out_of_memory
@@ -25,6 +24,7 @@ from counterpoint.trainer.model.exchange import ExpertGroup
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.sharding import load_divided
 from counterpoint.trainer.model.shared_prompts import Families
+from counterpoint.trainer.model.text_part import auto_class, class_of, freeze_other_parts, read_config
 
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that say which weights are in which file."""
@@ -78,8 +78,9 @@ def load_model(
             if device.type == "cpu" and torch.cuda.is_available():
                 raise ValueError('it is divided over GPUs where there are any; expected device = "auto" or "cuda"')
             precision, ranks = choose_dtype(dtype, device), dist.get_world_size()
-            return load_divided(path, precision, ranks, _attention_of(path), sharded=shards > 1, experts=experts).eval()
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            divided = load_divided(path, precision, ranks, _attention_of(path), sharded=shards > 1, experts=experts)
+            return freeze_other_parts(divided).eval()
+        model: nn.Module = auto_class(read_config(path)).from_pretrained(
             path,
             dtype=choose_dtype(dtype, device),
             attn_implementation=_attention_of(path),
@@ -91,18 +92,12 @@ def load_model(
             raise
         said = "its code knows no other attention than transformers' own" if error.args == (attention.NAME,) else error
         raise ValueError(f"model = {str(directory)!r} cannot be loaded: {said}") from error
-    if not hasattr(model.config, "vocab_size"):
-        raise ValueError(
-            f"model = {str(directory)!r} has parts for more than text ({type(model).__name__}, whose config.json has no "
-            "vocab_size of its own), which cannot be trained; give its language model alone"
-        )
-    return model.to(device).eval()
+    return freeze_other_parts(model).to(device).eval()
 
 
 def _attention_of(directory: Path) -> str | None:
     """Returns ours, or None, transformers' choice, for a model whose attention cannot be exchanged: it would lack its mask."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    kind = class_of(read_config(directory))
     return attention.NAME if kind is None or kind._can_set_attn_implementation() else None
 
 

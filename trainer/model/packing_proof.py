@@ -31,6 +31,7 @@ from counterpoint.trainer.model.context import ContextGroup, shared_rows
 from counterpoint.trainer.model.head import prove_head
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.shared_prompts import Family
+from counterpoint.trainer.model.text_part import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ def _values_without(
 
 def _other_ids(model: nn.Module, sample: Tensor) -> Tensor:
     """Returns other token ids, as many."""
-    return (sample + 1) % model.config.get_text_config(decoder=True).vocab_size
+    return (sample + 1) % text_config(model).vocab_size
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from counterpoint.inference.model_facts import EXPERT_COUNTS
 from counterpoint.trainer.model.context import stretch_of
+from counterpoint.trainer.model.text_part import text_config
 
 _SOFTMAX_GATES = {
     "Qwen3MoeTopKRouter": None,
@@ -44,7 +45,7 @@ class RouterReplay:
                     f"router replay supports the gates {sorted(_SOFTMAX_GATES)}, but {name} is a {type(gate).__name__}; "
                     "set router_replay = false to train without it"
                 )
-        experts = max(int(getattr(model.config, name, None) or 0) for name in EXPERT_COUNTS)
+        experts = max(int(getattr(text_config(model), name, None) or 0) for name in EXPERT_COUNTS)
         if experts and not gates:
             raise ValueError(
                 f"{type(model).__name__} has {experts} experts, but no gate whose choice can be replayed; "
@@ -53,7 +54,7 @@ class RouterReplay:
         self._model = model
         self.experts = int(gates[0][1].num_experts) if gates else 0
         self.top_k = int(gates[0][1].top_k) if gates else 0
-        self.layers = int(model.config.num_hidden_layers) if gates else 0
+        self.layers = int(text_config(model).num_hidden_layers) if gates else 0
         """Layers of a record: all hidden layers of the model, dense ones included, as vLLM numbers them."""
         self.record: tuple[Tensor, Tensor] | None = None
         """The arguments of `replaying` for the current row."""

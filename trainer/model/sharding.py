@@ -19,11 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Shard
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
+from counterpoint.inference.digest import is_of_text
 from counterpoint.trainer.model.exchange import ExpertGroup
 from counterpoint.trainer.model.experts import divide_experts
+from counterpoint.trainer.model.text_part import class_of, read_config, text_config
 
 
 def load_divided(
@@ -47,8 +48,8 @@ def load_divided(
 
     Raises what `from_pretrained` raises, and `ValueError` for a model whose layers or experts are not as expected.
     """
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    config = read_config(directory)
+    kind = class_of(config)
     members: dict[str, Any] = {"__module__": kind.__module__, "sharded": sharded, "experts": experts}
     divided: Any = type(kind.__name__, (_Divided, kind), members)
     model: nn.Module = divided.from_pretrained(
@@ -106,8 +107,8 @@ def shard(model: Any, mesh: DeviceMesh, mixed: bool, group: ExpertGroup | None, 
     `mixed`: weights are of a lower precision.
     """
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    depth = model.config.get_text_config().num_hidden_layers
-    found = [name for name in layers if "." not in name.removeprefix(f"{model.base_model_prefix}.")]
+    depth = text_config(model).num_hidden_layers
+    found = [name for name in layers if is_of_text(name) and not any(part.isdecimal() for part in name.split("."))]
     found = [name for name in found if len(model.get_submodule(name)) == depth]
     if len(found) != 1:
         raise ValueError(

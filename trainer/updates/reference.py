@@ -17,6 +17,7 @@ from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.model.packing_proof import prove_packing
 from counterpoint.trainer.model.sharding import rest
+from counterpoint.trainer.model.text_part import text_config
 from counterpoint.trainer.ranks import Ranks
 
 
@@ -57,7 +58,7 @@ class References:
         model, fault = None, None
         try:
             model = load_model(path, self._dtype, self._ranks.device, self._ranks.count if self._sharded else 1)
-            if (found := int(model.config.vocab_size)) != vocabulary:
+            if (found := int(text_config(model).vocab_size)) != vocabulary:
                 fault = (
                     f"training.reference.model = {str(path)!r} has a vocabulary of {found} tokens; expected {vocabulary}, as "
                     "that of the trained model"

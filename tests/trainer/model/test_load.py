@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Gemma3Config
+from transformers import AutoModelForCausalLM
 
 from counterpoint.trainer.model.load import load_model, log_probabilities
 from counterpoint.trainer.model.router_replay import RouterReplay
@@ -184,15 +184,6 @@ def test_a_wrong_index_is_named(dense_directory: Path, tmp_path: Path, index: ob
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no config\.json"):
         load_model(tmp_path / "nowhere", "float32", CPU)
-
-
-def test_a_model_with_parts_for_more_than_text_is_refused(tmp_path: Path) -> None:
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**small, "vocab_size": VOCABULARY, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
-    config = Gemma3Config(text_config=text, vision_config=small | {"image_size": 32, "patch_size": 16})
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has parts for more than text"):
-        load_model(tmp_path, "float32", CPU)
 
 
 def test_a_models_own_code_is_never_run(dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
