@@ -77,6 +77,11 @@ def longest_context(model: Mapping[str, Any]) -> int | None:
     return max(lengths, default=None)
 
 
+def has_other_parts(model: Mapping[str, Any]) -> bool:
+    """Returns whether the model of this config.json has parts for more than text, such as images."""
+    return isinstance(model.get("text_config"), Mapping)
+
+
 def attention_heads(model: Mapping[str, Any]) -> int | None:
     """Returns how many attention heads the model of this config.json has; None if the file does not say so."""
     text = model.get("text_config")

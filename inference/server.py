@@ -35,7 +35,7 @@ from counterpoint.cluster.start_time import StartTime
 from counterpoint.inference import identity
 from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
-from counterpoint.inference.model_facts import attention_heads, head_size, kept_bytes, longest_context
+from counterpoint.inference.model_facts import attention_heads, has_other_parts, head_size, kept_bytes, longest_context
 from counterpoint.inference.port_claim import claimed
 from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_cause
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
@@ -287,6 +287,8 @@ def server_command(config: InferenceConfig) -> list[str]:
             command += ["--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
         if _computes_in_engine(config):
             command += ["--distributed-executor-backend", "uni"]
+    if has_other_parts(read_model(config)) and not config.sets("--limit-mm-per-prompt"):
+        command += ["--language-model-only"]  # requests are of text: what reads images takes no memory
     if config.return_routed_experts:
         command += ["--enable-return-routed-experts"]
     if config.lora is None:

@@ -23,6 +23,10 @@ def register() -> None:
     bind_worker_to_parent()
     _log_as_vllm_does()
 
+    from counterpoint.inference.plugin.images import stand_in_for_torchvision
+
+    stand_in_for_torchvision()
+
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     WeightTransferEngineFactory.register_engine(

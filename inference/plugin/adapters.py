@@ -155,12 +155,21 @@ class Adapters:
     def _find_provable(self, copy: Path, held: Digest) -> frozenset[str]:
         """Returns the layers whose digest proves the loaded weights.
 
-        They are found at the first load of an adapter with these tensors, when the slot held no such weights before.
+        They are found at the first load of an adapter with these tensors, when the slot held no such weights before. Raises
+        `ValueError` if a layer of it is in no module.
         """
         settings = orjson.loads((copy / "adapter_config.json").read_bytes())
         scale = settings["lora_alpha"] / settings["r"]
         dtype = DTYPES[self._dtype]
         written = digest_of(scaled_adapter(load_file(copy / ADAPTER_WEIGHTS), scale, dtype), dtype)
+        nowhere = sorted(
+            layer for layer, value in written.items() if int(value, 16) and not int(held.get(layer, "0"), 16)
+        )
+        if nowhere:
+            raise ValueError(
+                f"vLLM takes nothing of its tensors in layer {', '.join(nowhere)}: no module that can have an adapter has their "
+                "names; expected those of PEFT for the layers that compute text"
+            )
         return provable_layers(written, held, f"the adapter in {copy}")
 
     def _copy(self, directory: Path, number: int, load: int) -> tuple[Path, frozenset[str]]:
