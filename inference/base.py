@@ -103,6 +103,8 @@ class SamplingParameters(Sampling):
 
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MOST_STOP_TOKENS)] = []
     """Tokens that end a completion."""
+    ignore_eos: bool = False
+    """Whether the model's own end of a text does not end a completion."""
     json_schema: JsonSchema = ""
     """A JSON schema, as text, that the completion fits; its log-probabilities are those after the constraint. Empty: any text."""
     alternatives: AlternativeCount = 0

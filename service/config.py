@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -28,11 +29,15 @@ class TinkerConfig(Config):
     models: list[str] = []
     """Further names by which clients may ask for the job's model, such as `meta-llama/Llama-3.2-1B`."""
 
+    client_flags: list[Literal["proto_compress_fwdbwd", "sample_use_retrieve_futures"]] = []
+    """Flags of the SDK that are set for all clients: their training data come compressed, or they ask for many samples' results
+    at once, of which a new start of the service loses those that were not fetched."""
+
     max_pending: int = Field(default=4096, ge=1)
-    """Requests that have no result yet; the service asks clients to send further ones later."""
+    """Requests of one key that have no result yet; the service asks its clients to send further ones later."""
 
     result_bytes: int = Field(default=256 * 2**20, ge=2**20)
-    """Bytes of results kept in memory until they are fetched; older ones are on the disk."""
+    """Bytes of one key's results kept in memory until they are fetched; older ones are on the disk."""
 
 
 class ServiceConfig(TinkerConfig):

@@ -66,6 +66,8 @@ class DrivenRun:
         self._base = self._sent = self._credit = 0
         """The last item that is known to be carried out; the last that was sent in this session; how many may be more."""
         self._changed, self._ready = asyncio.Event(), asyncio.Event()
+        self._refused: dict[int, str] = {}
+        """Why the trainer could not read an item, by its number: one without any effect has its place."""
         self._lost: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
         for number in self._answered:
@@ -192,8 +194,10 @@ class DrivenRun:
                     await self._forget(durable)
                 case Waiting(reason):
                     self._session, self.reason = None, reason
-                case Rejected(_, reason):
+                case Rejected(number, reason, session):
                     logger.warning("run %s: the trainer refused a message: %s", self.run_id, reason)
+                    if number is not None and session == self._session and number in self._kept.keys() - self._answered:
+                        await self._replace(number, reason)
                 case Evicted(reason):
                     self._lose(reason)
                     return
@@ -209,8 +213,25 @@ class DrivenRun:
         self._base = max(self._base, answered.number)
         self._changed.set()
 
+    async def _replace(self, number: int, reason: str) -> None:
+        """Sends an item without any effect in the place of one that the trainer cannot read, and would wait for."""
+        if number in self._refused:
+            self._lose(f"the trainer cannot read item {number}: {reason}")
+            return
+        former, note = await asyncio.to_thread(self._journal.read_item, number)
+        header = ItemHeader(spoils=former.batch is not None)
+        ask = Ask(number, encode_item(header), None)
+        await asyncio.to_thread(self._journal.write_item, ask, note)
+        self._refused[number], self._kept[number] = reason, ask
+        if (session := self._session) is not None and number <= self._sent:
+            await self._link.send(Ask(number, ask.header, None, session))
+
     async def _settle(self, answered: Answered) -> None:
         number = answered.number
+        if number in self._refused and not answered.fault:
+            answered = Answered(
+                number, answered.step, "trainer", f"the trainer cannot read it: {self._refused[number]}"
+            )
         if number not in self._answered:
             await asyncio.to_thread(self._journal.write_answer, answered)
             self._answered.add(number)

@@ -67,9 +67,9 @@ class Samplers:
         async with self._using(*adapter) as served:
             return await served.generate(prompt, sampling, affinity=affinity)
 
-    async def score(self, tokens: Int32Array, affinity: str) -> Float32Array:
-        """Returns the log-probability of each token but the first under the base model. Raises `InferenceError`."""
-        return await self._base.score(tokens, 1, affinity=affinity)
+    async def score(self, tokens: Int32Array, start: int, affinity: str) -> Float32Array:
+        """Returns the log-probability of each token from `start` on, at least 1, by the base model. Raises `InferenceError`."""
+        return await self._base.score(tokens, start, affinity=affinity)
 
     @asynccontextmanager
     async def _using(self, name: str, directory: Path) -> AsyncIterator[Served]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import orjson
+import zstandard
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
@@ -50,6 +51,9 @@ MAX_BODY_BYTES = 64 * 2**20
 POLL_SECONDS = 35.0
 """How long a poll waits for a result. The SDK waits 45 s."""
 
+MANY_SECONDS = 30.0
+"""How long a poll for any of many results waits."""
+
 PROTOBUF = "application/x-protobuf"
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -68,6 +72,18 @@ class _SessionBody(msgspec.Struct, frozen=True):
 
 class _FutureBody(msgspec.Struct, frozen=True):
     request_id: str
+
+
+class _Target(msgspec.Struct, frozen=True):
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+class _FuturesBody(msgspec.Struct, frozen=True):
+    target: _Target
+    prev_cursor: int = 0
+    timeout: float | None = None
+    retrieved_request_ids: list[str] = []
 
 
 class _SamplerBody(msgspec.Struct, frozen=True):
@@ -113,7 +129,7 @@ class Endpoints:
             if owner is None:
                 return _error(401, "the key is none of those that are taken; set TINKER_API_KEY")
             request.app[PROVEN].note(request)
-            if (refusal := refused_coding(request.headers.items())) is not None:
+            if not _is_zstd(request) and (refusal := refused_coding(request.headers.items())) is not None:
                 return _error(415, refusal)
             try:
                 return await handler(self, request, owner)
@@ -151,8 +167,12 @@ class Endpoints:
         return _json(status="ok")
 
     async def _client_config(self, request: web.Request, owner: str) -> web.Response:
-        """All flags have the SDK's defaults, by which nothing is asked for that is not served."""
-        return _json()
+        """Other flags have the SDK's defaults, by which nothing is asked for that is not served."""
+        flags = {*self._service.config.client_flags, "create_model_via_load_weights", "sample_join_sampling_session"}
+        return _json(**dict.fromkeys(sorted(flags), True))
+
+    async def _dynamic_config(self, request: web.Request, owner: str) -> web.Response:
+        return _json(sample_cancel_enabled=True)
 
     async def _capabilities(self, request: web.Request, owner: str) -> web.Response:
         longest = self._service.config.max_tokens
@@ -255,6 +275,8 @@ class Endpoints:
         if request.content_type != PROTOBUF:
             raise BadRequest(f"Content-Type: expected {PROTOBUF}; this version of the SDK is not served")
         body = await request.read()
+        if _is_zstd(request):
+            body = await asyncio.to_thread(decompressed, body)
         message = await asyncio.to_thread(MESSAGES["ForwardBackwardRequest"].FromString, body)
         return _promise(await self._service.offer("forward_backward", message.model_id, message.seq_id, body, owner))
 
@@ -345,6 +367,48 @@ class Endpoints:
         kind = PROTOBUF if result.is_protobuf else "application/json"
         return web.Response(body=result.body, content_type=kind)
 
+    async def _retrieve_many(self, request: web.Request, owner: str) -> web.Response:
+        """Says which samples of a client have a result; the results are fetched one by one."""
+        asked = await _body(request, _FuturesBody)
+        sampler = await self._service.sampler(asked.target.sampling_session_id, owner)
+        futures, client = self._service.futures(owner), (sampler.sampler_id, asked.target.cloned_sampler_id)
+        futures.retrieved(client, asked.retrieved_request_ids)
+        seconds = MANY_SECONDS if asked.timeout is None else min(max(asked.timeout, 0.0), MANY_SECONDS)
+        try:
+            found, cursor = await futures.completions(client, asked.prev_cursor, seconds)
+        except KeyError:
+            return _error(
+                410, "the service was started again meanwhile, and its results are lost; make the sampler anew"
+            )
+        completions = [
+            {"state": "failed", "request_id": name}
+            if size is None
+            else {"state": "finished", "request_id": name, "response_payload_uncompressed_size": size}
+            for name, size in found
+        ]
+        return _json(completions=completions, cursor=cursor)
+
+    async def _cancel(self, request: web.Request, owner: str) -> web.Response:
+        await self._service.cancel_sample((await _body(request, _FutureBody)).request_id, owner)
+        return _json()
+
+
+def _is_zstd(request: web.Request) -> bool:
+    """Whether a request may have a compressed body, and has one."""
+    return request.path == f"{ROOT}/forward_backward" and request.headers.get("Content-Encoding", "").lower() == "zstd"
+
+
+def decompressed(body: bytes) -> bytes:
+    """Returns what was compressed, of at most `MAX_BODY_BYTES`. Raises `BadRequest`."""
+    try:
+        size = zstandard.frame_content_size(body)
+        if not 0 <= size <= MAX_BODY_BYTES:
+            raise BadRequest(f"the compressed body says that it has {size} bytes; expected 0 to {MAX_BODY_BYTES}")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
+        return decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadRequest(f"the body is no frame of zstd: {error}") from error
+
 
 async def _body(request: web.Request, kind: type[Body]) -> Body:
     return msgspec.json.decode(await request.read(), type=kind)
@@ -395,7 +459,7 @@ UNSERVED = (
 ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/healthz", Endpoints._health),
     ("POST", "/client/config", Endpoints._client_config),
-    ("POST", "/client/dynamic_config", Endpoints._client_config),
+    ("POST", "/client/dynamic_config", Endpoints._dynamic_config),
     ("GET", "/get_server_capabilities", Endpoints._capabilities),
     ("POST", "/create_session", Endpoints._create_session),
     ("POST", "/session_heartbeat", Endpoints._heartbeat),
@@ -425,6 +489,8 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/samplers/{sampler}", Endpoints._get_sampler),
     ("POST", "/asample", Endpoints._sample),
     ("POST", "/retrieve_future", Endpoints._retrieve),
+    ("POST", "/retrieve_futures", Endpoints._retrieve_many),
+    ("POST", "/cancel_future", Endpoints._cancel),
     *((method, path, Endpoints._unserved) for method, path in UNSERVED),
 )
 """Method, path and handler of every endpoint."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
@@ -49,6 +51,17 @@ def answer(**values: object) -> Result:
     return Result(orjson.dumps(values))
 
 
+@dataclass(slots=True)
+class _Log:
+    """The requests of one sampler's client that have a result, in the order in which they got it."""
+
+    newest: int
+    """The number of the last one."""
+    completed: dict[int, str] = field(default_factory=dict)
+    """Requests by their numbers, without those that the client has seen."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class TooMany(RuntimeError):
     """There are too many requests without a result."""
 
@@ -67,6 +80,9 @@ class Futures:
         """Bytes of the results in memory."""
         self.bytes_spilled = 0
         """Bytes of the results on the disk."""
+        self._logs: dict[tuple[str, int], _Log] = {}
+        self._first = time.time_ns() // 1000
+        """The number before the first that a log has. After a new start it is another one: those of before are known then."""
         self._directory = tempfile.TemporaryDirectory(prefix="counterpoint-results-")
         self._files = 0
 
@@ -91,6 +107,8 @@ class Futures:
         """Drops the results of the requests whose ids begin so, such as those of a session that has ended."""
         for request_id in [each for each in self._results if each.startswith(prefix)]:
             self._drop(request_id)
+        for client in [each for each in self._logs if each[0].startswith(prefix)]:
+            del self._logs[client]
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request without a result."""
@@ -109,6 +127,8 @@ class Futures:
         self._drop(request_id)  # a model that was opened again makes its results anew
         self._results[request_id] = result
         self.bytes_held += len(result.body)
+        if self._logs and (log := self._logs.get(_client_of(request_id))) is not None:
+            _note(log, request_id)
         self.cancel(request_id)
         while len(self._results) > MOST_RESULTS:
             self._drop(next(iter(self._results)))
@@ -153,6 +173,46 @@ class Futures:
             self._drop(self._fetched.popitem(last=False)[0])
         return found
 
+    async def completions(
+        self, client: tuple[str, int], after: int, seconds: float
+    ) -> tuple[list[tuple[str, int | None]], int]:
+        """Returns which requests of a sampler's client have a result since `after`, and the number to ask with the next time.
+
+        A client is a sampler's id and a number of its own. Each request comes with the bytes of its result, None for a failure.
+        Returns after `seconds` if there is none, and at once where `after` is 0. Raises `KeyError` if `after` is of another
+        process: its results are lost.
+        """
+        if (log := self._logs.get(client)) is None:
+            log = self._logs[client] = _Log(self._first)
+            for request_id in self._results:
+                if _client_of(request_id) == client:
+                    _note(log, request_id)
+        if after and not self._first <= after <= log.newest:
+            raise KeyError(f"{client[0]}: {after}")
+        for number in [each for each in log.completed if each <= after]:
+            del log.completed[number]
+        if after and not log.completed and seconds > 0:
+            log.changed.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await log.changed.wait()
+            except TimeoutError:
+                pass
+        found = [(each, self._size_of(each)) for each in log.completed.values()]
+        return found, log.newest
+
+    def retrieved(self, client: tuple[str, int], request_ids: Iterable[str]) -> None:
+        """Drops results of a sampler's client that it has."""
+        for request_id in request_ids:
+            if _client_of(request_id) == client:
+                self._drop(request_id)
+
+    def _size_of(self, request_id: str) -> int | None:
+        found = self._results.get(request_id)
+        if isinstance(found, _Spilled):
+            return found.size
+        return len(found.body) if found is not None and found.is_protobuf else None
+
     def _drop(self, request_id: str) -> None:
         result = self._results.pop(request_id, None)
         self._fetched.pop(request_id, None)
@@ -161,3 +221,20 @@ class Futures:
         elif result is not None:
             self.bytes_spilled -= result.size
             result.path.unlink(missing_ok=True)
+
+
+CLIENTS_SHARE = 1_000_000_000
+"""The requests of one client of a sampler are numbered from a multiple of this."""
+
+
+def _client_of(request_id: str) -> tuple[str, int]:
+    sampler_id, _, last = request_id.rpartition(":")
+    return sampler_id, int(last) // CLIENTS_SHARE if last.isdecimal() else -1
+
+
+def _note(log: _Log, request_id: str) -> None:
+    log.newest += 1
+    log.completed[log.newest] = request_id
+    if len(log.completed) > MOST_RESULTS:
+        del log.completed[next(iter(log.completed))]
+    log.changed.set()

@@ -20,7 +20,8 @@ _KINDS = {
 }
 
 _MESSAGES = {
-    "SampledSequence": "stop_reason:1:int32 tokens:2:bytes logprobs:3:bytes",
+    "TopkLogprobs": "token_ids:1:bytes logprobs:2:bytes k:3:int32 length:4:int32",
+    "SampledSequence": "stop_reason:1:int32 tokens:2:bytes logprobs:3:bytes topk_sampled_logprobs:4:TopkLogprobs",
     "SampleResponse": "sequences:1:SampledSequence* prompt_logprobs:2:bytes prompt_cache_hit_tokens:4:int32",
     "SparseCsr": "values:1:bytes crow_indices:2:bytes col_indices:3:bytes",
     "Tensor": "dense:1:bytes sparse_csr:2:SparseCsr dtype:3:int32 shape:4:int64*",

@@ -18,13 +18,20 @@ from counterpoint.service.samplers import Samplers, affinities
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
 from counterpoint.service.tinker.store import SamplerRecord
-from counterpoint.transport.records import Int32Array, Turn
+from counterpoint.transport.records import MOST_ALTERNATIVES, Int32Array, Turn
 
 MOST_SAMPLES = 1024
 """Samples of one request."""
 
 _COLDEST, _HOTTEST = 0.01, 2.0
 """vLLM's bounds of a temperature. Below the first nothing but the most probable token is sampled."""
+
+
+_NO_LOGPROB = -99_999.0
+"""What the SDK has, with token 0, in the place of a token that could not be sampled."""
+
+_NEVER = -9000.0
+"""Log-probabilities below are of tokens that could not be sampled (`Alternatives`)."""
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -73,16 +80,15 @@ def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int3
     unserved = {
         "sampling_params.seed": asked.sampling_params.seed is not None,
         "topk_prompt_logprobs": asked.topk_prompt_logprobs > 0,
-        "topk_sample_logprobs": asked.topk_sample_logprobs > 0,
         "target_prompt_logprobs": asked.target_prompt_logprobs is not None,
         "prompt_alt_tokens_k": asked.prompt_alt_tokens_k > 0,
-        "prompt_logprobs_last_n": asked.prompt_logprobs_last_n is not None,
         "record_stability_info": bool(asked.record_stability_info),
-        "sampling_params.stop = []": asked.sampling_params.stop == [],
         "prompt_logprobs of an adapter": bool(asked.prompt_logprobs and sampler.adapter),
     }
     if found := [name for name, given in unserved.items() if given]:
-        raise BadRequest(f"{found[0]} is not served yet; leave it out")
+        raise BadRequest(f"{found[0]} is not served; leave it out")
+    if not 0 <= asked.topk_sample_logprobs <= MOST_ALTERNATIVES:
+        raise BadRequest(f"topk_sample_logprobs = {asked.topk_sample_logprobs}; expected 0 to {MOST_ALTERNATIVES}")
     if any(chunk.type != "encoded_text" for chunk in asked.prompt.chunks):
         raise BadRequest("the prompt has a chunk that is no text; only text is served")
     if not 1 <= asked.num_samples <= MOST_SAMPLES:
@@ -90,12 +96,18 @@ def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int3
     tokens = [token for chunk in asked.prompt.chunks for token in chunk.tokens]
     if not tokens or min(tokens) < 0 or max(tokens) >= 2**31:
         raise BadRequest("the prompt has no token, or one that is none of the model's")
+    if asked.prompt_logprobs_last_n is not None and not 1 <= asked.prompt_logprobs_last_n < len(tokens):
+        raise BadRequest(
+            f"prompt_logprobs_last_n = {asked.prompt_logprobs_last_n}; expected 1 to {len(tokens) - 1}: the prompt has "
+            f"{len(tokens)} tokens"
+        )
     if len(tokens) >= longest:
         raise BadRequest(f"the prompt has {len(tokens)} tokens; with a completion there may be {longest}")
-    return np.array(tokens, np.int32), _parameters(asked.sampling_params, longest - len(tokens))
+    parameters = _parameters(asked.sampling_params, longest - len(tokens), asked.topk_sample_logprobs)
+    return np.array(tokens, np.int32), parameters
 
 
-def _parameters(given: Parameters, room: int) -> SamplingParameters:
+def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingParameters:
     stop = [given.stop] if isinstance(given.stop, str) else (given.stop or [])
     if not 0 <= given.temperature <= _HOTTEST:
         raise BadRequest(f"temperature = {given.temperature}; expected 0 to {_HOTTEST:g}")
@@ -109,6 +121,8 @@ def _parameters(given: Parameters, room: int) -> SamplingParameters:
             top_k=max(given.top_k, 0),
             stop=[each for each in stop if isinstance(each, str)],
             stop_token_ids=[each for each in stop if isinstance(each, int)],
+            ignore_eos=given.stop == [],
+            alternatives=alternatives,
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -122,22 +136,31 @@ async def sample(samplers: Samplers, sampler: SamplerRecord, asked: Sample, long
     names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
     async with asyncio.TaskGroup() as tasks:
         turns = [tasks.create_task(samplers.sample(adapter, prompt, parameters, name)) for name in names]
+        first = max(1, len(prompt) - (asked.prompt_logprobs_last_n or len(prompt)))
         scored = (
-            tasks.create_task(samplers.score(prompt, names[0])) if asked.prompt_logprobs and len(prompt) > 1 else None
+            tasks.create_task(samplers.score(prompt, first, names[0]))
+            if asked.prompt_logprobs and len(prompt) > 1
+            else None
         )
     response = MESSAGES["SampleResponse"]()
     for turn in turns:
         _add(response, turn.result())
     if asked.prompt_logprobs:
         rest = scored.result() if scored is not None else np.zeros(0, np.float32)
-        response.prompt_logprobs = np.append(np.float32(np.nan), rest).astype(np.float32).tobytes()
+        unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
+        response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
     encoded: bytes = response.SerializeToString()
     return encoded
 
 
 def _add(response: Any, turn: Turn) -> None:
-    response.sequences.add(
+    sequence = response.sequences.add(
         stop_reason=STOP if turn.finish_reason == "stop" else LENGTH,
         tokens=turn.completion_ids.astype(np.int32).tobytes(),
         logprobs=turn.log_probabilities.astype(np.float32).tobytes(),
     )
+    if (found := turn.alternatives) is not None:
+        top, possible = sequence.topk_sampled_logprobs, found.log_probabilities_TK > _NEVER
+        top.token_ids = np.where(possible, found.token_ids_TK, 0).astype(np.int32).tobytes()
+        top.logprobs = np.where(possible, found.log_probabilities_TK, _NO_LOGPROB).astype(np.float32).tobytes()
+        top.length, top.k = found.token_ids_TK.shape

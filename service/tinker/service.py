@@ -175,6 +175,8 @@ class Service:
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """For each model that is looked for: opening one takes a while."""
         self._removing = asyncio.Lock()
+        self._sampling: dict[str, asyncio.Task[None]] = {}
+        """The samples that are being made, by the ids of their requests."""
         self._tasks = Tasks("the service")
 
     async def start(self) -> None:
@@ -234,11 +236,13 @@ class Service:
                     logger.info("session %s is silent: model %s may leave its slot", _session_of(model_id), model_id)
                     await self._models.pop(model_id).close()
 
-    def _in_background(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> str:
-        """Begins work whose result is fetched under an id, unless it was begun. Raises `TooMany`."""
+    def _in_background(
+        self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]
+    ) -> asyncio.Task[None] | None:
+        """Begins work whose result is fetched under an id; None if it was begun before. Raises `TooMany`."""
         if self.futures(owner).begin(request_id):
-            self._tasks.spawn(self._complete(request_id, owner, work))
-        return request_id
+            return self._tasks.spawn(self._complete(request_id, owner, work))
+        return None
 
     async def _complete(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> None:
         try:
@@ -338,7 +342,9 @@ class Service:
                     await model.close()
             return answer(model_id=model_id, type="unload_model")
 
-        return self._in_background(f"{model_id}:{UNLOAD}", owner, closed)
+        request_id = f"{model_id}:{UNLOAD}"
+        self._in_background(request_id, owner, closed)
+        return request_id
 
     async def retrieve(self, request_id: str, owner: str, seconds: float) -> Result | None:
         """Returns the result of a request; None if there is none after `seconds`.
@@ -448,7 +454,9 @@ class Service:
 
     def _begin_model(self, record: ModelRecord) -> str:
         encoded(record)  # a record that is too long is refused now
-        return self._in_background(f"{record.model_id}:{CREATE}", record.owner, lambda: self._create(record))
+        request_id = f"{record.model_id}:{CREATE}"
+        self._in_background(request_id, record.owner, lambda: self._create(record))
+        return request_id
 
     async def _create(self, record: ModelRecord) -> Result:
         async with self._opened(record.model_id):
@@ -581,8 +589,18 @@ class Service:
         async def work() -> Result:
             return Result(await self._sampled(sampler, asked), is_protobuf=True)
 
-        self._in_background(request_id, owner, work)
+        if (task := self._in_background(request_id, owner, work)) is not None:
+            self._sampling[request_id] = task
+            task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
         return request_id, [f"{request_id}:{index}" for index in range(max(0, min(asked.num_samples, MOST_SAMPLES)))]
+
+    async def cancel_sample(self, request_id: str, owner: str) -> None:
+        """Ends samples that are being made, also at the servers. Raises `NotFound`."""
+        await self.any_session(_session_of(request_id), owner)
+        if (task := self._sampling.pop(request_id, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.futures(owner).complete(request_id, failure("its client has cancelled it"))
 
     async def _sampled(self, sampler: SamplerRecord, asked: Sample) -> bytes:
         while sampler.follows:

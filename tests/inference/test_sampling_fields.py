@@ -132,7 +132,8 @@ def test_what_is_configured_reaches_vllm_by_both_routes(
     overrides = CallOverrides(**call, json_schema=schema, alternatives=alternatives)
     sampling = _overridden(sampling_parameters(SamplingConfig(**run), cast(Chat, Template())), overrides)
     neutral = {name: field.default for name, field in Sampling.model_fields.items()}
-    expected = {**neutral, **run, **call, "stop_token_ids": [7, 2], "json_schema": schema, "alternatives": alternatives}
+    expected = {**neutral, **run, **call, "stop_token_ids": [7, 2], "ignore_eos": False}
+    expected |= {"json_schema": schema, "alternatives": alternatives}
     assert sampling.model_dump() == expected
     request = request_of(sampling)
     assert_given(at_our_route(wire.encode_request(request)), sampling)

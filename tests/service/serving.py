@@ -22,14 +22,16 @@ KEYS = [f"tml-{letter * 20}" for letter in "ab"]
 
 
 @asynccontextmanager
-async def serving(directory: Path, samplers: object = None) -> AsyncIterator[tuple[Any, Service]]:
+async def serving(directory: Path, samplers: object = None, **values: Any) -> AsyncIterator[tuple[Any, Service]]:
     """A client of the service, and the service."""
-    config = ServiceConfig(output_dir=directory, model="m", name="tiny")
+    config = ServiceConfig(output_dir=directory, model="m", name="tiny", **values)
     connection = open_connection(config.transport, directory)
     service = Service(config, Store(directory / "service"), connection, cast(Samplers, samplers), None)
     app = Endpoints(service, frozenset(map(digest, KEYS))).app()
     app.on_response_prepare.append(_close)
-    async with TestClient(TestServer(app)) as client:
+    server = TestServer(app)
+    await server.start_server(auto_decompress=False)  # as the service's own listener
+    async with TestClient(server) as client:
         yield client, service
     await service.close()
 

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import orjson
 import pytest
+import zstandard
 
 from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access, digest
 from counterpoint.service.tinker.app import MAX_BODY_BYTES
+from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.service import CreateSession
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.transport.errors import UserError
@@ -132,3 +134,17 @@ async def test_a_body_of_endless_lists_is_refused(tmp_path: Path) -> None:
         body = b'{"model_id": "none", "seq_id": 1, "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         refused = await client.post("/api/v1/optim_step", data=body, headers={"X-API-Key": KEYS[0]})
         assert refused.status == 422
+
+
+async def test_compressed_bodies_are_bounded_before_they_are_unpacked(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, _):
+        message = MESSAGES["ForwardBackwardRequest"](model_id="none:train:0", seq_id=1).SerializeToString()
+        packed = zstandard.ZstdCompressor().compress(message)
+        unsized = zstandard.ZstdCompressor(write_content_size=False).compress(message)
+        bomb = zstandard.ZstdCompressor().compress(bytes(MAX_BODY_BYTES + 1))
+        headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf", "Content-Encoding": "zstd"}
+        for body, expected in ((packed, 404), (unsized, 422), (bomb, 422), (message, 422), (packed + b"x", 422)):
+            answer = await client.post("/api/v1/forward_backward", data=body, headers=headers)
+            assert answer.status == expected
+        other = await client.post("/api/v1/optim_step", data=packed, headers=headers)
+        assert other.status == 415

@@ -70,3 +70,40 @@ def test_what_is_taken_up_again_is_not_refused() -> None:
     futures.begin("one")
     assert futures.begin("two", again=True)
     futures.close()
+
+
+async def test_results_on_the_disk_are_bounded_and_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures_module, "SPILLED_SHARE", 2)
+    futures = Futures(10, 1000)
+    for index in range(8):
+        await futures.complete(f"s1:train:0:{index}", Result(bytes(500)))
+    assert (futures.bytes_held, futures.bytes_spilled) == (1000, 2000)
+    assert [index for index in range(8) if futures.knows(f"s1:train:0:{index}")] == [2, 3, 4, 5, 6, 7]
+    futures.forget("s1:")
+    assert (futures.bytes_held, futures.bytes_spilled) == (0, 0)
+    futures.close()
+
+
+async def test_a_samplers_client_learns_of_all_its_results_at_once() -> None:
+    futures, client, other = Futures(10, 1000), ("s:sample:0", 0), ("s:sample:0", 1)
+    await futures.complete("s:sample:0:0", Result(b"found", is_protobuf=True))
+    found, cursor = await futures.completions(client, 0, 100.0)
+    assert found == [("s:sample:0:0", 5)]
+    waiting = asyncio.create_task(futures.completions(client, cursor, 100.0))
+    await asyncio.sleep(0)
+    await futures.complete(f"s:sample:0:{10**9}", Result(b"the other client's", is_protobuf=True))
+    await futures.complete("s:sample:0:1", failure("no"))
+    found, newer = await waiting
+    assert found == [("s:sample:0:1", None)]
+    assert [name for name, _ in (await futures.completions(client, cursor, 0.0))[0]] == ["s:sample:0:1"], (
+        "its answer was lost"
+    )
+    assert (await futures.completions(client, newer, 0.0))[0] == []
+    assert [name for name, _ in (await futures.completions(other, 0, 0.0))[0]] == [f"s:sample:0:{10**9}"]
+    futures.retrieved(other, ["s:sample:0:1"])
+    assert futures.knows("s:sample:0:1"), "it is another client's"
+    futures.retrieved(client, ["s:sample:0:1"])
+    assert not futures.knows("s:sample:0:1")
+    with pytest.raises(KeyError):
+        await futures.completions(client, 7, 0.0)
+    futures.close()

@@ -20,6 +20,8 @@ from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedR
 from counterpoint.transport.files.atomic import STABLE
 from tests.service.serving import KEYS, serving
 
+pytestmark = pytest.mark.slow
+
 OWNERS = [digest(key).hex() for key in KEYS]
 
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from counterpoint.run.items import ItemHeader, encode_item
+from counterpoint.run.items import ItemHeader, decode_item, encode_item
 from counterpoint.run.trained import TrainedRun
 from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, RunLost
-from counterpoint.transport.messages import Answered, Ask
+from counterpoint.transport.messages import Answered, Ask, Ready, Rejected
 from tests.support.polling import DEADLINE_SECONDS
 
 
@@ -64,3 +64,46 @@ async def test_a_journal_that_fails_ends_the_waiting(tmp_path: Path, monkeypatch
         with pytest.raises(RunLost, match="full"):
             await run.answer_to(1)
     await run.close()
+
+
+class Refusing:
+    """A trainer that cannot read the first item as it is sent first, and carries out the others."""
+
+    def __init__(self) -> None:
+        self.sent: list[Ask] = []
+        self._arriving: asyncio.Queue[object] = asyncio.Queue()
+        self._arriving.put_nowait(Ready(1, 8, 5))
+
+    def link(self) -> Refusing:
+        return self
+
+    async def start(self, hello: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def receive(self) -> object:
+        return await self._arriving.get()
+
+    async def send(self, ask: Ask) -> None:
+        self.sent.append(ask)
+        if len(self.sent) == 1:
+            self._arriving.put_nowait(Rejected(1, "it is too long", 5))
+        elif ask.number == 1:
+            for number in (1, 2):
+                self._arriving.put_nowait(Answered(number, 0))
+
+
+async def test_an_item_that_the_trainer_cannot_read_is_answered_and_holds_up_no_later_one(tmp_path: Path) -> None:
+    trainer, journal = Refusing(), Journal(tmp_path / "items", "one", 2**20)
+    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, trainer), journal)
+    await run.start()
+    numbers = [await run.begin(ItemHeader(updates=True), None, b"a note") for _ in range(2)]
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        first, second = [await run.answer_to(number) for number in numbers]
+    await run.close()
+    assert (first.fault, second.fault) == ("trainer", "")
+    assert "too long" in first.text
+    assert [decode_item(each.header).updates for each in trainer.sent if each.number == 1] == [True, False]
+    assert journal.read_item(1)[1] == b"a note"

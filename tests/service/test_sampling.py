@@ -1,0 +1,151 @@
+"""The SDK's sampling client against servers that answer at once: what it may ask for, and what it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.service.keys import digest
+from counterpoint.service.tinker.models import NEWEST
+from counterpoint.service.tinker.service import Service
+from counterpoint.service.tinker.store import SamplerRecord, SavedRecord
+from counterpoint.transport.records import Alternatives, Turn
+from tests.service.serving import KEYS, serving
+from tests.service.test_rest import a_model, answered
+from tests.support.polling import until
+
+pytestmark = pytest.mark.slow
+
+PROMPT = types.ModelInput.from_ints([5, 6, 7])
+
+
+class Servers:
+    """Servers whose completions are one token long, and that hold back those of token 9."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, SamplingParameters, str]] = []
+        self.ended = 0
+
+    async def sample(self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str) -> Turn:
+        self.asked.append((adapter, sampling, affinity))
+        if prompt[-1] == 9:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended += 1
+        count = sampling.alternatives
+        top = np.array([[1, 2, 3][:count]], np.int32), np.array([[-0.5, -1.0, -math.inf][:count]], np.float32)
+        found = Alternatives(*top) if count else None
+        return Turn(prompt, np.array([1], np.int32), np.array([-0.5], np.float32), 0, "stop", alternatives=found)
+
+    async def score(self, tokens: Any, start: int, affinity: str) -> Any:
+        return -np.arange(start, len(tokens), dtype=np.float32)
+
+
+@asynccontextmanager
+async def sampling(directory: Path, **values: Any) -> AsyncIterator[tuple[Any, Servers, Service, Any]]:
+    """A sampling client, the servers, and the service."""
+    servers = Servers()
+    async with serving(directory, servers, **values) as (raw, service):
+
+        def made() -> Any:
+            client = tinker.ServiceClient(base_url=str(raw.make_url("")), api_key=KEYS[0])
+            return client, client.create_sampling_client(base_model="tiny").result()
+
+        client, sampler = await asyncio.to_thread(made)
+        yield sampler, servers, service, raw
+        await asyncio.to_thread(client.close("success").result)
+
+
+def parameters(**values: Any) -> types.SamplingParams:
+    return types.SamplingParams(max_tokens=4, **values)
+
+
+@pytest.mark.parametrize("flags", [[], ["sample_use_retrieve_futures"]])
+async def test_samples_come_with_all_that_was_asked_for(tmp_path: Path, flags: list[str]) -> None:
+    async with sampling(tmp_path, client_flags=flags) as (sampler, servers, service, _):
+        many = [sampler.sample(PROMPT, 3, parameters(temperature=0.7)) for _ in range(20)]
+        for each in many:
+            assert [list(one.tokens) for one in (await answered(each)).sequences] == [[1]] * 3
+        assert len({affinity for _, _, affinity in servers.asked}) == 60
+        asked = sampler.sample(PROMPT, 1, parameters(stop=[]), topk_sample_logprobs=3)
+        (sequence,) = (await answered(asked)).sequences
+        assert sequence.topk_logprobs == [[(1, -0.5), (2, -1.0)]]
+        assert servers.asked[-1][1].ignore_eos
+        for stop, texts, ids in (("a", ["a"], []), (["a", "b"], ["a", "b"], []), ([3], [], [3]), (None, [], [])):
+            await answered(sampler.sample(PROMPT, 1, parameters(stop=stop)))
+            given = servers.asked[-1][1]
+            assert (given.stop, given.stop_token_ids, given.ignore_eos) == (texts, ids, False)
+        assert await answered(sampler.compute_logprobs(PROMPT)) == [None, -1.0, -2.0]
+        assert await answered(sampler.compute_logprobs(PROMPT, 1)) == [None, None, -2.0]
+        if flags:
+            futures = service.futures(digest(KEYS[0]).hex())
+            await until(lambda: not futures._results, "the results that the client has are dropped")
+
+
+async def test_what_the_servers_cannot_do_is_refused_in_words(tmp_path: Path) -> None:
+    async with sampling(tmp_path) as (sampler, _, _, _):
+        refused: list[tuple[str, Callable[[], Any]]] = [
+            ("seed", lambda: sampler.sample(PROMPT, 1, parameters(seed=1))),
+            ("topk_prompt_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_prompt_logprobs=2)),
+            ("topk_sample_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_sample_logprobs=99)),
+            ("prompt_logprobs_last_n", lambda: sampler.compute_logprobs(PROMPT, 3)),
+            ("num_samples", lambda: sampler.sample(PROMPT, 0, parameters())),
+        ]
+        for said, ask in refused:
+            with pytest.raises(tinker.RequestFailedError, match=said):
+                await answered(ask())
+
+
+async def test_a_sample_that_its_client_gives_up_ends_at_the_servers(tmp_path: Path) -> None:
+    async with sampling(tmp_path) as (sampler, servers, _, raw):
+        asked = sampler.sample(types.ModelInput.from_ints([9]), 2, parameters())
+        await until(lambda: len(servers.asked) == 2, "two samples")
+        body = {"request_id": f"{sampler._sampling_session_id}:0"}
+        other = await raw.post("/api/v1/cancel_future", json=body, headers={"X-API-Key": KEYS[1]})
+        assert (other.status, servers.ended) == (404, 0)
+        asked.future().cancel()
+        await until(lambda: servers.ended == 2, "the samples have ended")
+
+
+async def test_further_clients_of_a_sampler_have_numbers_of_their_own(tmp_path: Path) -> None:
+    async with sampling(tmp_path) as (sampler, servers, _, _):
+        await answered(sampler.sample(PROMPT, 1, parameters()))
+        for number in (1, 2):
+            again = await asyncio.to_thread(pickle.loads, pickle.dumps(sampler))
+            await answered(again.sample(PROMPT, 1, parameters()))
+            assert servers.asked[-1][2].endswith(f".{number}000000000-0")
+        await answered(again.holder.run_coroutine_threadsafe(again.holder.aclose()).future())
+
+
+async def test_a_sampler_in_flight_follows_its_model_and_ends_with_its_session(tmp_path: Path) -> None:
+    servers = Servers()
+    async with serving(tmp_path, servers) as (client, service):
+        model = a_model(service.store, 1, digest(KEYS[0]).hex())
+        service.store.write(SamplerRecord("s1:sample:0", model.owner, follows=model.model_id))
+        headers, seen = {"X-API-Key": KEYS[0]}, []
+        for number in (1, 2):
+            record = SavedRecord(model.model_id, "inflight", NEWEST, number, number, f"published/s{number}")
+            service.store.keep(record, overwrite=True)
+            body = {"sampling_session_id": "s1:sample:0", "seq_id": number, "prompt": {"chunks": [{"tokens": [5]}]}}
+            asked = await client.post("/api/v1/asample", json=body | {"sampling_params": {}}, headers=headers)
+            assert asked.status == 200, await asked.text()
+            await until(lambda: len(servers.asked) == number, "a sample")  # noqa: B023 - it ends before the next round
+            seen.append(servers.asked[-1][0])
+        assert seen == [(f"{model.run_id}.s{number}", Path(f"published/s{number}")) for number in (1, 2)]
+        assert [each.number for each in service.store.deleted(model.run_id)] == [1]
+        await service.finish_session("s1", model.owner, {})
+        body["seq_id"] = 3
+        ended = await client.post("/api/v1/asample", json=body | {"sampling_params": {}}, headers=headers)
+        assert ended.status == 410
