@@ -15,7 +15,7 @@ _EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [^\]]*\] )?([A-Za-z_][\
 _REFUSAL = re.compile(r"^[\w./ -]+: error: (\S.*)")
 """What argparse says of arguments that it does not take."""
 
-_REFERS = re.compile("root cause", re.IGNORECASE)
+_REFERS = re.compile("root cause|failed to be inspected", re.IGNORECASE)
 """What an exception of vLLM says that refers to another one above it in the log."""
 
 _OF_PYDANTIC = re.compile(r"\d+ validation errors? for \w+$")
@@ -23,9 +23,9 @@ _OF_PYDANTIC = re.compile(r"\d+ validation errors? for \w+$")
 
 _TYPE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 
-_OF_INPUT = {"NotImplementedError", "ValidationError"}
+_OF_INPUT = {"ImportError", "ModuleNotFoundError", "NotImplementedError", "ValidationError"}
 _SAY_INPUT = re.compile("unsupported|not supported", re.IGNORECASE)
-"""What no other moment spares: exceptions about the model or the arguments, not about memory, files or neighbours."""
+"""What no other moment spares: exceptions about the model, packages or arguments, not about memory, files or neighbours."""
 
 _KILLED = re.compile(r"core proc\(s\): .*: -\d+")
 """What vLLM says of an engine that a signal ended, which leaves no exception: those above it are of something else."""

@@ -27,6 +27,7 @@ from counterpoint.inference.server import check_configuration
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
 from counterpoint.job.configuration.named_files import check_beginning, check_job_files, check_run_files
+from counterpoint.job.plan.servable import check_served
 from counterpoint.job.resolve_model import check_model
 from counterpoint.job.sections import ServersConfig
 from counterpoint.job.tracking.config import Destinations
@@ -119,6 +120,7 @@ def check_fit(config: JobConfig) -> None:
     if config.inference.replicas and config.backend == "local":
         try:
             check_configuration(config.inference)
+            check_served(config.inference)
         except ValueError as error:
             raise UserError(f"inference: {error}") from None
     from counterpoint.environments.chat import Chat

@@ -155,7 +155,7 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
             raise ValueError(f"{directory} is in use: a model is only written to a new or empty directory")
         _build(name, directory, seed, on_progress)
         return directory.resolve()
-    cached = _cache() / f"{name}-{_fingerprint(name, seed)}"
+    cached = cache_directory() / f"{name}-{_fingerprint(name, seed)}"
     if not (cached / STABLE).exists():
         _make_writable(cached.parent)
         with _only_builder(cached, on_progress):
@@ -189,7 +189,8 @@ def _warmed_up(name: str, directory: Path, seed: int, on_progress: Progress) -> 
     return model
 
 
-def _cache() -> Path:
+def cache_directory() -> Path:
+    """Returns the directory of what is made once for all jobs of a user, such as built-in models; it may not be there yet."""
     if chosen := os.environ.get("COUNTERPOINT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "counterpoint"

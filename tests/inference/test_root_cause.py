@@ -25,6 +25,11 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
   Value error, Model architectures ['NopeForCausalLM'] are not supported for now. [type=value_error]
     For further information visit https://errors.pydantic.dev/2.14/v/value_error
 """
+PACKAGE = """\
+(APIServer pid=6) ERROR 11-28 14:00:01 [registry.py:1151] ModuleNotFoundError: No module named 'torchvision'
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, Model architectures ['NopeForConditionalGeneration'] failed to be inspected. Please check the logs.
+"""
 ARGUMENT = "usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --nope\n"
 KILLED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}\n"
 
@@ -39,6 +44,7 @@ KILLED = "RuntimeError: Engine core initialization failed. See root cause above.
             "ValidationError: Model architectures ['NopeForCausalLM'] are not supported for now. [type=value_error]",
             True,
         ),
+        (PACKAGE, "ModuleNotFoundError: No module named 'torchvision'", True),
         (ARGUMENT, "unrecognized arguments: --nope", False),
         (KILLED, KILLED.strip(), False),
         ("NotImplementedError: a faster path\n" + KILLED, KILLED.strip(), False),

@@ -207,11 +207,11 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("COUNTERPOINT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert counterpoint.models.build._cache() == tmp_path / ".cache" / "counterpoint"
+    assert counterpoint.models.build.cache_directory() == tmp_path / ".cache" / "counterpoint"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert counterpoint.models.build._cache() == Path("/x/counterpoint")
+    assert counterpoint.models.build.cache_directory() == Path("/x/counterpoint")
     monkeypatch.setenv("COUNTERPOINT_CACHE", "/chosen")
-    assert counterpoint.models.build._cache() == Path("/chosen")
+    assert counterpoint.models.build.cache_directory() == Path("/chosen")
 
 
 def test_another_seed_or_name_is_another_model() -> None:
