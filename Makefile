@@ -27,6 +27,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.smollm2
 COOKBOOK := build/cookbook
+TINKERS := $(addprefix build/tinker/,0.25.0 0.27.2 0.29.1 0.33.1)
 LOCK := requirements/cpu.lock
 
 # uv does not read pip's configuration. Where pip knows a folder of wheels, that is where torch comes from; where it knows
@@ -71,6 +72,10 @@ $(COOKBOOK): $(INSTALLED) requirements/cookbook.txt
 	$(UV) install --quiet --no-deps --upgrade --target $@ --requirement requirements/cookbook.txt
 	touch $@
 
+# Former versions of the Tinker SDK, which a test plays beside the newest.
+$(TINKERS): build/tinker/%: | $(INSTALLED)
+	$(UV) install --quiet --no-deps --target $@ tinker==$*
+
 demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
 
@@ -96,11 +101,11 @@ demo-tune: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
-test: $(SMOLLM2) $(COOKBOOK)
+test: $(SMOLLM2) $(COOKBOOK) $(TINKERS)
 	$(COMPILE)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-test-changed: $(SMOLLM2) $(COOKBOOK)
+test-changed: $(SMOLLM2) $(COOKBOOK) $(TINKERS)
 	$(COMPILE)
 	files=$$($(BIN)/python -m tests.changed) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS) $$files
 

@@ -107,6 +107,7 @@ def main(url: str, model: str) -> None:
         fresh.forward_backward([likely(0)], "stable_reinforce").result()
     except tinker.RequestFailedError as error:
         found["refused"] = str(error)
+    service.close("success").result()
     print(json.dumps(found), flush=True)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -16,6 +17,8 @@ import tomli_w
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
 from tests.support.running_job import RunningJob, assert_nothing_is_left
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -26,11 +29,46 @@ def write_job(directory: Path) -> Path:
         "output_dir": str(directory / "output"),
         "model": "tiny-dense",
         "inference": {"port": free_port(), "dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 256},
-        "trainer": {"device": "cpu", "max_tokens": 64, "max_runs": 4},
+        "trainer": {"device": "cpu", "max_tokens": 64, "max_runs": 20},
         "tinker": {"port": free_port(), "max_rank": 8},
     }
     file.write_text(tomli_w.dumps(job))
     return file
+
+
+VERSIONS = ("0.25.0", "0.27.2", "0.29.1", "0.33.1", "0.38.0")
+"""The versions of the SDK that are played. All but the newest are beside each other in `build/tinker`."""
+
+
+def play(version: str, url: str) -> dict[str, Any]:
+    """What a program of a user of one version saw."""
+    place = ROOT / "build" / "tinker" / version
+    if version != VERSIONS[-1]:
+        subprocess.run(["make", "-s", str(place.relative_to(ROOT))], cwd=ROOT, check=True)
+    played = subprocess.run(
+        [sys.executable, "-m", "tests.service.each_sdk", url, "tiny-dense"],
+        env=os.environ | ({"PYTHONPATH": str(place)} if version != VERSIONS[-1] else {}),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert played.returncode == 0, (version, played.stderr[-5000:])
+    found: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
+    return found
+
+
+def check_played(version: str, seen: dict[str, Any], losses: list[float]) -> None:
+    """Checks what it saw; every version has the losses of the others."""
+    assert seen["version"] == version
+    assert seen["losses"] == losses
+    assert [len(tokens) == len(logprobs) for tokens, logprobs in seen["sampled"]] == [True, True]
+    assert seen["resumed"][0] == seen["resumed"][1]
+    assert seen["late"].startswith("400 ")
+    assert seen["deleted"].startswith("404 ")
+    assert seen["metadata"] == {"made_by": "a test"}
+    assert sorted(seen["listed"]) == ["sampler_weights/sampler", "weights/state"]
+    assert seen.get("in flight", 2) == 2
 
 
 def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> None:
@@ -56,6 +94,7 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             os.kill(job.pid_of(f"cli.main {role}"), signal.SIGKILL)
         seen, _ = client.communicate("go on\n", timeout=DEADLINE_SECONDS)
         assert client.returncode == 0, (job.output(), log.read_text())
+        played = {version: play(version, found[1]) for version in VERSIONS}
         job.process.send_signal(signal.SIGTERM)
         job.wait()
         assert_nothing_is_left(job)
@@ -78,3 +117,5 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     assert first == resumed
     assert first != fresh
     assert "stable_reinforce" in results["refused"]
+    for version, each in played.items():
+        check_played(version, each, results["undisturbed"])
