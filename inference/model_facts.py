@@ -82,10 +82,15 @@ def has_other_parts(model: Mapping[str, Any]) -> bool:
     return isinstance(model.get("text_config"), Mapping)
 
 
+def text_part(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what this config.json says of the part that computes text."""
+    text = model.get("text_config")
+    return text if isinstance(text, Mapping) else model
+
+
 def attention_heads(model: Mapping[str, Any]) -> int | None:
     """Returns how many attention heads the model of this config.json has; None if the file does not say so."""
-    text = model.get("text_config")
-    heads = (text if isinstance(text, Mapping) else model).get("num_attention_heads")
+    heads = text_part(model).get("num_attention_heads")
     return heads if type(heads) is int and heads > 0 else None
 
 

@@ -35,7 +35,15 @@ from counterpoint.cluster.start_time import StartTime
 from counterpoint.inference import identity
 from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
-from counterpoint.inference.model_facts import attention_heads, has_other_parts, head_size, kept_bytes, longest_context
+from counterpoint.inference.model_facts import (
+    EXPERT_COUNTS,
+    attention_heads,
+    has_other_parts,
+    head_size,
+    kept_bytes,
+    longest_context,
+    text_part,
+)
 from counterpoint.inference.port_claim import claimed
 from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_cause
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
@@ -177,7 +185,8 @@ def check_configuration(config: InferenceConfig) -> None:
             f"model = {config.model!r}: its attention heads have {size} dimensions (head_dim in its config.json), which vLLM's "
             f"kernels for a CPU do not compute; expected one of {', '.join(map(str, CPU_HEAD_SIZES))}, or a GPU"
         )
-    experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
+    text = text_part(model)
+    experts = any(text.get(key) for key in EXPERT_COUNTS)
     if config.return_routed_experts and not experts:
         raise ValueError(
             f"return_routed_experts = true, but the model in {config.model} has no experts; remove the setting"
@@ -186,6 +195,11 @@ def check_configuration(config: InferenceConfig) -> None:
         raise ValueError(
             f"[lora] is set, but the model in {config.model} is a mixture of experts, whose adapters vLLM cannot serve on a CPU; "
             "train full weights, use a dense model, or use a GPU"
+        )
+    if config.lora is not None and "linear_attention" in (text.get("layer_types") or ()) and _on_cpu():
+        raise ValueError(
+            f"[lora] is set, but the model in {config.model} has layers of linear attention, with which vLLM's CPU build computes no "
+            "adapters; train full weights, or use a GPU"
         )
 
 
@@ -238,8 +252,7 @@ def _check_context(config: InferenceConfig, longest: int | None) -> None:
 
 def _check_stop_tokens(config: InferenceConfig, model: Mapping[str, Any]) -> None:
     """Raises `ValueError` for an end of turn that the model's vocabulary lacks: vLLM would refuse every request that names it."""
-    text = model.get("text_config")
-    vocabulary = (text if isinstance(text, dict) else model).get("vocab_size")
+    vocabulary = text_part(model).get("vocab_size")
     if not isinstance(vocabulary, int) or _decides_elsewhere(config, "--hf-overrides"):
         return
     for name in ("generation_config.json", "config.json"):

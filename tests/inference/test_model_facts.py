@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.config import InferenceConfig, LoraServingConfig
 from counterpoint.inference.model_facts import attention_heads, kept_bytes, longest_context
 from counterpoint.inference.server import ALLOW_LONG, check_configuration, server_command, server_environment
 from counterpoint.models.tiny_models import ARCHITECTURES
@@ -102,6 +102,21 @@ def test_a_model_that_cannot_be_divided_over_so_many_gpus_is_refused(tmp_path: P
         with pytest.raises(ValueError, match=rf"^tensor_parallel_size = {ranks}: .* 6 attention heads .*6$"):
             check(ranks)
     check(4, extra_args=["--hf-overrides={}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [({"num_experts": 4}, "a mixture"), ({"layer_types": ["linear_attention"]}, "linear attention")]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_adapters_that_a_cpu_does_not_serve_are_refused(
+    tmp_path: Path, text: dict[str, Any], reason: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a vision-language model says it of its part for text."""
+    monkeypatch.setattr("counterpoint.inference.server._on_cpu", lambda: True)
+    (tmp_path / "config.json").write_bytes(orjson.dumps(text if whole else {"text_config": text}))
+    with pytest.raises(ValueError, match=reason):
+        check_configuration(InferenceConfig(model=str(tmp_path), lora=LoraServingConfig()))
+    check_configuration(InferenceConfig(model=str(tmp_path)))
 
 
 @pytest.mark.parametrize("config", [{}, {"num_attention_heads": "many"}, {"text_config": {}, "num_attention_heads": 3}])
