@@ -198,8 +198,8 @@ def check_configuration(config: InferenceConfig) -> None:
         )
     if config.lora is not None and "linear_attention" in (text.get("layer_types") or ()) and _on_cpu():
         raise ValueError(
-            f"[lora] is set, but the model in {config.model} has layers of linear attention, with which vLLM's CPU build computes no "
-            "adapters; train full weights, or use a GPU"
+            f"[lora] is set, but the model in {config.model} has layers of linear attention, with which vLLM's build for a CPU "
+            "computes no adapters; train full weights, or use a GPU"
         )
 
 
