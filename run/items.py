@@ -75,6 +75,8 @@ class Objective(msgspec.Struct, frozen=True):
     """Whether results for each token are wanted: `RESULTS`."""
     forward_only: bool = False
     """Whether nothing but results is wanted: the samples have no gradient, and are no part of an update."""
+    graph: bytes = b""
+    """A loss that a client has traced (`run/loss_graph.py`), computed in place of that of `loss`; empty: none."""
 
 
 class ItemHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from torch import Tensor
 from counterpoint.run.items import RESULTS, Objective
 from counterpoint.run.loss import LossConfig
 from counterpoint.run.trained import TrainingConfig
+from counterpoint.trainer.losses.graph import load_graph
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.losses.objectives import divisor
 from counterpoint.trainer.metrics import MetricValue
@@ -137,6 +138,8 @@ class Contribution:
         self.objective = objective = objective or Objective()
         self.loss_config = config.loss if objective.loss is None else LossConfig.model_validate(objective.loss)
         self.loss = run.loss if objective.loss is None else load_loss(self.loss_config, optional_inputs(run.config))
+        if objective.graph:
+            self.loss = load_graph(objective.graph)
         given = given or {}
         self.width = given[TARGETS][0].numel() if TARGETS in given else 1
         """How many targets each token has."""
