@@ -29,6 +29,7 @@ from counterpoint.service.tinker.service import (
     ATTENTION,
     FEED_FORWARD,
     NO_UNEMBEDDING,
+    CreateLoss,
     CreateModel,
     CreateSampler,
     CreateSession,
@@ -168,7 +169,8 @@ class Endpoints:
 
     async def _client_config(self, request: web.Request, owner: str) -> web.Response:
         """Other flags have the SDK's defaults, by which nothing is asked for that is not served."""
-        flags = {*self._service.config.client_flags, "create_model_via_load_weights", "sample_join_sampling_session"}
+        always = {"create_model_via_load_weights", "sample_join_sampling_session", "custom_loss_server_side"}
+        flags = {*self._service.config.client_flags, *always}
         return _json(**dict.fromkeys(sorted(flags), True))
 
     async def _dynamic_config(self, request: web.Request, owner: str) -> web.Response:
@@ -270,6 +272,9 @@ class Endpoints:
             lora_rank=record.rank,
             model_name=name,
         )
+
+    async def _create_custom_loss(self, request: web.Request, owner: str) -> web.Response:
+        return _promise(await self._service.create_loss(await _body(request, CreateLoss), owner))
 
     async def _forward_backward(self, request: web.Request, owner: str) -> web.Response:
         if request.content_type != PROTOBUF:
@@ -470,6 +475,7 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/telemetry", Endpoints._telemetry),
     ("GET", "/auth/apikey/me", Endpoints._key),
     ("POST", "/create_model", Endpoints._create_model),
+    ("POST", "/create_custom_loss", Endpoints._create_custom_loss),
     ("POST", "/load_weights", Endpoints._load_weights),
     ("POST", "/unload_model", Endpoints._unload),
     ("POST", "/get_info", Endpoints._get_info),

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.run.items import Given, Objective
+from counterpoint.run.loss_graph import read_graph
 from counterpoint.service.tinker.proto import FLOAT32, INT32, INT64, MESSAGES
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.records import LOG_PROBABILITY_ROUNDING, Batch, Float32Array, SampleInfo
@@ -50,6 +51,9 @@ _UNKNOWN = {
     "loss_fn of a recipe"
 }
 
+CUSTOM = "custom"
+"""The loss that a client has traced."""
+
 _UNBOUNDED = 1e30
 
 MOST_TARGETS = 256
@@ -72,18 +76,25 @@ class Contribution:
     """How many targets each place has, as a shape: `()` or `(K,)`."""
 
 
-def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | None) -> Contribution:
-    """Returns the contribution of a `ForwardBackwardRequest`. Samples have at most `longest` tokens. Raises `BadRequest`."""
-    loss = request.loss_fn
-    if loss not in _INPUTS:
+def contribution_of(
+    request: Any, run_id: str, longest: int, vocabulary: int | None, graph: bytes = b""
+) -> Contribution:
+    """Returns the contribution of a `ForwardBackwardRequest`. Samples have at most `longest` tokens.
+
+    `graph` is that of a traced loss, which `read_graph` takes. Raises `BadRequest`.
+    """
+    loss, traced = request.loss_fn, read_graph(graph) if graph else None
+    if loss not in _INPUTS and traced is None:
         raise BadRequest(
             f"loss_fn = {loss[:80]!r} is not served{_UNKNOWN.get(loss, '')}; expected one of {', '.join(_INPUTS)}"
         )
     if not request.data:
         raise BadRequest("no data: expected at least one datum")
-    table = _table(loss, _config(request))
+    table = {"kind": "sft"} if traced else _table(loss, _config(request))
+    ranks = {each.name: each.rank for each in traced.inputs} if traced else {}
+    names = list(ranks)[1:] if traced else _INPUTS[loss][1:]
     tokens, targets, lengths = [], [], []
-    inputs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _INPUTS[loss][1:]}
+    inputs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
     shape: tuple[int, ...] | None = None
     for index, datum in enumerate(request.data):
         where = f"datum {index}"
@@ -93,10 +104,14 @@ def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | N
         given = {entry.key: entry.value for entry in datum.loss_fn_inputs}
         wanted = _column(given, "target_tokens", len(ids), where)
         shape = wanted.shape[1:] if shape is None else shape
-        if wanted.shape[1:] != shape or (shape and loss != "cross_entropy"):
+        if wanted.shape[1:] != shape or (shape and loss not in ("cross_entropy", CUSTOM)):
             raise BadRequest(
-                f"{where}: target_tokens has the shape {list(wanted.shape)}; several targets a place are for cross_entropy, and "
-                "as many for each datum of a request"
+                f"{where}: target_tokens has the shape {list(wanted.shape)}; several targets a place are for cross_entropy and "
+                "custom losses, and as many for each datum of a request"
+            )
+        if traced and wanted.ndim != ranks["logprobs"]:
+            raise BadRequest(
+                f"{where}: target_tokens has the rank {wanted.ndim}, logprobs of the loss {ranks['logprobs']}"
             )
         for part in (ids, wanted):
             if part.min() < 0 or (vocabulary is not None and part.max() >= vocabulary):
@@ -104,6 +119,11 @@ def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | N
                     f"{where}: its tokens are from {part.min()} to {part.max()}; the model has {vocabulary}"
                 )
         for name, column in inputs.items():
+            if traced:
+                column.append(_loss_input(given, name, ranks[name], len(ids), where))
+                if column[-1].shape[1:] != column[0].shape[1:] or column[-1].dtype != column[0].dtype:
+                    raise BadRequest(f"{where}: {name} has another shape or dtype than in datum 0")
+                continue
             ones = name == "weights" and name not in given
             column.append(np.ones(wanted.shape, np.float32) if ones else _column(given, name, len(ids), where))
             if column[-1].shape != wanted.shape:
@@ -112,20 +132,23 @@ def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | N
                 )
         if loss == "gspo" and not inputs["sequence_ratio_mask"][-1].any():
             raise BadRequest(f"{where}: sequence_ratio_mask marks no place")
-        if unknown := sorted(set(given) - set(_INPUTS[loss])):
+        if not traced and (unknown := sorted(set(given) - set(_INPUTS[loss]))):
             raise BadRequest(f"{where}: loss_fn_inputs has {unknown[0]!r}; {loss} takes {', '.join(_INPUTS[loss])}")
         tokens.append(np.append(ids, wanted[-1].flat[0]))
         targets.append(np.concatenate([wanted[:1], wanted]))
         lengths.append(len(ids))
-    joined = {name: np.concatenate(columns).astype(np.float32) for name, columns in inputs.items()}
-    _check(joined)
+    joined: dict[str, npt.NDArray[Any]] = {name: np.concatenate(columns) for name, columns in inputs.items()}
+    _check(joined, sampled=not traced)
+    given_inputs = {name: _given(values, lengths) for name, values in joined.items()} if traced else {}
+    joined = {} if traced else {name: values.astype(np.float32) for name, values in joined.items()}
     weights, mask = joined.get("weights"), joined.get("sequence_ratio_mask")
     objective = Objective(
         loss=table,
         divisor=1.0,
         weights=b"" if weights is None else _spread(weights, lengths).tobytes(),
         targets=np.concatenate(targets).astype(np.int32).tobytes(),
-        inputs={} if mask is None else {"ratio_mask": Given(_spread(mask, lengths).tobytes())},
+        graph=graph,
+        inputs=given_inputs if mask is None else {"ratio_mask": _given(mask, lengths)},
         returns=True,
         forward_only=request.forward_only,
     )
@@ -200,6 +223,24 @@ def _column(given: Mapping[str, Any], name: str, length: int, where: str) -> npt
     return values
 
 
+def _loss_input(given: Mapping[str, Any], name: str, rank: int, length: int, where: str) -> npt.NDArray[Any]:
+    """Returns what a traced loss reads of a datum, a row a place; a scalar is that of each place."""
+    tensor = given.get(name)
+    shape = [] if tensor is None else list(tensor.shape)
+    if tensor is None or rank or tensor.dtype not in _DTYPES:
+        values = _column(given, name, length, where)
+    else:
+        values = _array(tensor.dense, _DTYPES[tensor.dtype], f"{where}: {name}")
+        values = values.repeat(length) if len(values) == 1 and not shape else values[:, None, None]
+    if values.ndim != max(1, rank):
+        raise BadRequest(f"{where}: {name} has the shape {shape}; the loss reads rank {rank}")
+    return values.astype(np.float32 if values.dtype == np.float32 else np.int64)
+
+
+def _given(values: npt.NDArray[Any], lengths: list[int]) -> Given:
+    return Given(_spread(values, lengths).tobytes(), "float32" if values.dtype == np.float32 else "int64")
+
+
 def _dense(csr: Any, dtype: type[np.generic], shape: list[int], what: str) -> npt.NDArray[Any]:
     """Returns what compressed rows hold (`torch.sparse_csr_tensor`)."""
     values = _array(csr.values, dtype, what)
@@ -226,11 +267,11 @@ def _array(data: bytes, dtype: type[np.generic], where: str) -> npt.NDArray[Any]
     return np.frombuffer(data, dtype)
 
 
-def _check(inputs: Mapping[str, Float32Array]) -> None:
+def _check(inputs: Mapping[str, npt.NDArray[Any]], *, sampled: bool) -> None:
     for name, values in inputs.items():
         if not np.isfinite(values).all():
             raise BadRequest(f"{name}: not all values are finite")
-        if name == "logprobs" and (values > LOG_PROBABILITY_ROUNDING).any():
+        if sampled and name == "logprobs" and (values > LOG_PROBABILITY_ROUNDING).any():
             raise BadRequest(f"{name}: the largest is {values.max()}; log-probabilities are 0 or less")
 
 
@@ -268,5 +309,10 @@ def output_of(contribution: Contribution, answered: Answered) -> bytes:
     field.value.offsets = (4 * math.prod(shape) * np.cumsum([0, *lengths])).astype(np.int64).tobytes()
     field.value.trailing_shape.extend(shape)
     output.metrics.add(key="loss:sum", value=float(answered.columns["losses"].astype(np.float64).sum()))
+    places = answered.metrics.get("tokens/trained", 0.0)
+    for name, mean in answered.metrics.items():  # over places, of what is at the first place of each datum
+        metric = name.removeprefix("custom_loss/")
+        if metric != name:
+            output.metrics.add(key=metric, value=mean * places / (len(lengths) if metric.endswith(":mean") else 1))
     encoded: bytes = output.SerializeToString()
     return encoded

@@ -25,7 +25,7 @@ from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
-from counterpoint.service.tinker.datums import BadRequest, contribution_of, output_of
+from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.retention import bytes_of
@@ -57,6 +57,16 @@ class Request(msgspec.Struct, frozen=True):
     """The last part of its path."""
     seq_id: int
     body: bytes
+
+    @property
+    def contributes(self) -> bool:
+        """Whether an update would lack it: one that cannot be read might be a contribution."""
+        if self.kind != "forward_backward":
+            return False
+        try:
+            return not MESSAGES["ForwardBackwardRequest"].FromString(self.body).forward_only
+        except DecodeError:
+            return True
 
 
 class AdamParams(msgspec.Struct, frozen=True):
@@ -202,7 +212,7 @@ class Model:
             try:
                 number = await self.run.begin(header, asked.batch, msgspec.msgpack.encode(request))
             except (RunLost, OSError, ValueError) as error:
-                self._lacks |= request.kind == "forward_backward"
+                self._lacks |= request.contributes
                 logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
                 await self._complete(request, failure(str(error), "server"))
             else:
@@ -259,16 +269,26 @@ class Model:
             async def refused(number: int, answered: Answered) -> Result:
                 return failure(said, "user" if is_users else "server")
 
-            return _Asked(ItemHeader(spoils=request.kind == "forward_backward"), None, refused)
+            return _Asked(ItemHeader(spoils=request.contributes), None, refused)
 
     def _forward_backward(self, body: bytes) -> _Asked:
         message = MESSAGES["ForwardBackwardRequest"].FromString(body)
-        contribution = contribution_of(message, self.record.run_id, self._longest, self._vocabulary)
+        graph = self._traced(message) if message.loss_fn == CUSTOM else b""
+        contribution = contribution_of(message, self.record.run_id, self._longest, self._vocabulary, graph)
 
         async def result(number: int, answered: Answered) -> Result:
             return Result(await asyncio.to_thread(output_of, contribution, answered), is_protobuf=True)
 
         return _Asked(ItemHeader(objective=contribution.objective), contribution.batch, result)
+
+    def _traced(self, message: Any) -> bytes:
+        """Returns the graph of the loss that a request names; it is one of the model's session. Raises `BadRequest`."""
+        loss_id = next((each.value.text for each in message.loss_fn_config_v2 if each.key == "loss_id"), "")
+        session = self.record.model_id.partition(":")[0]
+        found = self._store.loss(loss_id) if loss_id.startswith(f"{session}:") else None
+        if found is None:
+            raise BadRequest(f"loss_fn_config: there is no loss {loss_id[:80]!r} of session {session}")
+        return bytes(found.graph)
 
     def _optim_step(self, asked: OptimStep) -> _Asked:
         given = asked.adam_params

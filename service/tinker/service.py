@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from counterpoint.inference.base import InferenceError
+from counterpoint.run.loss_graph import read_graph
 from counterpoint.run.trained import LoraConfig, TrainedRun, TrainingConfig
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
@@ -30,6 +31,7 @@ from counterpoint.service.tinker.models import NEWEST, Model, Request, adapter_n
 from counterpoint.service.tinker.retention import end_session, sweep
 from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample
 from counterpoint.service.tinker.store import (
+    LossRecord,
     ModelRecord,
     Position,
     SamplerRecord,
@@ -134,6 +136,15 @@ class LoadWeights(msgspec.Struct, frozen=True):
     optimizer_config: OptimizerRequest | None = None
     user_metadata: dict[str, Any] | None = None
     weights_access_token: str | None = None
+
+
+class CreateLoss(msgspec.Struct, frozen=True):
+    """The body of `create_custom_loss`."""
+
+    session_id: str
+    custom_loss_seq_id: Position
+    inputs: msgspec.Raw
+    graph: msgspec.Raw
 
 
 class CreateSampler(msgspec.Struct, frozen=True):
@@ -362,6 +373,8 @@ class Service:
                 self._in_background(request_id, owner, lambda: self._create(record))
             elif record is not None:
                 await self.model(model_id, owner)
+            elif (loss := await asyncio.to_thread(self.store.loss, request_id)) is not None:
+                self._in_background(request_id, owner, lambda: self._keep_loss(loss))
         return await futures.fetch(request_id, seconds)
 
     def waits_for(self, request_id: str) -> str:
@@ -390,6 +403,27 @@ class Service:
             user_metadata=asked.user_metadata, created=time.time(),
         )  # fmt: skip
         return self._begin_model(record)
+
+    async def create_loss(self, asked: CreateLoss, owner: str) -> str:
+        """Takes a traced loss; returns the id of the request, which is the loss's. Raises as `create_model`."""
+        session = await self.session(asked.session_id, owner)
+        record = LossRecord(
+            f"{session.session_id}:loss:{asked.custom_loss_seq_id}",
+            msgspec.Raw(msgspec.json.encode({"inputs": asked.inputs, "graph": asked.graph})),
+        )
+        self._in_background(record.loss_id, owner, lambda: self._keep_loss(record))
+        return record.loss_id
+
+    async def _keep_loss(self, record: LossRecord) -> Result:
+        try:
+            await asyncio.to_thread(read_graph, bytes(record.graph))
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        former = await asyncio.to_thread(self.store.loss, record.loss_id)
+        if former is not None and bytes(former.graph) != bytes(record.graph):
+            raise BadRequest(f"loss {record.loss_id} is there already, and is another")
+        await asyncio.to_thread(self.store.write, record)
+        return answer(loss_id=record.loss_id, type="create_custom_loss")
 
     async def load_weights(self, asked: LoadWeights, owner: str, body: bytes) -> str:
         """Begins a model with a saved state; returns the id of the request. Raises as `create_model`.

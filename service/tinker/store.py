@@ -113,6 +113,14 @@ class SamplerRecord(msgspec.Struct, frozen=True):
     """Further clients that have joined it."""
 
 
+class LossRecord(msgspec.Struct, frozen=True):
+    """A loss that a client has traced; clients of its session use it."""
+
+    loss_id: str
+    graph: msgspec.Raw
+    """As `run/loss_graph.py` reads it."""
+
+
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
@@ -124,20 +132,20 @@ class Store:
         self.directory = directory
         self._saving = threading.Lock()
         """Held while a name of saved weights changes its meaning."""
-        for name in ("sessions", "models", "samplers"):
+        for name in ("sessions", "models", "samplers", "losses"):
             (directory / name).mkdir(parents=True, exist_ok=True)
 
     def run_directory(self, run_id: str) -> Path:
         """Returns the directory of what belongs to a run."""
         return self.directory / "models" / run_id
 
-    def write(self, record: Session | ModelRecord | SavedRecord | SamplerRecord) -> None:
+    def write(self, record: Session | ModelRecord | SavedRecord | SamplerRecord | LossRecord) -> None:
         """Writes a record, durably. Raises `OSError`, and `ValueError` for one that would not be read again."""
         path, data = self._path_of(record), encoded(record)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
 
-    def _path_of(self, record: Session | ModelRecord | SavedRecord | SamplerRecord) -> Path:
+    def _path_of(self, record: Session | ModelRecord | SavedRecord | SamplerRecord | LossRecord) -> Path:
         match record:
             case Session():
                 return self.directory / "sessions" / f"{record.session_id}.json"
@@ -147,6 +155,8 @@ class Store:
                 return self.run_directory(run_of(record.model_id)) / record.kind / f"{record.name}.json"
             case SamplerRecord():
                 return self.directory / "samplers" / f"{file_name(record.sampler_id)}.json"
+            case LossRecord():
+                return self.directory / "losses" / f"{file_name(record.loss_id)}.json"
 
     def session(self, session_id: str) -> Session | None:
         """Returns a session; None if there is none."""
@@ -238,6 +248,11 @@ class Store:
     def sampler(self, sampler_id: str) -> SamplerRecord | None:
         """Returns a sampler; None if there is none."""
         return self._read(self.directory / "samplers" / f"{file_name(sampler_id)}.json", SamplerRecord)
+
+    def loss(self, loss_id: str) -> LossRecord | None:
+        """Returns a loss; None if there is none."""
+        found = self._read(self.directory / "losses" / f"{file_name(loss_id)}.json", LossRecord)
+        return found if found is not None and found.loss_id == loss_id else None
 
     def _read(self, path: Path, kind: type[Record]) -> Record | None:
         try:

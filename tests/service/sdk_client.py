@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tinker
+import torch
 from tinker import types
 
 PROMPT = [5, 6, 7]
@@ -57,6 +58,29 @@ def train(client: tinker.TrainingClient, *, pauses: bool) -> list[float]:
     return [*losses, client.forward([likely(0)], "cross_entropy").result().metrics["loss:sum"]]
 
 
+def preferred(logprobs: Any, weights: Any) -> Any:
+    """A loss of one datum, which is traced."""
+    mean = (logprobs * weights).sum() / weights.sum()
+    return torch.nn.functional.softplus(-mean) * 3, {"custom/mean:mean": mean, "custom/places:sum": (weights > 0).sum()}
+
+
+def both(data: list[types.Datum], logprobs: list[Any]) -> Any:
+    """The same, of all data, computed by the client."""
+    each = [
+        preferred(own, datum.loss_fn_inputs["weights"].to_torch()) for datum, own in zip(data, logprobs, strict=True)
+    ]
+    means = [float(metrics["custom/mean:mean"].detach()) for _, metrics in each]
+    return sum(loss for loss, _ in each), {"custom/mean:mean": sum(means) / len(each)}
+
+
+def custom(client: tinker.TrainingClient, loss: Any) -> list[float]:
+    """An update by a loss of one's own; returns the loss, its metric, and the loss of another text afterwards."""
+    metrics = client.forward_backward_custom([likely(0), likely(2)], loss).result().metrics
+    client.optim_step(VALUES).result()
+    after = client.forward([likely(1)], "cross_entropy").result().metrics["loss:sum"]
+    return [metrics["loss:sum"], metrics["custom/mean:mean"], after]
+
+
 def sampled(sampler: tinker.SamplingClient, count: int) -> list[tuple[list[int], list[float]]]:
     """Completions and their log-probabilities."""
     response = sampler.sample(
@@ -76,6 +100,10 @@ def main(url: str, model: str) -> None:
     found["disturbed"] = train(client, pauses=True)
     other = service.create_lora_training_client(base_model=model, rank=4).result()
     found["undisturbed"] = train(other, pauses=False)
+
+    handle = service.create_custom_loss(preferred, {"logprobs": 1, "weights": 1}).result()
+    found["loss"] = handle.loss_id
+    found["custom"] = [custom(client, handle), custom(other, both)]
 
     base = service.create_sampling_client(base_model=model).result()
     found["prompt_logprobs"] = base.compute_logprobs(types.ModelInput.from_ints(TEXT)).result()

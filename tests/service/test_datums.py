@@ -19,6 +19,7 @@ from counterpoint.service.tinker.datums import BadRequest, Contribution, contrib
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.validation import validate
+from tests.trainer.losses.traced import traced
 
 LONGEST, VOCABULARY = 32, 100
 
@@ -30,7 +31,12 @@ def datum(tokens: list[int], **inputs: Any) -> types.Datum:
 
 
 def contribution(
-    data: list[types.Datum], loss: Any, config: dict[str, float | str] | None = None, *, forward_only: bool = False
+    data: list[types.Datum],
+    loss: Any,
+    config: dict[str, float | str] | None = None,
+    *,
+    forward_only: bool = False,
+    graph: bytes = b"",
 ) -> Contribution:
     """What the service makes of a request that the SDK encodes."""
     asked = types.ForwardBackwardInput(data=data, loss_fn=loss, loss_fn_config=config)
@@ -39,7 +45,7 @@ def contribution(
     )
     message.forward_only = forward_only
     read = MESSAGES["ForwardBackwardRequest"].FromString(message.SerializeToString())
-    return contribution_of(read, "run", LONGEST, VOCABULARY)
+    return contribution_of(read, "run", LONGEST, VOCABULARY, graph)
 
 
 def test_targets_are_predicted_at_their_own_places() -> None:
@@ -149,6 +155,47 @@ def test_without_a_backward_pass_the_objective_is_the_same() -> None:
 def test_what_cannot_be_trained_is_refused(data: list[types.Datum], loss: str, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         contribution(data, loss)
+
+
+def traced_loss(logprobs: Any, scale: Any, weights: Any) -> Any:
+    return (scale * logprobs * weights.sum(-1)).sum(), {"custom/a:sum": scale, "custom/b:mean": weights.max()}
+
+
+RANKS: dict[str, Any] = {"logprobs": 1, "scale": 0, "weights": 2}
+
+
+def test_a_traced_loss_gets_what_it_reads_and_its_metrics_are_told() -> None:
+    data = [
+        datum([1, 2], target_tokens=[2, 3], scale=3.0, weights=[[1, 2], [3, 4]], unread=[9]),
+        datum([4], target_tokens=[5], scale=7.0, weights=[[5, 6]]),
+    ]
+    found = contribution(data, "custom", {"loss_id": "any"}, graph=traced(traced_loss, RANKS))
+    inputs = {name: np.frombuffer(each.data, each.dtype) for name, each in found.objective.inputs.items()}
+    assert inputs["scale"].tolist() == [0, 3, 3, 0, 7]
+    assert inputs["weights"].reshape(5, 2).tolist() == [[0, 0], [1, 2], [3, 4], [0, 0], [5, 6]]
+    metrics = {"custom_loss/custom/a:sum": 10 / 3, "custom_loss/custom/b:mean": 10 / 3, "tokens/trained": 3.0}
+    columns = {name: np.zeros(5, np.float32) for name in ("log_probabilities", "losses")}
+    output = deserialize_forward_backward_output(output_of(found, Answered(1, 0, metrics=metrics, columns=columns)))
+    assert output.metrics == pytest.approx({"loss:sum": 0.0, "custom/a:sum": 10.0, "custom/b:mean": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scale": [1.0, 2.0]}, "scale"),
+        ({"weights": [1.0, 2.0]}, "rank 2"),
+        ({"weights": [[1.0]]}, "weights"),
+        ({"weights": [[math.inf], [1.0]]}, "finite"),
+        ({"target_tokens": [[2], [3]]}, "rank 2, logprobs"),
+    ],
+)
+def test_what_a_traced_loss_cannot_read_is_refused(changes: dict[str, Any], said: str) -> None:
+    whole: dict[str, Any] = {"target_tokens": [2, 3], "scale": 3.0, "weights": [[1], [3]]}
+    with pytest.raises(BadRequest, match=said):
+        contribution([datum([1, 2], **(whole | changes))], "custom", graph=traced(traced_loss, RANKS))
+    del whole["scale"]
+    with pytest.raises(BadRequest, match="lacks scale"):
+        contribution([datum([1, 2], **whole)], "custom", graph=traced(traced_loss, RANKS))
 
 
 CSR = [

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from counterpoint.run.items import ItemHeader
+from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures
 from counterpoint.service.tinker.models import Model, Request
-from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store
+from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
 from counterpoint.transport.messages import Answered
 from tests.support.polling import DEADLINE_SECONDS, until
 
@@ -66,6 +68,35 @@ async def test_an_update_knows_of_a_contribution_that_was_not_journalled(tmp_pat
     await model.close()
     model._futures.close()
     assert [header.spoils for header in run.headers[1:]] == [True, False]
+
+
+async def test_a_forward_pass_that_is_refused_spoils_no_update(tmp_path: Path) -> None:
+    run = Run()
+    run.headers.append(ItemHeader())  # so that none fails
+    model = model_of(tmp_path, run)
+    await model.start()
+    for number, only in ((1, True), (2, False)):
+        message = MESSAGES["ForwardBackwardRequest"](loss_fn="nothing", forward_only=only)
+        model.offer(Request("forward_backward", number, message.SerializeToString()))
+    await until(lambda: len(run.headers) == 3, "two items")
+    await model.close()
+    model._futures.close()
+    assert [header.spoils for header in run.headers[1:]] == [False, True]
+
+
+@pytest.mark.parametrize("loss_id", ["s1:loss:0", "s2:loss:0", "s1:loss:1", "", "s1:../../models", "s1_loss_0"])
+async def test_a_traced_loss_is_its_sessions_alone(tmp_path: Path, loss_id: str) -> None:
+    model = model_of(tmp_path, Run())
+    for each in ("s1:loss:0", "s2:loss:0"):
+        model._store.write(LossRecord(each, msgspec.Raw(b'{"of":"%b"}' % each.encode())))
+    message = MESSAGES["ForwardBackwardRequest"](loss_fn="custom")
+    message.loss_fn_config_v2.add(key="loss_id").value.text = loss_id
+    if loss_id == "s1:loss:0":
+        assert model._traced(message) == b'{"of":"s1:loss:0"}'
+    else:
+        with pytest.raises(BadRequest, match="no loss"):
+            model._traced(message)
+    model._futures.close()
 
 
 async def test_a_request_that_the_service_fails_at_is_answered_and_holds_up_no_later_one(

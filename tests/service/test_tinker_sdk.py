@@ -117,5 +117,8 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     assert first == resumed
     assert first != fresh
     assert "stable_reinforce" in results["refused"]
+    assert results["loss"].endswith(":loss:0")
+    by_trainer, by_client = results["custom"]
+    assert by_trainer == pytest.approx(by_client, abs=1e-5)
     for version, each in played.items():
         check_played(version, each, results["undisturbed"])
