@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,6 +60,9 @@ FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
 
 SWEEP_SECONDS = 60.0
 """The time between two looks for weights that have expired, or that nothing needs any more."""
+
+KNOWN_SESSIONS = 4096
+"""Sessions that are not read from the disk again."""
 
 LAPSED_SECONDS = 86_400.0
 """The silence after which a session's samplers keep no deleted weights on the disk."""
@@ -182,6 +186,8 @@ class Service:
         self._models: dict[str, Model] = {}
         self._seen: dict[str, float] = {}
         """When each session was last heard of."""
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        """Sessions that were asked for: each request has one."""
         self._started = time.monotonic()
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """For each model that is looked for: opening one takes a while."""
@@ -286,18 +292,24 @@ class Service:
 
     async def any_session(self, session_id: str, owner: str) -> Session:
         """Returns a session, also one that has ended. Raises `NotFound`."""
-        found = await asyncio.to_thread(self.store.session, session_id)
+        found = self._sessions.get(session_id) or await asyncio.to_thread(self.store.session, session_id)
         if found is None or found.owner != owner:
             raise NotFound(f"there is no session {session_id[:80]!r}")
-        return found
+        known = self._sessions.setdefault(found.session_id, found)  # it may have ended while it was read
+        self._sessions.move_to_end(known.session_id)
+        while len(self._sessions) > KNOWN_SESSIONS:
+            self._sessions.popitem(last=False)
+        return known
 
     async def finish_session(self, session_id: str, owner: str, ending: dict[str, Any]) -> None:
         """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NotFound`."""
         found = await self.any_session(session_id, owner)
         if found.finished:
             return
-        finished = msgspec.structs.replace(found, finished=True, ending=ending)
+        finished = self._sessions[session_id] = msgspec.structs.replace(found, finished=True, ending=ending)
         await asyncio.to_thread(self.store.write, finished)
+        for request_id in [each for each in self._sampling if _session_of(each) == session_id]:
+            await self.cancel_sample(request_id, owner)
         for model_id in [each for each in self._models if _session_of(each) == session_id]:
             await self._models.pop(model_id).close()
         self._seen.pop(session_id, None)
@@ -362,9 +374,7 @@ class Service:
 
         Raises `NotFound`, and `KeyError` for a result that is not kept.
         """
-        session = await asyncio.to_thread(self.store.session, _session_of(request_id))
-        if session is None or session.owner != owner:
-            raise NotFound(f"there is no request {request_id[:120]!r}")
+        session = await self.any_session(_session_of(request_id), owner)
         model_id, _, last = request_id.rpartition(":")
         futures = self.futures(owner)
         if not (session.finished or futures.knows(request_id)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,10 @@ import zstandard
 from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access, digest
 from counterpoint.service.tinker.app import MAX_BODY_BYTES
+from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.service import CreateSession
-from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
+from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS
@@ -148,3 +150,43 @@ async def test_compressed_bodies_are_bounded_before_they_are_unpacked(tmp_path: 
             assert answer.status == expected
         other = await client.post("/api/v1/optim_step", data=packed, headers=headers)
         assert other.status == 415
+
+
+async def test_one_keys_results_push_out_none_of_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("counterpoint.service.tinker.futures.MOST_RESULTS", 2)
+    async with serving(tmp_path, max_pending=1) as (client, service):
+        owners = [digest(key).hex() for key in KEYS]
+        sessions = [await service.create_session(CreateSession(), owner) for owner in owners]
+        await service.futures(owners[1]).complete(f"{sessions[1].session_id}:train:0:1", answer(path="kept"))
+        for index in range(5):
+            await service.futures(owners[0]).complete(f"{sessions[0].session_id}:train:0:{index}", answer())
+        service.futures(owners[0]).begin("pending")
+        service.futures(owners[1]).begin("also pending")
+        body = {"request_id": f"{sessions[1].session_id}:train:0:1"}
+        found = await client.post("/api/v1/retrieve_future", json=body, headers={"X-API-Key": KEYS[1]})
+        assert (await found.json())["path"] == "kept"
+        assert await status(client, KEYS[0], "retrieve_future", body) == 404
+
+
+def test_of_two_saves_at_once_one_has_the_name(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def kept(number: int) -> bool:
+        try:
+            return store.keep(SavedRecord("s1:train:0", "weights", "same", number, number), overwrite=False)
+        except FileExistsError:
+            return False
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(kept, range(1, 40))) == 1
+
+
+async def test_a_session_ends_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, service):
+        session = await service.create_session(CreateSession(), digest(KEYS[0]).hex())
+        for reason in ("errored", "success"):
+            body = {"reason": {"type": reason}, "detail": None}
+            assert await status(client, KEYS[0], f"sessions/{session.session_id}/finish", body) == 200
+        ended = service.store.session(session.session_id)
+        assert ended is not None
+        assert ended.ending == {"reason": {"type": "errored"}, "detail": None}

@@ -139,3 +139,27 @@ async def test_a_model_that_is_closed_leaves_no_request_pending(tmp_path: Path) 
     await model.close()
     assert not model._futures.knows(name)
     model._futures.close()
+
+
+class Journalled(Journal):
+    """A journal with the request of one snapshot."""
+
+    def items(self) -> list[int]:
+        return [1]
+
+    def read_item(self, number: int) -> tuple[object, bytes]:
+        body = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 1, "sampling_session_seq_id": 3})
+        return None, msgspec.msgpack.encode(Request("save_weights_for_sampler", 1, body))
+
+
+async def test_a_model_that_is_opened_again_loads_no_adapter(tmp_path: Path) -> None:
+    run = Run()
+    model = model_of(tmp_path, run)
+    model._journal = cast(Any, Journalled())
+    model._store.write(SavedRecord("s1:train:0", "snapshot", "s1", 1, 1, "published/s1"))
+    await model.start()  # there are no servers here
+    found = await model._futures.fetch("s1:train:0:1", DEADLINE_SECONDS)
+    await model.close()
+    model._futures.close()
+    assert found is not None
+    assert msgspec.json.decode(found.body)["sampling_session_id"] == "s1:sample:3"
