@@ -246,7 +246,7 @@ def _check_parser() -> argparse.ArgumentParser:
 def _played(given: argparse.Namespace, plays: _Plays, loaded: list[Environment]) -> list[tuple[Observations, str]]:
     """Plays against the given server, or one of its own. Returns what was seen of each environment, and the model."""
     # The findings say what blocks the loop, without what the check itself does to it.
-    blame = logging.getLogger("counterpoint.orchestrator.loop_health")
+    blame = logging.getLogger("counterpoint.run.loop_health")
     before = blame.level
     blame.setLevel(logging.ERROR)
     try:

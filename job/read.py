@@ -20,7 +20,7 @@ from counterpoint.job.inspection.rollout_records import find_run, find_step, rea
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.start import is_beginning
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
-from counterpoint.orchestrator.loop_health.slow_spots import METRIC
+from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.telemetry.intervals import Interval

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.run.changes import (
     Change,
     ChangeRefused,
@@ -27,6 +26,7 @@ from counterpoint.run.changes import (
     write_journal,
 )
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.requests import Answer, ChangeRequest, write_answer
 from counterpoint.transport.exact_json import dumps
 

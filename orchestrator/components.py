@@ -27,7 +27,6 @@ from counterpoint.orchestrator.dispatcher import Dispatcher
 from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from counterpoint.orchestrator.logging_setup import set_level
-from counterpoint.orchestrator.loop_health.health import LoopHealth
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.opponents import opponents_of
 from counterpoint.orchestrator.policy import PolicyWatcher
@@ -59,6 +58,7 @@ from counterpoint.orchestrator.teacher import teacher_of
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.changes import Change
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.run.pause import Pause
 from counterpoint.transport.wires.open import open_link
 

@@ -24,10 +24,6 @@ from counterpoint.orchestrator.decisions import Decision
 from counterpoint.orchestrator.ending import first_version, until_durable
 from counterpoint.orchestrator.failure_report import report_failure
 from counterpoint.orchestrator.logging_setup import logging_to, run_context, set_level
-from counterpoint.orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
-from counterpoint.orchestrator.loop_health.health import LoopHealth
-from counterpoint.orchestrator.loop_health.threads import in_thread, prompt_switching
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.policy import check_base_model
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
@@ -37,6 +33,10 @@ from counterpoint.orchestrator.step.checkpoint import Checkpoint, committed_line
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.run.changes import JOURNAL, Change
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
+from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.threads import in_thread, prompt_switching
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.run.pause import read_pause
 from counterpoint.transport.process.permanent_errors import exit_code_of
 

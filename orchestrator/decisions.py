@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.files.rotated_lines import RotatedLines
 
 DECISIONS_FILE = "decisions.jsonl"

@@ -20,8 +20,6 @@ from counterpoint.environments.lifecycle import metrics_of
 from counterpoint.orchestrator.decisions import Decision, DecisionLog
 from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.logging_setup import set_context
-from counterpoint.orchestrator.loop_health.health import LoopHealth
-from counterpoint.orchestrator.loop_health.threads import in_thread, record_in_thread
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.dump import header_of
 from counterpoint.orchestrator.rollouts.play import score_group
@@ -67,6 +65,8 @@ from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.orchestrator.step.shares import Fate, metric_of
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS, completion_tokens
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.threads import in_thread, record_in_thread
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.records import Rollout
 from counterpoint.transport.telemetry.intervals import Interval

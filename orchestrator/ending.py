@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.files.atomic import published_steps
 
 logger = logging.getLogger(__name__)

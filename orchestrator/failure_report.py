@@ -8,7 +8,6 @@ from pathlib import Path
 from counterpoint.cluster.notify import notify_failure
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.inference.base import InferenceError
-from counterpoint.orchestrator.loop_health.watchdog import StallError
 from counterpoint.orchestrator.policy import ForeignBroadcastError
 from counterpoint.orchestrator.run_directory import (
     ConfigurationError,
@@ -20,6 +19,7 @@ from counterpoint.orchestrator.run_directory import (
 )
 from counterpoint.orchestrator.step.checkpoint import CheckpointError
 from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
+from counterpoint.run.loop_health.watchdog import StallError
 from counterpoint.transport.files.atomic import DISK_FAULTS
 from counterpoint.transport.process.permanent_errors import (
     DISK_FULL,

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from counterpoint.orchestrator.loop_health.slow_spots import in_words, slow_spots_of
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
+from counterpoint.run.loop_health.slow_spots import in_words, slow_spots_of
 from counterpoint.transport.files.json_lines import lines_from_end, replace_end
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from pathlib import Path
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.run.opponents import OpponentConfig
 from counterpoint.transport.outages import Outages
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from counterpoint.inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
-from counterpoint.orchestrator.loop_health.threads import in_thread
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport.files.arrivals import Arrivals
 from counterpoint.transport.files.atomic import STABLE, published_steps
 

@@ -9,8 +9,6 @@ from counterpoint.cluster.notify import StatusLine
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.activity import RunActivity
 from counterpoint.orchestrator.decisions import DecisionLog
-from counterpoint.orchestrator.loop_health.threads import in_thread
-from counterpoint.orchestrator.loop_health.watchdog import Watchdog
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import Said
@@ -18,6 +16,8 @@ from counterpoint.orchestrator.step import discarded
 from counterpoint.orchestrator.step.discarded import LONGEST_REASON
 from counterpoint.orchestrator.step.shares import ShortfallLog
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
+from counterpoint.run.loop_health.watchdog import Watchdog
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.printable import clipped
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from counterpoint.cluster.notify import notify
-from counterpoint.orchestrator.loop_health.watchdog import describe_waits
+from counterpoint.run.loop_health.watchdog import describe_waits
 from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)

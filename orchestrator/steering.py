@@ -1,7 +1,7 @@
 """Takes up what the run is asked for while it runs: changes, pauses, dumps, profiles. `run/requests.py` is the protocol.
 
 Each kind has its own place: `orchestrator/changes.py`, `run/pause.py`, `orchestrator/step/asked_dumps.py` and
-`orchestrator/loop_health/profile.py`. This looks for requests, has them carried out one after the other, and answers. A profile
+`run/loop_health/profile.py`. This looks for requests, has them carried out one after the other, and answers. A profile
 lasts, so it is taken beside the others.
 """
 
@@ -16,9 +16,9 @@ from typing import cast, get_args
 
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.orchestrator.changes import Changes, Steps
-from counterpoint.orchestrator.loop_health.profile import profile_loop, write_profile
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.step.asked_dumps import AskedDumps
+from counterpoint.run.loop_health.profile import profile_loop, write_profile
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.pause import Pause, read_pause, remove_pause, write_pause
 from counterpoint.run.requests import (
     Answer,

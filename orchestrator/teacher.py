@@ -17,9 +17,9 @@ import numpy as np
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError, RequestRefused
 from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
 

@@ -1,1 +1,1 @@
-"""A run's configuration, which orchestrator and trainer share."""
+"""What orchestrator, service and trainer share: the configuration of a run, requests to it, the health of a loop."""

@@ -1,6 +1,7 @@
 """The service's process: one uvloop loop, from its start to a signal.
 
-It connects to the job's trainer and servers, takes up what the former process left, and then answers clients.
+It connects to the job's trainer and servers, takes up what the former process left, and then answers clients. Its loop is
+measured and blamed as an orchestrator's: `service/health.jsonl` in the job's directory has a line each `HEALTH_SECONDS`.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import uvloop
@@ -19,6 +21,8 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.run.config import LagConfig
+from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.samplers import Samplers
@@ -26,8 +30,10 @@ from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.store import Store
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.rotated_lines import RotatedLines
 from counterpoint.transport.http.listening import listening
 from counterpoint.transport.loopback import host_in_url
+from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 from counterpoint.transport.wires.open import open_connection
 
@@ -35,6 +41,12 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 """The time between two looks for a stop request."""
+
+HEALTH_SECONDS = 10.0
+"""The time between two lines about the loop."""
+
+MOST_HEALTH_BYTES = 4 * 2**20
+"""The size at which their file makes place for the next."""
 
 
 def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
@@ -77,6 +89,7 @@ async def _serve(
             await asyncio.gather(starting, return_exceptions=True)
             return
         await starting
+        await stack.enter_async_context(_measured(store.directory / "health.jsonl", service))
         await service.start()
         app = Endpoints(service, keys).app()
         port = await stack.enter_async_context(listening(app, config.host, config.port, None))
@@ -88,6 +101,31 @@ async def _serve(
             heartbeat.beat()
             await asyncio.sleep(POLL_SECONDS)
         notify("STOPPING=1")
+
+
+@asynccontextmanager
+async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
+    """Measures the loop during the block, and says what it was like in the lines of a file."""
+    health, lines = LoopHealth(LagConfig()), RotatedLines(path, "lines about the loop", MOST_HEALTH_BYTES)
+
+    async def write() -> None:
+        counts = {"pending": service.pending, "resident_bytes": resident_bytes()}
+        await asyncio.to_thread(lines.append, [{"time": time.time(), **health.take_metrics(), **counts}])
+
+    async def at_times() -> None:
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            await write()
+
+    with health.blame:
+        tasks = [asyncio.create_task(each) for each in (health.lag.run(), at_times())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await write()
 
 
 def _claim(directory: Path) -> Claim:

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot
+from counterpoint.run.loop_health.slow_spots import SlowSpot
 from counterpoint.transport.printable import printable
 
 

@@ -14,8 +14,8 @@ from counterpoint.job.number_format import milliseconds
 from counterpoint.job.replay.attribute import Attribution
 from counterpoint.job.replay.replay import BASELINE, Replay
 from counterpoint.job.replay.whole_step import WholeStep
-from counterpoint.orchestrator.loop_health.lag import LagDistribution
 from counterpoint.orchestrator.rollouts.dump import Dump
+from counterpoint.run.loop_health.lag import LagDistribution
 
 
 def print_replay(found: Replay, dump: Dump, console: Console) -> None:

@@ -18,10 +18,10 @@ from counterpoint.job.inspection.failure_example import FailureExamples
 from counterpoint.job.inspection.history import RATE_STEPS, History
 from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.number_format import milliseconds, number, scientific
-from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.phases import phases_in_words, sum_phases
+from counterpoint.run.loop_health.slow_spots import slow_spots_of
 from counterpoint.trainer.telemetry import mismatch
 from counterpoint.transport.outages import Kind
 from counterpoint.transport.printable import printable

@@ -11,9 +11,9 @@ from enum import StrEnum
 from statistics import fmean
 
 from counterpoint.job.environments.observe import Observations
-from counterpoint.orchestrator.loop_health.blame_evidence import Kind
-from counterpoint.orchestrator.loop_health.stacks import NOWHERE
 from counterpoint.orchestrator.rollouts.failures import kind_of
+from counterpoint.run.loop_health.blame_evidence import Kind
+from counterpoint.run.loop_health.stacks import NOWHERE
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout

@@ -30,10 +30,6 @@ from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
 from counterpoint.job.environments import waiting
 from counterpoint.job.environments.rehearsal import LONGEST, SECONDS, MadeUp, is_late, rehearse
-from counterpoint.orchestrator.loop_health.blame import LoopBlame
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
-from counterpoint.orchestrator.loop_health.stacks import NOWHERE
-from counterpoint.orchestrator.loop_health.threads import give_environments_threads
 from counterpoint.orchestrator.rollouts.play import (
     LoadedEnvironment,
     ParsingPool,
@@ -46,6 +42,10 @@ from counterpoint.orchestrator.rollouts.players import GeneratingPool
 from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.step.boundary import give_memory_back
 from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.run.loop_health.blame import LoopBlame
+from counterpoint.run.loop_health.slow_spots import SlowSpot, SlowSpots
+from counterpoint.run.loop_health.stacks import NOWHERE
+from counterpoint.run.loop_health.threads import give_environments_threads
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.records import Int32Array, Rollout, SavedState, Turn
 

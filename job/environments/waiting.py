@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from counterpoint.orchestrator.loop_health.stacks import Stack, frame_name, place_of, stack_of
+from counterpoint.run.loop_health.stacks import Stack, frame_name, place_of, stack_of
 
 PATIENCE_SECONDS = 10.0
 """Seconds until the wait is logged first, and until it is logged again."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from counterpoint.orchestrator.loop_health.slow_spots import METRIC, SlowSpot
 from counterpoint.orchestrator.step.discarded import DISCARDED_FILE
+from counterpoint.run.loop_health.slow_spots import METRIC, SlowSpot
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_json
 

@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 
 from counterpoint.job.replay.consumer import consumer
-from counterpoint.orchestrator.loop_health.threads import in_thread, record_in_thread
 from counterpoint.orchestrator.rollouts.dump import DumpHeader
 from counterpoint.orchestrator.rollouts.trajectories import merge_turns
 from counterpoint.orchestrator.step.advantages import load_advantage
@@ -25,6 +24,7 @@ from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_threa
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.run.loop_health.threads import in_thread, record_in_thread
 from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.records import Rollout
 from counterpoint.transport.telemetry.intervals import Interval

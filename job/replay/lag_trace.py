@@ -1,6 +1,6 @@
 """The event loop's lag, sampled every millisecond and kept with its time, to compare it with what ran meanwhile.
 
-The daemon's own monitor (`orchestrator/loop_health/lag.py`) samples ten times a second and keeps one step's distribution; this
+The daemon's own monitor (`run/loop_health/lag.py`) samples ten times a second and keeps one step's distribution; this
 one is for replays and benchmarks. Lag has the same definition in both: how much later than requested a sleeping coroutine wakes.
 """
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from counterpoint.orchestrator.loop_health.lag import LagDistribution, samples_of
+from counterpoint.run.loop_health.lag import LagDistribution, samples_of
 
 INTERVAL_SECONDS = 0.001
 

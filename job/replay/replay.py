@@ -21,12 +21,12 @@ import uvloop
 from counterpoint.job.replay.boundary import Recording, Rig, rig
 from counterpoint.job.replay.lag_trace import LagTrace, Span
 from counterpoint.job.replay.traffic import synthetic_traffic
-from counterpoint.orchestrator.loop_health.blame import LoopBlame
-from counterpoint.orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
-from counterpoint.orchestrator.loop_health.lag import LagDistribution
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
-from counterpoint.orchestrator.loop_health.threads import in_thread, prompt_switching
 from counterpoint.orchestrator.rollouts.dump import Dump
+from counterpoint.run.loop_health.blame import LoopBlame
+from counterpoint.run.loop_health.gc_tuning import freeze_gc, infrequent_gc
+from counterpoint.run.loop_health.lag import LagDistribution
+from counterpoint.run.loop_health.slow_spots import SlowSpot, SlowSpots
+from counterpoint.run.loop_health.threads import in_thread, prompt_switching
 
 Result = TypeVar("Result")
 

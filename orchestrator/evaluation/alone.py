@@ -20,11 +20,11 @@ from counterpoint.orchestrator.evaluation.attempt import Attempt
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from counterpoint.orchestrator.evaluation.result import EvaluationResult
-from counterpoint.orchestrator.loop_health.threads import give_environments_threads, in_thread
 from counterpoint.orchestrator.opponents import opponents_of
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import give_environments_threads, in_thread
 from counterpoint.transport.files.atomic import flush
 from counterpoint.transport.files.json_lines import append_line
 

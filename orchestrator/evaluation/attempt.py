@@ -9,9 +9,9 @@ from dataclasses import replace
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation
 from counterpoint.orchestrator.evaluation.result import EvaluationResult, result_of
 from counterpoint.orchestrator.logging_setup import set_context
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.rollouts.play import PolicyModel, play, score_group
 from counterpoint.orchestrator.rollouts.players import GroupsPool
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.records import Rollout
 
 

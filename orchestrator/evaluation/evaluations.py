@@ -22,7 +22,6 @@ from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE, evaluat
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation
 from counterpoint.orchestrator.evaluation.result import EvaluationResult
 from counterpoint.orchestrator.evaluation.versions import serving_adapter
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.rollouts.players import GroupsPool
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.scheduling.events import (
@@ -35,6 +34,7 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.files.atomic import publish_directory, published_steps, remove_directory
 from counterpoint.transport.files.json_lines import append_line
 from counterpoint.transport.records import Rollout

@@ -14,10 +14,10 @@ from pathlib import Path
 from counterpoint.inference.base import Probe, WeightUpdate
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.orchestrator.loop_health.threads import in_thread
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import claim_of
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
+from counterpoint.run.loop_health.watchdog import awaiting
 
 SUFFIX = ".evaluation"
 

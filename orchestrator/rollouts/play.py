@@ -29,10 +29,10 @@ from counterpoint.environments.reward import (
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.environments.tools.calls import read_calls
 from counterpoint.inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from counterpoint.orchestrator.rollouts.tracing import RolloutTrace
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport.records import Int32Array, OpponentTurn, Rollout, Turn
 
 logger = logging.getLogger(__name__)

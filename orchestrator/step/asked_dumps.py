@@ -15,7 +15,7 @@ import orjson
 from pydantic import ValidationError
 
 from counterpoint.orchestrator.changes import Steps
-from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.requests import Answer
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.files.atomic import STABLE, write_atomically

@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from counterpoint.orchestrator.loop_health.threads import record_in_thread, run_cpu_bound
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.dump import DumpHeader, write_dump
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE
@@ -31,6 +29,8 @@ from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.orchestrator.step.step_metrics import step_metrics
+from counterpoint.run.loop_health.threads import record_in_thread, run_cpu_bound
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.json_lines import append_line

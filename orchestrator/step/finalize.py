@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from counterpoint.orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
 from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure, lasting_failure_of_function
 from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
@@ -24,6 +23,7 @@ from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage
 from counterpoint.orchestrator.step.filters import FilterCounts, apply_filters
 from counterpoint.orchestrator.step.players import fault_of_players, set_advantages
 from counterpoint.run.config import FilterConfig
+from counterpoint.run.loop_health.threads import advantage_in_thread, run_cpu_bound
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import (
     COLUMNS,

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from counterpoint.orchestrator.loop_health.threads import in_thread
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
 from counterpoint.orchestrator.step.boundary import merge_all
+from counterpoint.run.loop_health.threads import in_thread
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport.arrays import AnyArray
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
 from counterpoint.transport.records import Rollout, Sample

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from counterpoint.orchestrator import take_over
-from counterpoint.orchestrator.loop_health.threads import in_thread
-from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.delivery import (
     ConflictError,
@@ -26,6 +24,8 @@ from counterpoint.orchestrator.step.delivery import (
     SendBatch,
     SendCommit,
 )
+from counterpoint.run.loop_health.threads import in_thread
+from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import published_steps

@@ -6,7 +6,7 @@ Those of its pool of servers are in `inference/pool/meters.py`.
 from __future__ import annotations
 
 from counterpoint.inference.pool import meters
-from counterpoint.orchestrator.loop_health.lag import LAG
+from counterpoint.run.loop_health.lag import LAG
 from counterpoint.transport.telemetry.metric import (
     LONG_SECONDS,
     RESIDENT_MEMORY,

@@ -17,11 +17,11 @@ from counterpoint.inference.pool import meters as of_pool
 from counterpoint.inference.pool.meters import PoolMeters
 from counterpoint.inference.pool.pool import Served
 from counterpoint.orchestrator.activity import MAX_OUTAGES
-from counterpoint.orchestrator.loop_health.lag import LAG, EventLoopLagMonitor
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.orchestrator.telemetry import catalogue
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.lag import LAG, EventLoopLagMonitor
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.process.permanent_errors import is_permanent
 from counterpoint.transport.telemetry.endpoint import Endpoint

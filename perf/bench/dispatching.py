@@ -10,8 +10,6 @@ from counterpoint.environments.base import Environment
 from counterpoint.environments.chat import Chat
 from counterpoint.orchestrator.decisions import DecisionLog
 from counterpoint.orchestrator.dispatcher import Dispatcher
-from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
-from counterpoint.orchestrator.loop_health.health import LoopHealth
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.players import GroupsPool
 from counterpoint.orchestrator.rollouts.playing import Playing
@@ -21,6 +19,8 @@ from counterpoint.orchestrator.step.advantages import load_advantage
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.gc_tuning import RolloutCounts
+from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.transport.records import Batch
 
 

@@ -32,8 +32,8 @@ from counterpoint.inference.base import SamplingParameters
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagTrace
-from counterpoint.orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
-from counterpoint.orchestrator.loop_health.lag import LagDistribution
+from counterpoint.run.loop_health.gc_tuning import freeze_gc, infrequent_gc
+from counterpoint.run.loop_health.lag import LagDistribution
 from perf.bench.command import Size, show
 from perf.bench.servers import RAW_PATH, load_server
 from perf.figures import Case, Figure

@@ -29,15 +29,15 @@ from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.job.replay.lag_trace import LagTrace
-from counterpoint.orchestrator.loop_health.gc_tuning import (
+from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.run.loop_health.gc_tuning import (
     RolloutCounts,
     collect_as_memory_grows,
     freeze_gc,
     infrequent_gc,
 )
-from counterpoint.orchestrator.loop_health.lag import LagDistribution
-from counterpoint.orchestrator.loop_health.threads import prompt_switching
-from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.run.loop_health.lag import LagDistribution
+from counterpoint.run.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server

@@ -21,8 +21,8 @@ import zmq
 from counterpoint.job.replay.consumer import bare_consumer, consumer
 from counterpoint.job.replay.lag_trace import LagTrace
 from counterpoint.job.replay.replay import on_daemons_loop, rows_of
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport import codec
 from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.files.atomic import as_bytes_view

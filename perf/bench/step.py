@@ -35,9 +35,9 @@ from counterpoint.job.replay.replay import (
 )
 from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from counterpoint.job.replay.traffic import synthetic_traffic
-from counterpoint.orchestrator.loop_health.lag import LagDistribution
-from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.rollouts.dump import open_dump, write_dump
+from counterpoint.run.loop_health.lag import LagDistribution
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.arrays import AnyArray
 from perf import plain
 from perf.bench.command import Size, show

@@ -24,7 +24,7 @@ JOB = Path("configs/demo-tinker.toml")
 COOKBOOK = Path("build/cookbook")
 RECIPE = "tinker_cookbook.recipes.math_rl.train"
 
-STEPS = 14
+STEPS = 16
 
 VALUES = {
     "env": "arithmetic",

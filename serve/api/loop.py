@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from counterpoint.orchestrator.loop_health.blame_evidence import Kind
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, slow_spots_of
+from counterpoint.run.loop_health.blame_evidence import Kind
+from counterpoint.run.loop_health.slow_spots import SlowSpot, slow_spots_of
 from counterpoint.serve.api.runs import Series, WindowParameters, series_of
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.jobs import Jobs

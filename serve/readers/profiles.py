@@ -1,6 +1,6 @@
 """Reads the profiles of a run's event loop, and merges the stacks of one into a tree of bounded size.
 
-`orchestrator/loop_health/profile.py` writes them: speedscope's JSON, read here, with each different stack and its seconds. Its
+`run/loop_health/profile.py` writes them: speedscope's JSON, read here, with each different stack and its seconds. Its
 content and the names of its files are not trusted.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.inspection.metrics_lines import is_number
-from counterpoint.orchestrator.loop_health.profile import MAX_DEPTH, MAX_STACKS, SPEEDSCOPE
 from counterpoint.orchestrator.steering import PROFILES
+from counterpoint.run.loop_health.profile import MAX_DEPTH, MAX_STACKS, SPEEDSCOPE
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.printable import printable

@@ -90,6 +90,11 @@ class Futures:
         """Removes what is on the disk."""
         self._directory.cleanup()
 
+    @property
+    def pending(self) -> int:
+        """The number of requests without a result."""
+        return len(self._pending)
+
     def begin(self, request_id: str, *, again: bool = False) -> bool:
         """Notes a request; returns False if it is known already. Raises `TooMany`, but not for one that is taken up `again`."""
         if request_id in self._pending or request_id in self._results:

@@ -215,6 +215,11 @@ class Service:
         for futures in self._futures.values():
             futures.close()
 
+    @property
+    def pending(self) -> int:
+        """The number of requests without a result, of all owners."""
+        return sum(futures.pending for futures in self._futures.values())
+
     def futures(self, owner: str) -> Futures:
         """Returns the results of an owner."""
         if owner not in self._futures:

@@ -29,7 +29,7 @@ from counterpoint.job.inspection.run_state import exclusion_of
 from counterpoint.job.inspection.status import read_status
 from counterpoint.job.inspection.summary import summarize, summarize_runs
 from counterpoint.job.stop_run import GRACE_SECONDS, stop_timeout
-from counterpoint.orchestrator.loop_health.slow_spots import METRIC
+from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.run.trained import LARGEST_STEP
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import LONGEST_LINE

@@ -16,7 +16,7 @@ from counterpoint.cli.main import main
 from counterpoint.cli.status import main as status
 from counterpoint.job.directory import JOB_LOCK
 from counterpoint.job.inspection.summary import summarize
-from counterpoint.orchestrator.loop_health.slow_spots import METRIC
+from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.trainer.telemetry.mismatch import MismatchWatch
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import publish_directory

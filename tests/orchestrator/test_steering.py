@@ -21,12 +21,12 @@ from counterpoint.job.admin.run_requests import dump_next_step, pause_run, profi
 from counterpoint.orchestrator.changes import Changes
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.decisions import DECISIONS_FILE
-from counterpoint.orchestrator.loop_health.profile import Profile
-from counterpoint.orchestrator.loop_health.watchdog import Watchdog
 from counterpoint.orchestrator.rollouts.dump import open_dump
 from counterpoint.orchestrator.steering import Steering
 from counterpoint.orchestrator.step.asked_dumps import AskedDumps
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.profile import Profile
+from counterpoint.run.loop_health.watchdog import Watchdog
 from counterpoint.run.pause import read_pause
 from counterpoint.run.requests import (
     AnyRequest,

@@ -13,9 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from counterpoint.inference.base import ServerStatus
 from counterpoint.inference.pool.meters import PoolMeters
-from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.config import LagConfig, RunConfig
+from counterpoint.run.loop_health.lag import EventLoopLagMonitor
 from counterpoint.transport.outages import Kind, Outages
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.orchestrator.loop_health.profile import MAX_DEPTH, profile_loop, speedscope
+from counterpoint.run.loop_health.profile import MAX_DEPTH, profile_loop, speedscope
 from counterpoint.serve.readers.profiles import LEAST_SHARE, MAX_BYTES, MAX_PROFILES, merged, place_of
 from tests.serve.api_client import api
 

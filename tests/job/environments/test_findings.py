@@ -10,9 +10,9 @@ import pytest
 
 from counterpoint.job.environments.findings import Finding, Level, findings
 from counterpoint.job.environments.observe import Observations, Seconds
-from counterpoint.orchestrator.loop_health.blame_evidence import Kind
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot
-from counterpoint.orchestrator.loop_health.stacks import NOWHERE, Place
+from counterpoint.run.loop_health.blame_evidence import Kind
+from counterpoint.run.loop_health.slow_spots import SlowSpot
+from counterpoint.run.loop_health.stacks import NOWHERE, Place
 from counterpoint.transport.records import Branch, Rollout
 from tests.support.rollouts import make_turn
 

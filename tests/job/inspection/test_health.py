@@ -19,11 +19,11 @@ import pytest
 from counterpoint.cli.main import main
 from counterpoint.job.directory import JOB_LOCK, lock_file_of
 from counterpoint.job.inspection.health import SILENT_SECONDS, STARTING_SECONDS, health_of
-from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
 from counterpoint.orchestrator.run_directory import taken_over
 from counterpoint.orchestrator.telemetry import catalogue
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.lag import EventLoopLagMonitor
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.telemetry.endpoint import Endpoint
 from tests.support.polling import wait_until

@@ -13,8 +13,8 @@ from counterpoint.cli.main import main
 from counterpoint.job.replay.lag_trace import LagTrace
 from counterpoint.job.replay.replay import Replay, Row
 from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from counterpoint.orchestrator.loop_health.lag import LagDistribution
 from counterpoint.orchestrator.rollouts.dump import write_dump
+from counterpoint.run.loop_health.lag import LagDistribution
 
 pytestmark = pytest.mark.usefixtures("short_baselines")
 

@@ -16,7 +16,6 @@ import numpy as np
 import orjson
 import pytest
 
-from counterpoint.orchestrator.loop_health.threads import run_cpu_bound
 from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
 from counterpoint.orchestrator.scheduling.giving_up import Lasting
@@ -25,6 +24,7 @@ from counterpoint.orchestrator.step.advantages import Advantage, AdvantageInputs
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_thread
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.run.config import AdvantageConfig, ZeroAdvantageFilter
+from counterpoint.run.loop_health.threads import run_cpu_bound
 from counterpoint.transport.records import Alternatives, Rollout, Turn
 from tests.support.rollouts import make_group, make_turn
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference.base import SamplingParameters
-from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
 from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.run.loop_health.gc_tuning import RolloutCounts
 from counterpoint.transport.records import Int32Array, Turn
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.short_turns import TURNS, ShortTurns

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.orchestrator.loop_health.lag import MAX_SAMPLES, samples_of
+from counterpoint.run.loop_health.lag import MAX_SAMPLES, samples_of
 from counterpoint.transport.telemetry.lines import LineReader
 from counterpoint.transport.telemetry.metric import DROPPED_SERIES, LineName, Metric
 from counterpoint.transport.telemetry.values import OTHER, Histogram, Values

@@ -2,7 +2,7 @@
 
 The loop beats: a timer records when it is due and how late it ran. A thread watches the beat. While a beat is overdue, the thread
 samples the loop's stack and the threads' clocks, at growing intervals. At the next beat
-`orchestrator/loop_health/blame_evidence.py` finds the reason for each interval; slow spots are collected by place and logged.
+`run/loop_health/blame_evidence.py` finds the reason for each interval; slow spots are collected by place and logged.
 While beats are in time, the cost per beat is one timer and the reading of a few clocks. `docs/debugging.md` explains method and
 limits.
 """
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from counterpoint.orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from counterpoint.orchestrator.loop_health.slow_spots import (
+from counterpoint.run.loop_health.blame_evidence import Evidence, Kind, shares
+from counterpoint.run.loop_health.slow_spots import (
     SlowSpot,
     SlowSpots,
     culprits_first,
@@ -28,7 +28,7 @@ from counterpoint.orchestrator.loop_health.slow_spots import (
     merged,
     pool_name,
 )
-from counterpoint.orchestrator.loop_health.stacks import (
+from counterpoint.run.loop_health.stacks import (
     NOWHERE,
     Stack,
     describe,
@@ -37,7 +37,7 @@ from counterpoint.orchestrator.loop_health.stacks import (
     source_of,
     stack_of,
 )
-from counterpoint.orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
+from counterpoint.run.loop_health.thread_clocks import Reading, ThreadClocks
 
 logger = logging.getLogger(__name__)
 

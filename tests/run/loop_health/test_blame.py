@@ -18,12 +18,12 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-import counterpoint.orchestrator.loop_health.blame
-from counterpoint.orchestrator.loop_health.blame import LoopBlame, Slice, _slow_spot
-from counterpoint.orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, culprits_first, merged, pool_name, slow_spots_of
-from counterpoint.orchestrator.loop_health.stacks import NOWHERE, Place, Stack, describe, place_of, stack_of
-from counterpoint.orchestrator.loop_health.thread_clocks import Doing, ThreadClocks
+import counterpoint.run.loop_health.blame
+from counterpoint.run.loop_health.blame import LoopBlame, Slice, _slow_spot
+from counterpoint.run.loop_health.blame_evidence import Evidence, Kind, shares
+from counterpoint.run.loop_health.slow_spots import SlowSpot, culprits_first, merged, pool_name, slow_spots_of
+from counterpoint.run.loop_health.stacks import NOWHERE, Place, Stack, describe, place_of, stack_of
+from counterpoint.run.loop_health.thread_clocks import Doing, ThreadClocks
 
 THRESHOLD_SECONDS = 0.01
 HELD_SECONDS = 0.04
@@ -91,7 +91,7 @@ def first_slow_spot(new_event_loop: NewLoop, provoke: Callable[[], object], func
 @pytest.mark.slow
 def test_python_on_the_loop_is_named_with_its_task(new_event_loop: NewLoop) -> None:
     slow_spot = first_slow_spot(new_event_loop, lambda: a_task(run_python), "run_python", Kind.CALLBACK)
-    assert slow_spot.place.file == "tests/orchestrator/loop_health/test_blame.py"
+    assert slow_spot.place.file == "tests/run/loop_health/test_blame.py"
     assert line_of(run_python, "while") <= slow_spot.place.line <= line_of(run_python, "pass")
     assert slow_spot.callback == "a_task_that"
     assert slow_spot.count == 1
@@ -136,10 +136,10 @@ def test_who_called_the_library_is_named_and_the_library_beside() -> None:
 
 @pytest.mark.slow
 def test_without_proc_it_knows_less_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.orchestrator.loop_health.thread_clocks._ProcFile.read", lambda file: b"")
+    monkeypatch.setattr("counterpoint.run.loop_health.thread_clocks._ProcFile.read", lambda file: b"")
     first_slow_spot(uvloop.new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
     first_slow_spot(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
-    monkeypatch.setattr("counterpoint.orchestrator.loop_health.thread_clocks._LINUX", False)
+    monkeypatch.setattr("counterpoint.run.loop_health.thread_clocks._LINUX", False)
     first_slow_spot(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.CALLBACK)
 
 
@@ -168,7 +168,7 @@ async def test_a_place_is_logged_once_in_a_while_and_counted_always(caplog: pyte
 async def test_a_loop_that_does_not_come_back_is_reported_meanwhile(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counterpoint.orchestrator.loop_health.blame, "_ANNOUNCED_AFTER_SECONDS", HELD_SECONDS)
+    monkeypatch.setattr(counterpoint.run.loop_health.blame, "_ANNOUNCED_AFTER_SECONDS", HELD_SECONDS)
 
     def reports() -> list[str]:
         return [text for record in caplog.records if "has not answered" in (text := record.getMessage())]
@@ -333,9 +333,7 @@ def inner(*, depth: int = 0) -> Any:
 
 def test_the_place_is_the_innermost_that_is_not_a_librarys() -> None:
     stack = inner()
-    assert place_of(stack) == Place(
-        "inner", "tests/orchestrator/loop_health/test_blame.py", line_of(inner, "return inner")
-    )
+    assert place_of(stack) == Place("inner", "tests/run/loop_health/test_blame.py", line_of(inner, "return inner"))
     place = place_of(((json.dumps.__code__, 0), *stack))
     assert (place.function, place.inside) == ("inner", "dumps")
     assert place_of(((json.dumps.__code__, 0),)).function == "dumps"
@@ -344,7 +342,7 @@ def test_the_place_is_the_innermost_that_is_not_a_librarys() -> None:
 
 def test_a_deep_stack_is_shown_by_its_ends() -> None:
     text = describe(inner(depth=50))
-    assert text.startswith("inner (tests/orchestrator/loop_health/test_blame.py:")
+    assert text.startswith("inner (tests/run/loop_health/test_blame.py:")
     assert " < ... < " in text
     assert len(text.split(" < ")) < 12
 
@@ -377,7 +375,7 @@ def test_the_log_names_every_part_of_a_moment_on_a_busy_machine(caplog: pytest.L
 
 
 def test_nobody_is_told_to_move_our_own_code(tmp_path: Path) -> None:
-    own, others = place_of(stack_of_source(counterpoint.orchestrator.loop_health.blame.__file__)), place_of(inner())
+    own, others = place_of(stack_of_source(counterpoint.run.loop_health.blame.__file__)), place_of(inner())
     assert (own.ours, others.ours) == (True, False)
     assert not place_of(stack_of_source(str(tmp_path / "environments" / "mine.py"))).ours
     for kind in Kind:

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.orchestrator.loop_health.blame import Ended
-from counterpoint.orchestrator.loop_health.health import LoopHealth
-from counterpoint.orchestrator.loop_health.lag import (
+from counterpoint.run.config import LagConfig
+from counterpoint.run.loop_health.blame import Ended
+from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.lag import (
     MAX_SAMPLES,
     EventLoopLagMonitor,
     LagDistribution,
     quantile,
     samples_of,
 )
-from counterpoint.orchestrator.loop_health.slow_spots import SlowSpots
-from counterpoint.run.config import LagConfig
+from counterpoint.run.loop_health.slow_spots import SlowSpots
 
 BLOCKED_SECONDS = 0.15
 
@@ -47,8 +47,8 @@ class PlayedTime:
 async def played(config: LagConfig, late: list[float], monkeypatch: pytest.MonkeyPatch) -> EventLoopLagMonitor:
     """Returns a monitor whose samples were late by so many seconds."""
     clock = PlayedTime(late)
-    monkeypatch.setattr("counterpoint.orchestrator.loop_health.lag.time", clock)
-    monkeypatch.setattr("counterpoint.orchestrator.loop_health.lag.asyncio", clock)
+    monkeypatch.setattr("counterpoint.run.loop_health.lag.time", clock)
+    monkeypatch.setattr("counterpoint.run.loop_health.lag.asyncio", clock)
     monitor = EventLoopLagMonitor(config)
     with suppress(asyncio.CancelledError):
         await monitor.run()

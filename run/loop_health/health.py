@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from counterpoint.orchestrator.loop_health.blame import LoopBlame
-from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
-from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
-from counterpoint.orchestrator.loop_health.threads import give_environments_threads
 from counterpoint.run.config import LagConfig
+from counterpoint.run.loop_health.blame import LoopBlame
+from counterpoint.run.loop_health.gc_tuning import RolloutCounts
+from counterpoint.run.loop_health.lag import EventLoopLagMonitor
+from counterpoint.run.loop_health.threads import give_environments_threads
 from counterpoint.transport.process.descriptors import allow_connections
 
 

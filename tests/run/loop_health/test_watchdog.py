@@ -9,7 +9,7 @@ import re
 import pytest
 
 from counterpoint.cluster.notify import NotifySocket
-from counterpoint.orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
+from counterpoint.run.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
 from counterpoint.transport.outages import Kind, Outages
 from tests.support.polling import until, wait_until
 
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The watchdog's time, which passes here only: a machine that pauses is then not taken for a loop that is blocked, for which
     the watchdog would end this very process."""
     clock = Clock()
-    monkeypatch.setattr("counterpoint.orchestrator.loop_health.watchdog.time", clock)
+    monkeypatch.setattr("counterpoint.run.loop_health.watchdog.time", clock)
     return clock
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from counterpoint.cluster.notify import Heartbeat
-from counterpoint.orchestrator.loop_health.stacks import place_of, stack_of
+from counterpoint.run.loop_health.stacks import place_of, stack_of
 from counterpoint.transport.outages import Outages
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Finds why the loop was late from how long its thread ran, waited for a CPU, or did neither. A pure function of numbers.
 
 The reasons: it ran a callback; another thread held the GIL; it was in a call that waits; the machine ran something else.
-Each shows in the clocks that `orchestrator/loop_health/thread_clocks.py` reads.
+Each shows in the clocks that `run/loop_health/thread_clocks.py` reads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from counterpoint.orchestrator.loop_health.thread_clocks import Doing
+from counterpoint.run.loop_health.thread_clocks import Doing
 
 _LONG_SECONDS = 0.02
 """A callback that ran for so long is always named."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from counterpoint.orchestrator.loop_health import threads
-from counterpoint.orchestrator.loop_health.threads import (
+from counterpoint.run.loop_health import threads
+from counterpoint.run.loop_health.threads import (
     advantage_in_thread,
     give_environments_threads,
     in_thread,

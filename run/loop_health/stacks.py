@@ -1,7 +1,7 @@
 """Samples a thread's Python stack in microseconds, and describes it later.
 
 Reading another thread's stack needs the GIL, which that thread waits for. So a sample has only code objects and instruction
-offsets; lines, names and paths are found later. Used by `orchestrator/loop_health/blame.py`.
+offsets; lines, names and paths are found later. Used by `run/loop_health/blame.py`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from counterpoint.orchestrator.loop_health import gc_tuning
-from counterpoint.orchestrator.loop_health.gc_tuning import (
+from counterpoint.run.loop_health import gc_tuning
+from counterpoint.run.loop_health.gc_tuning import (
     Memory,
     RolloutCounts,
     collect_as_memory_grows,

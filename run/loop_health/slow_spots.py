@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from counterpoint.orchestrator.loop_health.blame_evidence import Kind
-from counterpoint.orchestrator.loop_health.stacks import NOWHERE, Place
+from counterpoint.run.loop_health.blame_evidence import Kind
+from counterpoint.run.loop_health.stacks import NOWHERE, Place
 
 METRIC = "event_loop_blame"
 """Metric with the worst slow spots of a step, a list of objects."""

@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from counterpoint.orchestrator.loop_health.stacks import Stack, frame_name, stack_of
-from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.run.loop_health.stacks import Stack, frame_name, stack_of
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.files.atomic import write_atomically
 
 INTERVAL_SECONDS = 0.01
