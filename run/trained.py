@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from counterpoint.run.loss import LossConfig
 from counterpoint.run.teacher import TeacherConfig
 from counterpoint.run.updates import ReferenceConfig, ValueHeadConfig
-from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.config import Config, Identifier, Seed
 
 LARGEST_STEP = 2**53
 """Up to here a float holds every number of a step, and so do JSON and msgpack, which hold none of more than 64 bits."""
@@ -32,6 +32,9 @@ class LoraConfig(Config):
 
     target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     """Names of the linear layers with an adapter."""
+
+    seed: Seed | None = None
+    """Seed of a new adapter. Unset: the trainer's."""
 
     start_from: Annotated[Path, AfterValidator(Path.absolute)] | None = None
     """Directory of an adapter in PEFT's format, such as another run's `broadcast/step_N`, to begin with: of the same rank, alpha

@@ -486,6 +486,22 @@ def test_the_end_of_a_run_that_has_left_closes_no_file_of_another(dense_director
     os.close(descriptor)
 
 
+def test_an_adapter_begins_with_its_own_seed_whatever_that_of_the_trainer_is(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    begun = {}
+    for own, of_trainer in ((5, 0), (5, 1), (6, 0), (0, 1), (None, 0)):
+        config = configured(tmp_path / f"{own}-{of_trainer}", dense_directory).model_copy(update={"seed": of_trainer})
+        lora = {"rank": 2, "target_modules": ["q_proj", "down_proj"], "seed": own}
+        with drive(config, described(lora=lora)) as driven:
+            assert driven is not None
+            begun[own, of_trainer] = load_file(driven.publish("begin") / WEIGHTS)
+    check_equal(begun[5, 0], begun[5, 1])
+    check_equal(begun[0, 1], begun[None, 0])
+    for one, other in (((5, 0), (6, 0)), ((5, 0), (None, 0))):
+        assert any(not torch.equal(begun[one][name], begun[other][name]) for name in begun[one])
+
+
 LIKELY = {"kind": "sft"}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,8 @@ from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, ItemFailed
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.driven import drive
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.link import SharedConnection
 from counterpoint.transport.wires.open import open_connection
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.trainer.conftest import make_batch
@@ -31,18 +33,25 @@ from tests.trainer.test_driven import WEIGHTS, check_equal, configured, describe
 pytestmark = pytest.mark.slow
 
 STEPS = 3
+RANKS = (4, 8, 16, 32)
+MANY = 8
+
 VALUES = [AdamW(10.0**-step, eps=1e-12, clip=float("inf")) for step in range(1, STEPS + 1)]
 
 
-def objective(step: int, part: int) -> Objective:
-    """A loss with weights, which returns its columns."""
-    tokens = len(make_batch(batch_of(step, part)).token_ids_T)
+def objective(step: int, part: int, times: int = 1) -> Objective:
+    """A loss with weights, which returns its columns; `times` as many samples."""
+    tokens = len(batch(step, part, times).token_ids_T)
     weights = np.random.default_rng(part).random(tokens).astype(np.float32)
     return Objective({"kind": "sft"}, divisor=1.0, weights=weights.tobytes(), returns=True)
 
 
 def batch_of(step: int, part: int) -> int:
     return 10 * step + part
+
+
+def batch(step: int, part: int, times: int) -> Batch:
+    return make_batch(batch_of(step, part), (9, 17, 5, 12) * times)
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +78,24 @@ def serving(directory: Path, model: Path, *, resume: bool = False) -> TrainerCon
 
 
 @asynccontextmanager
-async def client(config: TrainerConfig) -> AsyncIterator[DrivenRun]:
+async def client(
+    config: TrainerConfig, run: TrainedRun | None = None, connection: SharedConnection | None = None
+) -> AsyncIterator[DrivenRun]:
     """The run as a new process of the client finds it."""
-    journal = Journal(config.output_dir / "items", "one", 2**30)
-    run = DrivenRun(trained(), config.output_dir, open_connection(config.transport, config.output_dir), journal)
-    await run.start()
+    described = run or trained()
+    journal = Journal(config.output_dir / "items" / described.run_id, described.run_id, 2**30)
+    connection = connection or open_connection(config.transport, config.output_dir)
+    driven = DrivenRun(described, config.output_dir, connection, journal)
+    await driven.start()
     try:
-        yield run
+        yield driven
     finally:
-        await run.close()
+        await driven.close()
 
 
-async def contribute(run: DrivenRun, step: int) -> list[bytes]:
+async def contribute(run: DrivenRun, step: int, times: int = 1) -> list[bytes]:
     answers = await asyncio.gather(
-        *(run.forward_backward(make_batch(batch_of(step, part)), objective(step, part)) for part in (1, 2))
+        *(run.forward_backward(batch(step, part, times), objective(step, part, times)) for part in (1, 2))
     )
     return [each.columns["log_probabilities"].tobytes() for each in answers]
 
@@ -151,3 +164,38 @@ async def test_nothing_counts_twice_after_kills_before_an_update(
                     check_equal(load_file(await run.publish("last") / WEIGHTS), weights)
                     assert await run.save() == STEPS
     assert found == columns
+
+
+def ranked(rank: int) -> TrainedRun:
+    """A run of this rank, with a seed of its own."""
+    lora = {"rank": rank, "target_modules": ["q_proj", "down_proj"], "seed": rank}
+    table = trained().model_dump(exclude_none=True)
+    return TrainedRun.model_validate(table | {"run_id": f"rank-{rank}", "training": {"lora": lora}})
+
+
+async def test_four_runs_of_different_ranks_are_what_each_is_alone(dense_directory: Path, tmp_path: Path) -> None:
+    """They share rows."""
+    alone = {}
+    for rank in RANKS:
+        config = configured(tmp_path / f"alone-{rank}", dense_directory)
+        with drive(config, ranked(rank)) as native:
+            assert native is not None
+            for step in range(1, STEPS + 1):
+                for part in (1, 2):
+                    native.contribute(batch(step, part, MANY), objective(step, part, MANY))
+                native.update(VALUES[-1])
+            alone[rank] = load_file(native.publish("last") / WEIGHTS)
+    config = serving(tmp_path / "together", dense_directory).model_copy(update={"max_runs": 4})
+    async with asyncio.timeout(DEADLINE_SECONDS), AsyncExitStack() as stack:
+        stack.enter_context(trainer_process(config))
+        connection = open_connection(config.transport, config.output_dir)
+        runs = {rank: await stack.enter_async_context(client(config, ranked(rank), connection)) for rank in RANKS}
+        for run in runs.values():
+            await run.admitted()
+        for step in range(1, STEPS + 1):
+            await asyncio.gather(*(contribute(run, step, MANY) for run in runs.values()))
+            await asyncio.gather(*(run.update(VALUES[-1]) for run in runs.values()))
+        for rank, run in runs.items():
+            found = load_file(await run.publish("last") / WEIGHTS)
+            assert found.keys() == alone[rank].keys()
+            assert max(float((found[name] - alone[rank][name]).abs().max()) for name in found) <= 1e-6

@@ -103,7 +103,7 @@ class MultiRunManager:
     """The slots of one trainer: their runs in `registry`, their hooks, and their adapters in the model."""
 
     def __init__(self, output_dir: Path, max_runs: int, seed: int = 0) -> None:
-        """Starts with `max_runs` free slots. `seed` is that of every run's initial adapter, whatever its slot."""
+        """Starts with `max_runs` free slots. `seed` is that of an initial adapter without its own, whatever its slot."""
         self._output_dir = output_dir
         self.registry = RunRegistry(max_runs)
         self._seed = seed
@@ -356,7 +356,7 @@ class MultiRunManager:
             ValueError: the run trains full weights.
         """
         lora = self._lora(idx)
-        generator = torch.Generator().manual_seed(self._seed)
+        generator = torch.Generator().manual_seed(self._seed if lora.seed is None else lora.seed)
         for prefix, module in self._modules.items():
             module.release(idx + self.registry.max_runs)
             if is_target(prefix, lora):
