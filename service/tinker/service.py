@@ -406,8 +406,8 @@ class Service:
             raise BadRequest("lora_config is required: only adapters are trained")
         if not 1 <= lora.rank <= self.config.max_rank:
             raise BadRequest(f"lora_config.rank = {lora.rank}; expected 1 to {self.config.max_rank}")
-        if lora.seed is not None:
-            raise BadRequest("lora_config.seed is not served: every adapter begins with the job's seed; leave it out")
+        if lora.seed is not None and not -(2**63) <= lora.seed < 2**63:
+            raise BadRequest(f"lora_config.seed = {str(lora.seed)[:40]}; expected a number of 64 bits")
         modules = (ATTENTION if lora.train_attn else []) + (FEED_FORWARD if lora.train_mlp else [])
         if not modules:
             raise BadRequest("lora_config: neither train_attn nor train_mlp is true, so nothing would be trained")
@@ -415,7 +415,7 @@ class Service:
         model_id = f"{session.session_id}:train:{asked.model_seq_id}"
         record = ModelRecord(
             model_id, run_of(model_id), owner, lora.rank, modules,
-            user_metadata=asked.user_metadata, created=time.time(),
+            user_metadata=asked.user_metadata, created=time.time(), seed=lora.seed,
         )  # fmt: skip
         return self._begin_model(record)
 
@@ -520,7 +520,7 @@ class Service:
         return answer(model_id=record.model_id, type=record.created_by)
 
     async def _open(self, record: ModelRecord) -> None:
-        lora = LoraConfig(rank=record.rank, alpha=ALPHA, target_modules=record.target_modules)
+        lora = LoraConfig(rank=record.rank, alpha=ALPHA, target_modules=record.target_modules, seed=record.seed)
         interval = self.config.checkpoint_interval
         described = TrainedRun(
             run_id=record.run_id,

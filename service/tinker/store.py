@@ -56,6 +56,8 @@ class ModelRecord(msgspec.Struct, frozen=True):
     """The request that made it."""
     created: float = 0.0
     """When it was asked for, in seconds since 1970."""
+    seed: int | None = None
+    """That of its adapter; None: the job's."""
 
     @property
     def start(self) -> StartFrom | None:

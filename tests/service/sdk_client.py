@@ -95,11 +95,13 @@ def main(url: str, model: str) -> None:
     """Does all, and prints it."""
     found: dict[str, Any] = {}
     service = tinker.ServiceClient(base_url=url, api_key="tml-the-key-of-a-test-0123456789")
-    client = service.create_lora_training_client(base_model=model, rank=4).result()
+    client = service.create_lora_training_client(base_model=model, rank=4, seed=0).result()  # the job's
     found["rank"] = client.get_info().lora_rank
     found["disturbed"] = train(client, pauses=True)
     other = service.create_lora_training_client(base_model=model, rank=4).result()
     found["undisturbed"] = train(other, pauses=False)
+    seeded = [service.create_lora_training_client(base_model=model, rank=4, seed=7).result() for _ in range(2)]
+    found["seeded"] = [train(each, pauses=False) for each in seeded]
 
     handle = service.create_custom_loss(preferred, {"logprobs": 1, "weights": 1}).result()
     found["loss"] = handle.loss_id

@@ -107,6 +107,8 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     assert results["rank"] == 4
     assert results["disturbed"] == results["undisturbed"], "the kill changed something"
     assert results["disturbed"][-1] < results["disturbed"][0] / 2, "nothing was learned"
+    one, same = results["seeded"]
+    assert one == same != results["undisturbed"]
     for sampled, trained in zip(results["sampled"], results["trained"], strict=True):
         assert trained == pytest.approx(sampled, abs=1e-2), "the sampler has other weights than the trainer"
     assert results["prompt_logprobs"][0] is None
