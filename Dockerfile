@@ -70,7 +70,9 @@ ARG TORCH="--torch-backend cpu"
 ARG UV_FIND_LINKS=""
 RUN /opt/counterpoint/bin/pip install --no-cache-dir uv \
     && VIRTUAL_ENV=/opt/counterpoint /opt/counterpoint/bin/uv pip install --no-cache $TORCH \
-        --constraint requirements/cpu.lock --overrides requirements/overrides.txt '.[cpu,ray]'
+        --constraint requirements/cpu.lock --overrides requirements/overrides.txt '.[cpu,ray]' \
+    && (VIRTUAL_ENV=/opt/counterpoint /opt/counterpoint/bin/uv pip install --no-cache $TORCH --no-deps torchvision==0.28.0+cpu \
+        || echo "torchvision 0.28.0+cpu is not here: servers of text do without it")
 
 # vLLM and torch compile kernels when a job starts, with the compiler.
 FROM base AS cpu

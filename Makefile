@@ -23,6 +23,8 @@
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
+# Where there is a build for the CPU's torch of the lock, such as in PyTorch's index. Another one does not import beside it.
+TORCHVISION := 0.28.0+cpu
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.smollm2
@@ -59,6 +61,7 @@ $(BIN)/uv:
 $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
 	$(UV) install $(TORCH) --no-deps --compile-bytecode --requirement $(LOCK)
 	$(UV) install --no-deps --no-build-isolation --editable .
+	$(UV) install $(TORCH) --no-deps --quiet torchvision==$(TORCHVISION) || echo 'torchvision $(TORCHVISION) is not here: servers of text do without it'
 	$(COMPILE)
 	touch $@
 

@@ -60,6 +60,16 @@ def test_make_reads_every_file_of_pips_configuration(tmp_path: Path) -> None:
     assert found.stdout.strip() == "/a/wheels,https://b/wheels"
 
 
+def test_torchvision_is_the_same_everywhere() -> None:
+    """Of PyTorch's releases, torchvision 0.N + 15 goes with torch 2.N."""
+    made = re.search(r"^TORCHVISION := (\S+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert made is not None
+    assert set(re.findall(r"torchvision(?:==| )(\d\S+)", (REPOSITORY / "Dockerfile").read_text())) == {made[1]}
+    torch = re.search(r"^torch==2\.(\d+)\.", (REPOSITORY / "requirements" / "cpu.lock").read_text(), re.MULTILINE)
+    assert torch is not None
+    assert int(made[1].split(".")[1]) == int(torch[1]) + 15
+
+
 def test_every_package_is_typed_for_those_who_import_it() -> None:
     """PEP 561 wants the file: without it a type checker takes what a wheel has for Any."""
     assert PROJECT["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]
