@@ -69,7 +69,7 @@ def _key(config: InferenceConfig, command: list[str]) -> str:
     """Returns what names an answer: all that determines it."""
     known = [
         (Path(config.model) / "config.json").read_text(),
-        *command,
+        *(word for word in command if word != config.model),
         *(f"{name} {_version(name)}" for name in _PACKAGES),
     ]
     return hashlib.sha256("\0".join(known).encode()).hexdigest()[:32]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
@@ -21,6 +20,7 @@ from counterpoint.trainer.model.adapted_layer import MultiLora
 from counterpoint.trainer.model.load import load_model, log_probabilities, trainable_parameters
 from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
 from counterpoint.trainer.model.shared_prompts import Family
+from counterpoint.trainer.model.text_part import auto_class, read_config
 from perf.architectures.peft_export import check_export
 from perf.architectures.tiny import VOCABULARY
 
@@ -120,7 +120,7 @@ def _stock(
     parameters: dict[str, nn.Parameter] = {}
     share = len(samples) // len(added)
     for number, changes in enumerate(added):
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True).eval()
+        model = auto_class(read_config(directory)).from_pretrained(directory, dtype=dtype, local_files_only=True).eval()
         for name, change in changes.items():
             path, _, weight = name.rpartition(".")
             module = model.get_submodule(path)

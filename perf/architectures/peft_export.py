@@ -19,6 +19,7 @@ from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model, export_adapter
 from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
 from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.trainer.model.text_part import text_config
 
 _CPU = torch.device("cpu")
 _TOKENS = 12
@@ -70,7 +71,7 @@ def export_random(
     prove_layers(model)
     check_targets(model, config, config.rank)
     generator = torch.Generator().manual_seed(0)
-    tokens_T = torch.randint(3, model.config.vocab_size, (_TOKENS,), generator=generator)
+    tokens_T = torch.randint(3, text_config(model).vocab_size, (_TOKENS,), generator=generator)
     bare_P = _values(model, tokens_T)
     layers = apply_lora_to_model(model, 1, config)
     for layer in layers.values():

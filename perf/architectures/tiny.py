@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from counterpoint.trainer.model.text_part import auto_class
 
 VOCABULARY = 96
 
@@ -69,6 +74,8 @@ _KINDS = {"layer_types", "mlp_layer_types", "layers_block_type"}
 _SMALL = {name: size for size, names in _SIZES.items() for name in names}
 
 
+_THREE_POSITIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+
 _OWN: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_head": 8},
     "mamba2": {"head_dim": 16},
@@ -107,6 +114,9 @@ _OWN: dict[str, dict[str, Any]] = {
         "attention_head_dim": 16,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    **dict.fromkeys(
+        ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text"), _THREE_POSITIONS
+    ),
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
 }
 """What a kind needs besides."""
@@ -139,15 +149,17 @@ def _shrunk(cls: type[PretrainedConfig], **given: Any) -> PretrainedConfig:
         sizes[name] = layers
     sizes |= {name: (kinds * layers)[:layers] for name, kinds in lists.items()}
     parts = {
-        name: _shrunk(type(getattr(full, name))).to_dict() for name in cls.sub_configs if getattr(full, name, None)
+        name: _shrunk(type(part), **_OWN.get(part.model_type, {})).to_dict()
+        for name in cls.sub_configs
+        if (part := getattr(full, name, None))
     }
     return cls(**{**sizes, **parts, **given})
 
 
 def kinds() -> list[str]:
-    """Returns the kinds of causal language models, each class once."""
+    """Returns the kinds of models that compute text, each class once; of those that also see, the part for text."""
     by_class: dict[str, str] = {}
-    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+    for kind, name in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items()):
         if CONFIG_MAPPING[kind].model_type != kind:  # another name of one
             continue
         if name not in by_class or kind.endswith("_text"):  # without the parts for images
@@ -157,8 +169,13 @@ def kinds() -> list[str]:
 
 def save_model(kind: str, directory: Path, dtype: torch.dtype) -> None:
     """Writes a tiny model of a kind, with weights in this precision. Raises what its own code raises."""
+    save(config_of(kind), directory, dtype)
+
+
+def save(config: PretrainedConfig, directory: Path, dtype: torch.dtype) -> None:
+    """Writes a random model of a configuration, with weights in this precision. Raises what its own code raises."""
     torch.manual_seed(4)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(kind))
+    model: PreTrainedModel = auto_class(config).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += _DEVIATION * torch.randn_like(parameter)

@@ -27,6 +27,11 @@ from perf.architectures.table import Row, table
         ("longcat_flash", {"weights": "right", "adapter": "right", "PEFT": "right"}),
         ("zamba", {"weights": "right", "rows": "one sample each", "adapter": "right", "PEFT": "right"}),
         ("doge", {"weights": "refused"}),
+        (
+            "qwen2_5_vl",
+            {"weights": "right", "rows": "packed", "prompts": "shared", "adapter": "right", "PEFT": "right"},
+        ),
+        ("qwen3_5_moe", {"weights": "right", "adapter": "right", "PEFT": "right"}),
     ],
 )
 def test_models_are_what_they_are(kind: str, expected: dict[str, str], dtype: str) -> None:

@@ -1,0 +1,44 @@
+"""The task of `served.py`: write tokens from one half of the vocabulary, which a random model learns in a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.transport.records import Rollout
+
+
+class Ids:
+    """Rewards the share of a completion's tokens that are early, or late, in the vocabulary."""
+
+    group_scoring = False
+
+    def __init__(self, early: bool = True) -> None:
+        """`early`: which tokens are wanted."""
+        self._early = early
+
+    async def start(self, context: EnvironmentContext) -> None:
+        """Needs nothing."""
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def example(self, index: int) -> Example:
+        """Returns a prompt that is a number."""
+        return Example(index, str(index))
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """Generates once."""
+        await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        """Returns the share of wanted tokens."""
+        return float(((rollout.turns[-1].completion_ids < 130) == self._early).mean())
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        """Is not called."""
+        raise NotImplementedError
