@@ -277,7 +277,10 @@ def encode_ask(ask: Ask, run_id: str) -> list[Buffer]:
 
 
 def decode_ask(frames: Sequence[Buffer], max_batch_bytes: int) -> Ask:
-    """Returns the item of `frames`; its batch is valid. Raises `CodecError` for anything else, before allocating."""
+    """Returns the item of `frames`; its batch is valid. Raises `CodecError` for anything else, before allocating.
+
+    The error's `step` is the item's number, if it is known.
+    """
     if (
         len(frames) < 4
         or as_bytes_view(frames[2]).nbytes != _SESSION_AND_NUMBER.size
@@ -290,7 +293,11 @@ def decode_ask(frames: Sequence[Buffer], max_batch_bytes: int) -> Ask:
     if not 1 <= number < 2**62:
         raise CodecError(f"an item with the number {number}; they count from 1")
     header = bytes(as_bytes_view(frames[3]))
-    return Ask(number, header, decode([BATCH, *frames[4:]], max_batch_bytes) if frames[4:] else None, session)
+    try:
+        batch = decode([BATCH, *frames[4:]], max_batch_bytes) if frames[4:] else None
+    except CodecError as error:
+        raise CodecError(f"item {number}: {error}", number) from error
+    return Ask(number, header, batch, session)
 
 
 def encode_answered(answered: Answered, run_id: str) -> list[Buffer]:

@@ -61,3 +61,10 @@ def test_other_bytes_are_no_header(data: bytes) -> None:
         pass
     with pytest.raises(ValueError, match="item"):
         decode_item(encode_item(HEADER)[:-1])
+
+
+def test_an_item_whose_batch_is_too_large_is_refused_by_its_own_number() -> None:
+    frames = codec.encode_ask(Ask(7, encode_item(HEADER), make_batch(step=3), session=5), "default")
+    with pytest.raises(CodecError, match="item 7") as refused:
+        codec.decode_ask(frames, 16)
+    assert refused.value.step == 7, "its asker knows no step"
