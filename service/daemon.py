@@ -22,6 +22,7 @@ from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.run.config import LagConfig
+from counterpoint.run.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
 from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
@@ -57,6 +58,7 @@ def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
     keys = check_access(config)
     with (
         StopSignals(end_at_second_request) as stop,
+        infrequent_gc(),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         try:
@@ -96,6 +98,7 @@ async def _serve(
         url = f"http://{host_in_url(config.host)}:{port}"
         logger.info("the service for the Tinker SDK answers at %s", url)
         notify(f"STATUS={url}")
+        freeze_gc()
         on_ready()
         while not stop.count:
             heartbeat.beat()
@@ -118,7 +121,8 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
             await write()
 
     with health.blame:
-        tasks = [asyncio.create_task(each) for each in (health.lag.run(), at_times())]
+        works = (health.lag.run(), at_times(), collect_as_memory_grows(health.rollout_counts))
+        tasks = [asyncio.create_task(each) for each in works]
         try:
             yield
         finally:

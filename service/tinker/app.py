@@ -445,7 +445,6 @@ _CHECKPOINT = "/training_runs/{model}/checkpoints/{kind}/{name}"
 UNSERVED = (
     ("POST", "/auth/token"),
     ("DELETE", "/auth/apikey/me"),
-    ("POST", "/create_custom_loss"),
     ("POST", "/copy_weights"),
     ("POST", "/save_weights_external"),
     ("POST", _CHECKPOINT + "/publish"),

@@ -321,6 +321,7 @@ class Service:
         self.futures(owner).forget(f"{session_id}:")
         models = await self.models(owner, session_id)
         await asyncio.to_thread(end_session, self.store, [each.model_id for each in models])
+        self._tasks.spawn(self.sweep())
 
     # --- models ---
 

@@ -19,7 +19,7 @@ ASKS: dict[type[Any], dict[str, str]] = {
     tinker.ServiceClient: {
         "close": "sessions/{session}/finish",
         "copy_weights": "copy_weights",
-        "create_custom_loss": ON_THE_CLIENT,
+        "create_custom_loss": "create_custom_loss",
         "create_lora_training_client": CREATE,
         "create_rest_client": ON_THE_CLIENT,
         "create_sampling_client": "create_sampling_session",
@@ -104,6 +104,10 @@ def row(client: type[Any]) -> str:
 def test_every_method_is_known(client: type[Any]) -> None:
     public = {name for name in dir(client) if not name.startswith("_") and callable(getattr(client, name))}
     assert ASKS[client].keys() == {name for name in public if not name.endswith("_async")}
+
+
+def test_no_endpoint_is_there_twice() -> None:
+    assert len({(method, path) for method, path, _ in ENDPOINTS}) == len(ENDPOINTS)
 
 
 def test_the_table_is_true() -> None:

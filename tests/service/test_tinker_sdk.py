@@ -95,6 +95,8 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
         seen, _ = client.communicate("go on\n", timeout=DEADLINE_SECONDS)
         assert client.returncode == 0, (job.output(), log.read_text())
         played = {version: play(version, found[1]) for version in VERSIONS}
+        job.wait_for("the deleted states", lambda: len(list(output.glob("trainer/*/saved/step_*"))) == 1)
+        job.wait_for("weights in flight", lambda: not any(output.glob("service/models/*/inflight/[!.]*")))
         job.process.send_signal(signal.SIGTERM)
         job.wait()
         assert_nothing_is_left(job)
