@@ -77,6 +77,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int32Array, SamplingParameters]:
     """Returns the prompt of a request, and how it is sampled. Raises `BadRequest` for what is not served."""
+    instead = {
+        "record_stability_info": "; it is for the loss stable_reinforce, in whose place ppo, cispo or gspo can be given",
+        "prompt_logprobs of an adapter": " by vLLM; forward of the training client has them of its newest weights",
+    }
     unserved = {
         "sampling_params.seed": asked.sampling_params.seed is not None,
         "topk_prompt_logprobs": asked.topk_prompt_logprobs > 0,
@@ -86,7 +90,7 @@ def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int3
         "prompt_logprobs of an adapter": bool(asked.prompt_logprobs and sampler.adapter),
     }
     if found := [name for name, given in unserved.items() if given]:
-        raise BadRequest(f"{found[0]} is not served; leave it out")
+        raise BadRequest(f"{found[0]} is not served{instead.get(found[0], '; leave it out')}")
     if not 0 <= asked.topk_sample_logprobs <= MOST_ALTERNATIVES:
         raise BadRequest(f"topk_sample_logprobs = {asked.topk_sample_logprobs}; expected 0 to {MOST_ALTERNATIVES}")
     if any(chunk.type != "encoded_text" for chunk in asked.prompt.chunks):
