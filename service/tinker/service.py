@@ -256,7 +256,7 @@ class Service:
                 await model.fail_overdue()
                 if self._seen.setdefault(_session_of(model_id), time.monotonic()) < before:
                     logger.info("session %s is silent: model %s may leave its slot", _session_of(model_id), model_id)
-                    await self._models.pop(model_id).close()
+                    await self._shut(model_id)
 
     def _in_background(
         self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]
@@ -316,7 +316,7 @@ class Service:
         for request_id in [each for each in self._sampling if _session_of(each) == session_id]:
             await self.cancel_sample(request_id, owner)
         for model_id in [each for each in self._models if _session_of(each) == session_id]:
-            await self._models.pop(model_id).close()
+            await self._shut(model_id)
         self._seen.pop(session_id, None)
         self.futures(owner).forget(f"{session_id}:")
         models = await self.models(owner, session_id)
@@ -329,12 +329,21 @@ class Service:
         """Returns a model, also of a session that was silent. Raises `NotFound` and `Gone`."""
         await self.session(_session_of(model_id), owner)
         async with self._opened(model_id):
-            if model_id not in self._models:
-                record = await asyncio.to_thread(self.store.model, model_id)
-                if record is None:
-                    raise NotFound(f"there is no model {model_id[:80]!r}")
-                await self._open(record)
-            return self._models[model_id]
+            return await self._taken_up(model_id)
+
+    async def _taken_up(self, model_id: str) -> Model:
+        if model_id not in self._models:
+            record = await asyncio.to_thread(self.store.model, model_id)
+            if record is None:
+                raise NotFound(f"there is no model {model_id[:80]!r}")
+            await self._open(record)
+        return self._models[model_id]
+
+    async def _shut(self, model_id: str) -> None:
+        """Closes a model, if it is open, before anybody opens it again: two would write one journal."""
+        async with self._opened(model_id):
+            if (model := self._models.pop(model_id, None)) is not None:
+                await model.close()
 
     @asynccontextmanager
     async def _opened(self, model_id: str) -> AsyncIterator[None]:
@@ -366,9 +375,7 @@ class Service:
         await self.model(model_id, owner)
 
         async def closed() -> Result:
-            async with self._opened(model_id):
-                if (model := self._models.pop(model_id, None)) is not None:
-                    await model.close()
+            await self._shut(model_id)
             return answer(model_id=model_id, type="unload_model")
 
         request_id = f"{model_id}:{UNLOAD}"
@@ -479,9 +486,9 @@ class Service:
                 f"load_weights is not permitted with seq_id {seq_id}: it is a model's first request; create a client "
                 "from the state"
             )
-        model = await self.model(model_id, owner)
+        await self.session(_session_of(model_id), owner)
         async with self._opened(model_id):
-            model = self._models.get(model_id, model)
+            model = await self._taken_up(model_id)
             is_loaded = model.record.run_id != run_of(model_id)
             if model.record.created_by == "load_weights" and not is_loaded:
                 raise NotServed("the model was created with saved weights; create another client from the state")

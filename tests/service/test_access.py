@@ -21,7 +21,7 @@ from counterpoint.service.tinker.service import CreateSession
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
 from tests.service.serving import KEYS, serving
-from tests.support.polling import DEADLINE_SECONDS
+from tests.support.polling import DEADLINE_SECONDS, until
 
 
 async def status(client: Any, key: str, path: str, body: object) -> int:
@@ -190,3 +190,32 @@ async def test_a_session_ends_once(tmp_path: Path) -> None:
         ended = service.store.session(session.session_id)
         assert ended is not None
         assert ended.ending == {"reason": {"type": "errored"}, "detail": None}
+
+
+async def test_a_model_is_opened_again_once_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    may_end = asyncio.Event()
+
+    class Closing:
+        async def close(self) -> None:
+            await may_end.wait()
+            done.append("closed")
+
+    async def opened(record: ModelRecord) -> None:
+        done.append("opened")
+        service._models[record.model_id] = cast(Any, Closing())
+
+    async with serving(tmp_path) as (_, service):
+        session = await service.create_session(CreateSession(), "")
+        name = f"{session.session_id}:train:0"
+        service.store.write(ModelRecord(name, run_of(name), "", 1, []))
+        service._models[name] = cast(Any, Closing())
+        monkeypatch.setattr(service, "_open", opened)
+        closing = asyncio.create_task(service._shut(name))
+        await asyncio.sleep(0)
+        asked = asyncio.create_task(service.model(name, ""))
+        await until(lambda: bool(service._opening[name]._waiters), "the model is asked for")
+        may_end.set()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await asyncio.gather(closing, asked)
+        assert done == ["closed", "opened"]
