@@ -76,7 +76,7 @@ $(COOKBOOK): $(INSTALLED) requirements/cookbook.txt
 	touch $@
 
 # Former versions of the Tinker SDK, which a test plays beside the newest.
-$(TINKERS): build/tinker/%: | $(INSTALLED)
+$(TINKERS): build/tinker/%: | $(BIN)/uv
 	$(UV) install --quiet --no-deps --target $@ tinker==$*
 
 demo: $(INSTALLED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tinker
 
-from tests.service.sdk_client import VALUES, likely, sampled, train
+from tests.service.sdk_client import PROMPT, VALUES, likely, sampled, train
 
 FUTURES_OF_CLIENTS = (0, 38)
 """The first version that creates clients by futures, and models by loading."""
@@ -61,6 +61,10 @@ def main(url: str, model: str) -> None:
         again = done(service.create_training_client_from_state_with_optimizer(path))
         moving = done(client.save_weights_and_get_sampling_client(kind="inflight"))
         found["in flight"] = len(sampled(moving, 2))
+        whole = tinker.types.SamplingParams(max_tokens=6, stop=[])
+        prompt = tinker.types.ModelInput.from_ints(PROMPT)
+        (each,) = moving.sample(prompt, 1, whole, topk_sample_logprobs=2).result().sequences
+        found["whole"] = [len(each.tokens), each.stop_reason, [len(row) for row in each.topk_logprobs]]
     for each in (client, again):
         each.forward_backward([likely(4)], "cross_entropy").result()
         each.optim_step(VALUES).result()

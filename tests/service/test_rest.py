@@ -97,13 +97,19 @@ async def test_the_rest_client_reads_runs_checkpoints_and_sessions(tmp_path: Pat
         assert (session.training_run_ids, session.sampler_ids) == (["s1:train:0"], ["s1:sample:0"])
         assert session.user_metadata == {"purpose": "no 1"}
         assert (await answered(client.get_sampler("s1:sample:0"))).base_model == "tiny"
+        theirs = a_state(tmp_path, models[3], "one", 1)
+        store.write(theirs)
         for hidden in (
             client.get_training_run("s3:train:0"),
             client.get_session("s3"),
             client.list_checkpoints("s3:train:0"),
+            client.get_weights_info_by_tinker_path(theirs.path),
+            client.delete_checkpoint_from_tinker_path(theirs.path),
+            client.set_checkpoint_ttl_from_tinker_path(theirs.path, 1),
         ):
             with pytest.raises(tinker.NotFoundError):
                 await answered(hidden)
+        assert store.saved(theirs.path) == theirs
 
 
 async def test_sessions_are_searched(tmp_path: Path) -> None:
