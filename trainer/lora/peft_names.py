@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model.adapted_layer import PeftNames
-from counterpoint.trainer.model.text_part import text_config
+from counterpoint.trainer.model.text_part import has_other_parts
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The weights of one expert. In transformers the first is above the second, in one weight."""
@@ -40,7 +40,7 @@ def peft_names(
     """
     # Of a vision-language model transformers renames the text part as a whole, and PEFT and vLLM call it as transformers does.
     linear_weights = {f"{path}.weight": torch.full((1, 1), float(number)) for number, path in enumerate(linear)}
-    files = _reverted(model, linear_weights) if text_config(model) is model.config else {}
+    files = {} if has_other_parts(model.config) else _reverted(model, linear_weights)
     # Not `_apply_gate` alone, which LongCat's experts lack.
     is_mixture = any(hasattr(module, "_apply_gate") or _has_fused(module) for module in model.modules())
     without = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in known}

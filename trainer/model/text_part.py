@@ -25,14 +25,15 @@ def read_config(directory: Path) -> Any:
     return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
+def has_other_parts(config: Any) -> bool:
+    """Returns whether a checkpoint with this configuration has parts for more than text, and transformers a class of them all."""
+    is_part = config.get_text_config(decoder=True) is not config
+    return is_part and type(config) in AutoModelForImageTextToText._model_mapping
+
+
 def auto_class(config: Any) -> Any:
     """Returns the one of transformers' auto classes that loads all of a checkpoint with this configuration."""
-    has_more = config.get_text_config(decoder=True) is not config
-    return (
-        AutoModelForImageTextToText
-        if has_more and type(config) in AutoModelForImageTextToText._model_mapping
-        else AutoModelForCausalLM
-    )
+    return AutoModelForImageTextToText if has_other_parts(config) else AutoModelForCausalLM
 
 
 def class_of(config: Any) -> Any:
