@@ -40,6 +40,12 @@ _KEPT = (
 )  # fmt: skip
 """What stays as in the family, since vLLM's kernels and rotary positions have few sizes."""
 
+_AS_ON_THE_HUB: dict[str, dict[str, Any]] = {
+    "llama4": {"num_experts_per_tok": 1},
+    "qwen3_vl_moe": {"norm_topk_prob": True},
+}
+"""What vLLM needs, and transformers' own defaults lack."""
+
 _SIZES = {
     "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
     "max_position_embeddings": CONTEXT,
@@ -92,10 +98,13 @@ def write_model(kind: str, directory: Path) -> bool:
     directory.mkdir()
     tokenizer = write_tokenizer(directory, CONTEXT)
     config = config_of(kind)
-    text, full = (each.get_text_config(decoder=True) for each in (config, CONFIG_MAPPING[kind]()))
-    _set(text, {name: getattr(full, name) for name in _KEPT if getattr(full, name, None) is not None} | _SIZES)
-    if not hasattr(text, "head_dim"):  # a family's rotary positions are for heads of 128
+    text = config.get_text_config(decoder=True)
+    full = CONFIG_MAPPING[kind]().get_text_config(decoder=True).to_dict()
+    _set(text, {name: full[name] for name in _KEPT if full.get(name) is not None} | _SIZES)
+    if "head_dim" not in full:  # a family's rotary positions are for heads of 128
         text.num_attention_heads = 1
+    for name, value in _AS_ON_THE_HUB.get(kind, {}).items():
+        setattr(text, name, value)
     for each in (config, text):
         _set(each, {"vocab_size": tokenizer.get_vocab_size(), "tie_word_embeddings": False})
         each.eos_token_id, each.bos_token_id = tokenizer.token_to_id(END_OF_TURN), None
@@ -108,8 +117,9 @@ def write_model(kind: str, directory: Path) -> bool:
 
 
 def _set(config: PretrainedConfig, values: dict[str, Any]) -> None:
+    known = config.to_dict()  # an attribute may differ from layer to layer, and then cannot be asked for
     for name, value in values.items():
-        if hasattr(config, name):
+        if name in known:
             setattr(config, name, value)
 
 
@@ -123,6 +133,7 @@ def _job(model: Path, output: Path, *, weights: bool, half: bool) -> dict[str, A
     }  # fmt: skip
     sides = {"early": True} if weights else {"early": True, "late": False}
     kind = "perf.architectures.early_ids:Ids"
+    trainer = {"device": "cpu", "dtype": "float32", "threads": 1, "max_tokens": 4096, "router_replay": False}
     inference = {
         "port": 18473,
         "dtype": "bfloat16" if half else "float32",
@@ -132,7 +143,7 @@ def _job(model: Path, output: Path, *, weights: bool, half: bool) -> dict[str, A
     return {
         "output_dir": str(output), "model": str(model), "max_restarts": 0,
         "inference": inference if weights else inference | {"lora": {"max_rank": 8, "max_adapters": 2}},
-        "trainer": {"device": "cpu", "dtype": "float32", "threads": 1, "max_tokens": 4096, "max_runs": len(sides)},
+        "trainer": trainer | {"max_runs": len(sides)},
         "orchestrator": run,
         "runs": [
             {"run_id": name, "environments": [{"name": "ids", "kind": kind, "args": {"early": early}}]}
