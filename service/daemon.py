@@ -91,6 +91,7 @@ async def _serve(
             await asyncio.gather(starting, return_exceptions=True)
             return
         await starting
+        freeze_gc()  # a pause before the loop is measured
         await stack.enter_async_context(_measured(store.directory / "health.jsonl", service))
         await service.start()
         app = Endpoints(service, keys).app()
@@ -98,7 +99,6 @@ async def _serve(
         url = f"http://{host_in_url(config.host)}:{port}"
         logger.info("the service for the Tinker SDK answers at %s", url)
         notify(f"STATUS={url}")
-        freeze_gc()
         on_ready()
         while not stop.count:
             heartbeat.beat()
