@@ -105,8 +105,9 @@ def write_model(kind: str, directory: Path) -> bool:
         text.num_attention_heads = 1
     for name, value in _AS_ON_THE_HUB.get(kind, {}).items():
         setattr(text, name, value)
+    vocabulary = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), tokenizer.get_vocab_size())
     for each in (config, text):
-        _set(each, {"vocab_size": tokenizer.get_vocab_size(), "tie_word_embeddings": False})
+        _set(each, vocabulary | {"tie_word_embeddings": False})
         each.eos_token_id, each.bos_token_id = tokenizer.token_to_id(END_OF_TURN), None
     save(config, directory, torch.float32)
     names = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)
