@@ -58,7 +58,7 @@ class Given(msgspec.Struct, frozen=True):
     dtype: Literal["float32", "int64"] = "float32"
 
 
-class Objective(msgspec.Struct, frozen=True):
+class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What samples are trained for, where it is not what the run's configuration says."""
 
     loss: dict[str, Any] | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.run.items import AdamW, ItemHeader, Objective, decode_item, encode_item
+from counterpoint.run.items import AdamW, Given, ItemHeader, Objective, decode_item, encode_item
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.messages import Answered, Ask
@@ -15,7 +16,9 @@ from counterpoint.transport.records import Batch
 from tests.support.batches import make_batch
 
 HEADER = ItemHeader(
-    objective=Objective({"kind": "sft"}, 1.0, weights=b"\0" * 8, returns=True),
+    objective=Objective(
+        {"kind": "sft"}, 1.0, weights=b"\0" * 8, inputs={"a": Given(b"\1" * 8, "int64")}, returns=True, graph=b"{}"
+    ),
     updates=True,
     values=AdamW(1e-3, clip=float("inf")),
     publication="one",
@@ -51,6 +54,13 @@ def test_other_frames_are_no_items_or_answers(frames: list[bytes]) -> None:
             codec.decode_ask([kind, *frames], 2**20)
     with pytest.raises(CodecError):
         codec.decode_answered([codec.ANSWERED, *frames])
+
+
+def test_an_objective_that_asks_for_what_is_not_known_is_refused() -> None:
+    header = msgspec.to_builtins(ItemHeader(objective=Objective()))
+    header["objective"]["of_a_later_version"] = True
+    with pytest.raises(ValueError, match="of_a_later_version"):
+        decode_item(msgspec.msgpack.encode(header))
 
 
 @given(st.binary(max_size=200))
