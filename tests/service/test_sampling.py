@@ -121,12 +121,15 @@ def test_what_is_refused_names_what_there_is_instead(given: dict[str, Any], adap
 
 
 async def test_a_sample_that_its_client_gives_up_ends_at_the_servers(tmp_path: Path) -> None:
-    async with sampling(tmp_path) as (sampler, servers, _, raw):
+    async with sampling(tmp_path) as (sampler, servers, service, raw):
         asked = sampler.sample(types.ModelInput.from_ints([9]), 2, parameters())
         await until(lambda: len(servers.asked) == 2, "two samples")
         body = {"request_id": f"{sampler._sampling_session_id}:0"}
         other = await raw.post("/api/v1/cancel_future", json=body, headers={"X-API-Key": KEYS[1]})
         assert (other.status, servers.ended) == (404, 0)
+        pending = service.futures(digest(KEYS[0]).hex())._pending
+        # Before it polls, the SDK tells nobody that it gives up.
+        await until(lambda: any(bool(each._waiters) for each in pending.values()), "the client polls")
         asked.future().cancel()
         await until(lambda: servers.ended == 2, "the samples have ended")
 
