@@ -1,6 +1,6 @@
 """Kills processes at random, round after round, and audits what is left. The exit code is 1 if something was lost or doubled.
 
-python -m perf.chaos job|cluster|tune|sweep [--rounds N] [--seed 1] [--json] [--keep DIRECTORY]
+python -m perf.chaos job|tinker|cluster|tune|sweep [--rounds N] [--seed 1] [--json] [--keep DIRECTORY]
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from perf.chaos.progress import ChaosError, say
 
 KINDS = {
     "job": ("perf.chaos.of_a_job", 30, "a job of three runs: orchestrators, trainer, vLLM; about a minute a round"),
+    "tinker": (
+        "perf.chaos.tinker_client",
+        30,
+        "a client of the Tinker SDK, service, trainer and vLLM; half a minute a round",
+    ),
     "cluster": ("perf.chaos.cluster.chaos", 100, "the controller of a job of roles; half a minute a round"),
     "tune": ("perf.chaos.tune.chaos", 100, "experiments of the tuner; some seconds a round"),
     "sweep": ("perf.chaos.sweep_chaos", 100, "workers of a sweep; some seconds a round"),

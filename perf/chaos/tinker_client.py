@@ -1,0 +1,152 @@
+"""Kills the processes of `counterpoint tinker FILE` by SIGKILL while a client of the unmodified SDK trains, round after round.
+
+A round contributes twice, kills the service, the trainer or the server before the update or right after it is asked for, and
+takes a sampler now and then. Afterwards a second model takes the same rounds undisturbed. Every loss and the adapters must be
+the same, bit for bit, and no call of the client may fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tinker
+import tomli_w
+
+from counterpoint.job.evaluation.server import free_port
+from counterpoint.job.processes_file import read_workers
+from perf.chaos.progress import ChaosError, say
+from perf.demos.commands import Command, is_ready, until
+from perf.figures import Case, Figure
+
+ROLES = ("service", "trainer", "inference")
+
+MANY = 1_000_000
+
+ROUNDS_A_SAMPLER = 5
+
+TEXT_TOKENS, VOCABULARY = 24, 90
+"""The tokens of a text, and the ids that it has: the model knows more."""
+
+ATTEMPTS = 400.0
+"""The longest that a call of the client may take, in seconds: a server is started again within a minute or two."""
+
+
+@dataclass
+class Seen:
+    """What a client saw."""
+
+    losses: list[float] = field(default_factory=list)
+    adapter: bytes = b""
+
+
+def measure(given: argparse.Namespace) -> Case:
+    """Runs the chaos; the job's directory stays with `--keep`, and where a bound is broken."""
+    directory = (given.keep or Path(tempfile.mkdtemp(prefix="counterpoint-chaos-"))).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise ChaosError(f"--keep {directory}: the directory is not empty")
+    port, output = free_port("127.0.0.1", 0), directory / "job"
+    (directory / "job.toml").write_text(tomli_w.dumps(settings(output, port)))
+    chance, kills = random.Random(given.seed), Counter[str]()
+    with Command(directory / "job.log", "tinker", str(directory / "job.toml")) as job:
+        until("the job", lambda: is_ready(output), [job])
+        warnings.simplefilter("ignore")
+        client = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", api_key="tml-the-key-of-the-chaos")
+        disturbed = play(client, given.rounds, output, lambda: kill(output, chance, kills))
+        undisturbed = play(client, given.rounds, output, lambda: None)
+        workers = read_workers(output)
+    differing = sum(one != other for one, other in zip(disturbed.losses, undisturbed.losses, strict=True))
+    case = Case(
+        "chaos of the service",
+        [
+            Figure("rounds", given.rounds, ""),
+            *(Figure(f"{role}: killed", kills[role], "") for role in ROLES),
+            Figure("workers started again", sum(worker["restarts"] for worker in workers), ""),
+            Figure("losses", len(disturbed.losses), ""),
+            Figure("losses unlike those of the undisturbed run", differing, "", 0, timed=False),
+            Figure("adapters unlike it", int(disturbed.adapter != undisturbed.adapter), "", 0, timed=False),
+        ],
+    )
+    if given.keep is None and case.held:
+        shutil.rmtree(directory)
+    elif not case.held:
+        say(f"its files are in {directory}")
+    return case
+
+
+def settings(output: Path, port: int) -> dict[str, Any]:
+    """Returns the job's configuration."""
+    return {
+        "output_dir": str(output),
+        "model": "tiny-dense",
+        "max_restarts": MANY,
+        "inference": {"port": free_port("127.0.0.1", 0), "dtype": "float32", "max_model_len": 256},
+        "trainer": {"device": "cpu", "max_tokens": 1024, "threads": 1},
+        "tinker": {"port": port},
+    }
+
+
+def play(client: tinker.ServiceClient, rounds: int, output: Path, disturb: Any) -> Seen:
+    """Trains a model for so many rounds; `disturb` is called once a round."""
+    seen = Seen()
+    model = client.create_lora_training_client(base_model="tiny-dense", rank=4).result(ATTEMPTS)
+    texts = random.Random(0)
+    for number in range(1, rounds + 1):
+        began = time.monotonic()
+        parts = [model.forward_backward([datum(texts), datum(texts)], "cross_entropy") for _ in range(2)]
+        before = texts.random() < 0.5
+        if before:
+            disturb()
+        update = model.optim_step(tinker.AdamParams(learning_rate=1e-3))
+        if not before:
+            disturb()
+        seen.losses += [part.result(ATTEMPTS).metrics["loss:sum"] for part in parts]
+        update.result(ATTEMPTS)
+        if number % ROUNDS_A_SAMPLER == 0:
+            sampler = model.save_weights_and_get_sampling_client()
+            prompt = tinker.ModelInput.from_ints([5, 6, 7])
+            sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=4)).result(ATTEMPTS)
+        say(f"  round {number} of {rounds}: {time.monotonic() - began:.0f} s")
+    path = model.save_weights_for_sampler("last").result(ATTEMPTS).path
+    run = output / f"run_{path.removeprefix('tinker://').partition('/')[0].replace(':', '_')}"
+    newest = max(run.rglob("adapter_model.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+    seen.adapter = newest.read_bytes()
+    return seen
+
+
+def datum(texts: random.Random) -> tinker.Datum:
+    """Returns a text of random tokens, each of which is to become more likely."""
+    tokens = [texts.randrange(5, VOCABULARY) for _ in range(TEXT_TOKENS)]
+    weights = np.ones(TEXT_TOKENS - 1, np.float32)
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": np.array(tokens[1:], np.int64), "weights": weights},
+    )
+
+
+def kill(output: Path, chance: random.Random, kills: Counter[str]) -> None:
+    """Kills a worker of the job that runs, at a random moment."""
+    time.sleep(chance.uniform(0.0, 0.3))
+    running = [worker for worker in read_workers(output) if worker["pid"]]
+    if not running:
+        return
+    victim = chance.choice(running)
+    try:
+        os.kill(victim["pid"], signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    kills[victim["name"].partition("_")[0]] += 1
+    print(f"  killed {victim['name']}", file=sys.stderr, flush=True)
