@@ -1,7 +1,8 @@
 """The journal of one driven run: its items before they are sent, and what came of them before anybody is told.
 
 `item_N` is a file of frames (`transport/codec.py`): a note of the asker's, then the frames of the item; `answer_N` has those of
-the answer. Everything blocks: call it in a thread.
+the answer. `early_N` is a note that is no item yet: of a request that waits for an earlier one. Everything blocks: call it in a
+thread.
 """
 
 from __future__ import annotations
@@ -58,6 +59,22 @@ class Journal:
         except FileNotFoundError:
             return None
         return codec.decode_answered(frames)
+
+    def early(self) -> list[int]:
+        """Returns the numbers of the early notes that are there, ascending."""
+        return self._numbers("early_")
+
+    def write_early(self, number: int, note: bytes) -> None:
+        """Writes an early note, durably. Raises `OSError`."""
+        write_atomically(self.directory / f"early_{number}", note)
+
+    def read_early(self, number: int) -> bytes:
+        """Returns an early note. Raises `OSError`."""
+        return (self.directory / f"early_{number}").read_bytes()
+
+    def forget_early(self, number: int) -> None:
+        """Removes an early note, if it is there. Raises `OSError`."""
+        (self.directory / f"early_{number}").unlink(missing_ok=True)
 
     def forget(self, up_to: int) -> None:
         """Removes the items up to this one, and their answers. Raises `OSError`."""

@@ -144,7 +144,7 @@ class Endpoints:
                 return _error(400, str(error))
             except (BadRequest, msgspec.MsgspecError, DecodeError, ValueError, RecursionError) as error:
                 return _error(422, str(error))
-            except InferenceError as error:
+            except (InferenceError, OSError) as error:
                 return _error(503, str(error))
             except web.HTTPException:
                 raise

@@ -1,7 +1,8 @@
 """A model of a client: its requests in the order of `seq_id`, each an item of its run, and their results.
 
-The request itself is the note of its item in the run's journal: after a restart the service reads the requests there, and what
-has no answer yet gets it, as if nothing had been.
+The request itself is the note of its item in the run's journal, before its client is told that it was taken: after a restart the
+service reads the requests there, and what has no answer yet gets it, as if nothing had been. One that came before an earlier one
+is an early note meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
-from counterpoint.service.tinker.futures import Futures, Result, answer, failure
+from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.retention import bytes_of
 from counterpoint.service.tinker.sequence import Sequence
@@ -42,6 +44,12 @@ OPTIM_METRICS = ("grad_norm", "learning_rate", "tokens", "samples")
 
 MISSING_SECONDS = 300.0
 """How long requests wait for an earlier one that has not come."""
+
+JOURNAL_SECONDS = 30.0
+"""How long a client waits for its request to be in the journal, before it is asked to send it again."""
+
+MOST_EARLY_BYTES = 512 * 2**20
+"""The bytes of the requests of a model that wait for an earlier one."""
 
 NEWEST = "newest"
 """The name of the weights that a model's samplers of the kind `inflight` follow."""
@@ -149,6 +157,10 @@ class Model:
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
+        self._unwritten: dict[int, asyncio.Future[None]] = {}
+        """The requests that are not in the journal yet."""
+        self._early: dict[int, int] = {}
+        """The bytes of the requests that wait for an earlier one."""
         self.saving: set[int] = set()
         """The requests whose states may be on the disk already, and have no name yet."""
         self._lacks = False
@@ -167,6 +179,13 @@ class Model:
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.spawn(self._finish(request, asked, number))
         self._sequence.done = last
+        for seq_id in await asyncio.to_thread(self._journal.early):
+            if seq_id > last:
+                note = await asyncio.to_thread(self._journal.read_early, seq_id)
+                self._futures.begin(self.request_id(seq_id), again=True)
+                self._take(msgspec.msgpack.decode(note, type=Request))
+            else:
+                await asyncio.to_thread(self._journal.forget_early, seq_id)
         await self.run.start()
         self._tasks.spawn(self._work())
 
@@ -175,28 +194,73 @@ class Model:
         await self._tasks.cancel()
         await self.run.close()
         self._futures.cancel_all(self.record.model_id)  # else they count as pending for ever
+        for unwritten in self._unwritten.values():
+            unwritten.cancel()
 
     def request_id(self, seq_id: int) -> str:
         """Returns the id by which the result of a request is fetched."""
         return f"{self.record.model_id}:{seq_id}"
 
-    def offer(self, request: Request) -> str:
-        """Takes a request; returns its id. A repetition changes nothing. Raises `TooMany` and `ValueError`."""
-        request_id, now = self.request_id(request.seq_id), time.monotonic()
-        if self._sequence.knows(request.seq_id) or not self._futures.begin(request_id):
-            return request_id
-        try:
-            due = self._sequence.offer(request.seq_id, request, now)
-        except ValueError:
-            self._futures.cancel(request_id)
-            raise
-        for _, each in due:
-            self._due.put_nowait(each)
+    async def offer(self, request: Request) -> str:
+        """Takes a request; returns its id once it is in the journal. A repetition changes nothing.
+
+        Raises `TooMany`, `OSError`, and `ValueError`.
+        """
+        request_id = self.request_id(request.seq_id)
+        if not self._sequence.knows(request.seq_id) and self._futures.begin(request_id):
+            try:
+                self._take(request)
+            except (ValueError, TooMany):
+                self._futures.cancel(request_id)
+                raise
+            self._unwritten[request.seq_id] = asyncio.get_running_loop().create_future()
+            if self._sequence.waits(request.seq_id):
+                self._tasks.spawn(self._write_early(request))
+        if (unwritten := self._unwritten.get(request.seq_id)) is not None:
+            done, _ = await asyncio.wait([unwritten], timeout=JOURNAL_SECONDS)
+            if not done or unwritten.cancelled():
+                raise TooMany(f"request {request.seq_id} is not in the journal yet; send it again")
+            unwritten.result()
         return request_id
+
+    def _take(self, request: Request) -> None:
+        """Puts a request into its place. Raises `TooMany` and `ValueError`."""
+        if sum(self._early.values()) + len(request.body) > MOST_EARLY_BYTES:
+            raise TooMany(f"requests of {MOST_EARLY_BYTES:,} bytes wait for request {self._sequence.done + 1}")
+        for seq_id, each in self._sequence.offer(request.seq_id, request, time.monotonic()):
+            self._early.pop(seq_id, None)
+            self._due.put_nowait(each)
+        if self._sequence.waits(request.seq_id):
+            self._early[request.seq_id] = len(request.body)
+
+    async def _write_early(self, request: Request) -> None:
+        """Writes a request that waits for an earlier one. Where that fails, it is forgotten, and its client sends it again."""
+        try:
+            await asyncio.to_thread(self._journal.write_early, request.seq_id, msgspec.msgpack.encode(request))
+        except OSError as error:
+            if self._sequence.waits(request.seq_id):
+                self._forget_early(request.seq_id)
+                self._futures.cancel(self.request_id(request.seq_id))
+                self._written(request.seq_id, error)
+        else:
+            self._written(request.seq_id)
+
+    def _forget_early(self, seq_id: int) -> None:
+        self._sequence.forget(seq_id)
+        self._early.pop(seq_id, None)
+
+    def _written(self, seq_id: int, error: OSError | None = None) -> None:
+        """Tells who sent a request that it is in the journal, or that it could not be written there."""
+        unwritten = self._unwritten.pop(seq_id, None)
+        if unwritten is not None and not unwritten.done():
+            unwritten.set_result(None) if error is None else unwritten.set_exception(error)
 
     async def fail_overdue(self) -> None:
         """Fails the requests that have waited too long for an earlier one."""
         for seq_id in self._sequence.overdue(time.monotonic() - MISSING_SECONDS):
+            self._early.pop(seq_id, None)
+            with suppress(OSError):
+                await asyncio.to_thread(self._journal.forget_early, seq_id)
             said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
             await self._futures.complete(self.request_id(seq_id), failure(said, "server"))
 
@@ -218,6 +282,9 @@ class Model:
             else:
                 self._lacks = False
                 self._tasks.spawn(self._finish(request, asked, number))
+            self._written(request.seq_id)
+            with suppress(OSError):  # the next start removes it
+                await asyncio.to_thread(self._journal.forget_early, request.seq_id)
 
     async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
         try:

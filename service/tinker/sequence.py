@@ -46,6 +46,14 @@ class Sequence(Generic[Request]):
         """Whether a request of this number was taken."""
         return 1 <= seq_id <= self.done or seq_id in self._waiting
 
+    def waits(self, seq_id: int) -> bool:
+        """Whether a request of this number was taken and waits for an earlier one."""
+        return seq_id in self._waiting
+
+    def forget(self, seq_id: int) -> None:
+        """Forgets a request that waits: it may come again."""
+        self._waiting.pop(seq_id, None)
+
     @property
     def is_new(self) -> bool:
         """Whether no request was taken yet."""

@@ -425,7 +425,7 @@ class Service:
             model_id, run_of(model_id), owner, lora.rank, modules,
             user_metadata=asked.user_metadata, created=time.time(), seed=lora.seed,
         )  # fmt: skip
-        return self._begin_model(record)
+        return await self._begin_model(record)
 
     async def create_loss(self, asked: CreateLoss, owner: str) -> str:
         """Takes a traced loss; returns the id of the request, which is the loss's. Raises as `create_model`."""
@@ -434,7 +434,8 @@ class Service:
             f"{session.session_id}:loss:{asked.custom_loss_seq_id}",
             msgspec.Raw(msgspec.json.encode({"inputs": asked.inputs, "graph": asked.graph})),
         )
-        self._in_background(record.loss_id, owner, lambda: self._keep_loss(record))
+        if (keeping := self._in_background(record.loss_id, owner, lambda: self._keep_loss(record))) is not None:
+            await asyncio.wait([keeping])  # after a restart it is known then
         return record.loss_id
 
     async def _keep_loss(self, record: LossRecord) -> Result:
@@ -468,7 +469,7 @@ class Service:
             model_id, run_of(model_id), owner, source.rank, source.target_modules, *start,
             asked.optimizer, asked.user_metadata or source.user_metadata, "load_weights", time.time(),
         )  # fmt: skip
-        return self._begin_model(record)
+        return await self._begin_model(record)
 
     async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, tuple[str, int]]:
         """Returns the model whose state a URI names, and the run and step to begin with. Raises `BadRequest`, `NotFound`."""
@@ -507,10 +508,17 @@ class Service:
                 await asyncio.to_thread(self.store.write, record)
                 await self._models.pop(model_id).close()
                 await self._open(record)
-            return self._models[model_id].offer(Request("load_weights", seq_id, body))
+            return await self._models[model_id].offer(Request("load_weights", seq_id, body))
 
-    def _begin_model(self, record: ModelRecord) -> str:
+    async def _begin_model(self, record: ModelRecord) -> str:
+        """Begins a model, whose record is on the disk before its client is told so. Raises `BadRequest`, `OSError`, `TooMany`."""
         encoded(record)  # a record that is too long is refused now
+        async with self._opened(record.model_id):
+            former = await asyncio.to_thread(self.store.model, record.model_id)
+            if former is None:
+                await asyncio.to_thread(self.store.write, record)
+            elif msgspec.structs.replace(former, created=record.created) != record:
+                raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
         request_id = f"{record.model_id}:{CREATE}"
         self._in_background(request_id, record.owner, lambda: self._create(record))
         return request_id
@@ -518,10 +526,6 @@ class Service:
     async def _create(self, record: ModelRecord) -> Result:
         async with self._opened(record.model_id):
             if record.model_id not in self._models:
-                former = await asyncio.to_thread(self.store.model, record.model_id)
-                if former is not None and msgspec.structs.replace(former, created=record.created) != record:
-                    raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
-                await asyncio.to_thread(self.store.write, record)
                 await self._open(record)
             run = self._models[record.model_id].run
         await run.admitted()
@@ -561,7 +565,7 @@ class Service:
 
     async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str) -> str:
         """Takes a request of a model; returns its id. Raises `NotFound`, `Gone`, `TooMany` and `ValueError`."""
-        return (await self.model(model_id, owner)).offer(Request(kind, seq_id, body))
+        return await (await self.model(model_id, owner)).offer(Request(kind, seq_id, body))
 
     # --- weights and samplers ---
 

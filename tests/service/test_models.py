@@ -9,13 +9,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from counterpoint.run.items import ItemHeader
+from counterpoint.run.items import ItemHeader, encode_item
+from counterpoint.service.journal import Journal
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
-from counterpoint.transport.messages import Answered
+from counterpoint.transport.messages import Answered, Ask
 from tests.support.polling import DEADLINE_SECONDS, until
 
 
@@ -41,19 +42,86 @@ class Run:
         return Answered(number, number)
 
 
-class Journal:
-    """A journal without items."""
-
-    def items(self) -> list[int]:
-        return []
-
-
 def model_of(directory: Path, run: Run) -> Model:
     record = ModelRecord("s1:train:0", "s1_train_0", "", 1, [])
     futures, store = Futures(10, 1000), Store(directory)
-    return Model(
-        record, cast(Any, run), cast(Any, Journal()), store, futures, cast(Any, None), 10, 10, directory, asyncio.Lock()
-    )
+    journal = Journal(directory / "items", "s1_train_0", 1000)
+    return Model(record, cast(Any, run), journal, store, futures, cast(Any, None), 10, 10, directory, asyncio.Lock())
+
+
+class Journalling(Run):
+    """A run whose items are journalled, and not answered."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+        self.may_begin = asyncio.Event()
+
+    async def begin(self, header: ItemHeader, batch: object, note: bytes) -> int:
+        await self.may_begin.wait()
+        self.headers.append(header)
+        self._journal.write_item(Ask(len(self.headers), encode_item(header), None), note)
+        return len(self.headers)
+
+    async def answer_to(self, number: int) -> Answered:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_request_is_in_the_journal_before_its_client_is_told_that_it_was_taken(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "items", "s1_train_0", 1000)
+    run = Journalling(journal)
+    model = model_of(tmp_path, run)
+    await model.start()
+    assert await model.offer(Request("optim_step", 2, b"second")) == "s1:train:0:2"
+    assert journal.early() == [2]
+    told = asyncio.create_task(model.offer(Request("optim_step", 1, b"first")))
+    again = asyncio.create_task(model.offer(Request("optim_step", 1, b"first")))
+    done, _ = await asyncio.wait([told, again], timeout=0.05)
+    assert not done
+    run.may_begin.set()
+    assert await told == await again == "s1:train:0:1"
+    await until(lambda: journal.early() == [], "the second item")
+    assert journal.items() == [1, 2]
+    await model.close()
+    model._futures.close()
+
+
+async def test_a_request_that_came_early_is_taken_up_after_a_kill(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "items", "s1_train_0", 1000)
+    killed = model_of(tmp_path, Journalling(journal))
+    await killed.start()
+    for number in (2, 3):
+        await killed.offer(Request("optim_step", number, b"early"))
+    run = Journalling(journal)
+    run.may_begin.set()
+    model = model_of(tmp_path, run)
+    await model.start()
+    assert model._futures.knows("s1:train:0:3")
+    await model.offer(Request("optim_step", 1, b"first"))
+    await until(lambda: journal.items() == [1, 2, 3] and not journal.early(), "all items")
+    for each in (killed, model):
+        await each.close()
+        each._futures.close()
+
+
+async def test_an_early_request_that_cannot_be_written_may_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    model = model_of(tmp_path, Run())
+    await model.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(model._journal, "write_early", full)
+        with pytest.raises(OSError, match="full"):
+            await model.offer(Request("optim_step", 2, b""))
+    assert not model._futures.knows("s1:train:0:2")
+    await model.offer(Request("optim_step", 2, b""))
+    assert model._journal.early() == [2]
+    await model.close()
+    model._futures.close()
 
 
 async def test_an_update_knows_of_a_contribution_that_was_not_journalled(tmp_path: Path) -> None:
@@ -61,9 +129,9 @@ async def test_an_update_knows_of_a_contribution_that_was_not_journalled(tmp_pat
     model = model_of(tmp_path, run)
     await model.start()
     step = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 2, "adam_params": {}})
-    model.offer(Request("forward_backward", 1, b""))
+    await model.offer(Request("forward_backward", 1, b""))
     for number in (2, 3):
-        model.offer(Request("optim_step", number, step))
+        await model.offer(Request("optim_step", number, step))
     await until(lambda: len(run.headers) == 3, "three items")
     await model.close()
     model._futures.close()
@@ -77,7 +145,7 @@ async def test_a_forward_pass_that_is_refused_spoils_no_update(tmp_path: Path) -
     await model.start()
     for number, only in ((1, True), (2, False)):
         message = MESSAGES["ForwardBackwardRequest"](loss_fn="nothing", forward_only=only)
-        model.offer(Request("forward_backward", number, message.SerializeToString()))
+        await model.offer(Request("forward_backward", number, message.SerializeToString()))
     await until(lambda: len(run.headers) == 3, "two items")
     await model.close()
     model._futures.close()
@@ -111,8 +179,8 @@ async def test_a_request_that_the_service_fails_at_is_answered_and_holds_up_no_l
     monkeypatch.setattr(model, "_forward_backward", faulty)
     await model.start()
     step = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 2, "adam_params": {}})
-    name = model.offer(Request("forward_backward", 1, b""))
-    model.offer(Request("optim_step", 2, step))
+    name = await model.offer(Request("forward_backward", 1, b""))
+    await model.offer(Request("optim_step", 2, step))
     found = await model._futures.fetch(name, DEADLINE_SECONDS)
     await until(lambda: len(run.headers) == 3, "two items")
     await model.close()
@@ -134,28 +202,19 @@ async def test_a_request_that_is_read_again_does_not_replace_later_weights(tmp_p
 async def test_a_model_that_is_closed_leaves_no_request_pending(tmp_path: Path) -> None:
     model = model_of(tmp_path, Run())
     await model.start()
-    name = model.offer(Request("optim_step", 2, b""))
+    name = await model.offer(Request("optim_step", 2, b""))
     assert model._futures.knows(name)
     await model.close()
     assert not model._futures.knows(name)
     model._futures.close()
 
 
-class Journalled(Journal):
-    """A journal with the request of one snapshot."""
-
-    def items(self) -> list[int]:
-        return [1]
-
-    def read_item(self, number: int) -> tuple[object, bytes]:
-        body = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 1, "sampling_session_seq_id": 3})
-        return None, msgspec.msgpack.encode(Request("save_weights_for_sampler", 1, body))
-
-
 async def test_a_model_that_is_opened_again_loads_no_adapter(tmp_path: Path) -> None:
     run = Run()
     model = model_of(tmp_path, run)
-    model._journal = cast(Any, Journalled())
+    body = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 1, "sampling_session_seq_id": 3})
+    note = msgspec.msgpack.encode(Request("save_weights_for_sampler", 1, body))
+    model._journal.write_item(Ask(1, encode_item(ItemHeader(publication="s1")), None), note)
     model._store.write(SavedRecord("s1:train:0", "snapshot", "s1", 1, 1, "published/s1"))
     await model.start()  # there are no servers here
     found = await model._futures.fetch("s1:train:0:1", DEADLINE_SECONDS)
