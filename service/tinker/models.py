@@ -29,13 +29,13 @@ from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
-from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.retention import bytes_of
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.store import ModelRecord, Position, SamplerRecord, SavedRecord, Store
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import Answered
-from counterpoint.transport.records import Batch
+from counterpoint.transport.records import Batch, Float32Array, Int32Array
 
 logger = logging.getLogger(__name__)
 
@@ -255,6 +255,26 @@ class Model:
         if unwritten is not None and not unwritten.done():
             unwritten.set_result(None) if error is None else unwritten.set_exception(error)
 
+    async def score(self, tokens: Int32Array, step: int) -> Float32Array:
+        """Returns the log-probability of each token but the first, by the trainer, under the weights of update `step`.
+
+        Raises `BadRequest` if these are not the newest any more, and `ItemFailed` and `RunLost`.
+        """
+        message = MESSAGES["ForwardBackwardRequest"](loss_fn="cross_entropy", forward_only=True)
+        datum = message.data.add()
+        datum.model_input.add().encoded_text.tokens = tokens[:-1].tobytes()
+        target = datum.loss_fn_inputs.add(key="target_tokens").value
+        target.dense, target.dtype = tokens[1:].tobytes(), INT32
+        asked = contribution_of(message, self.record.run_id, self._longest, self._vocabulary)
+        number = await self.run.begin(ItemHeader(objective=asked.objective), asked.batch)
+        answered = checked(await self.run.answer_to(number))
+        if answered.step != step:
+            raise BadRequest(
+                f"prompt_logprobs: the sampler has the weights of update {step}, and the model is at update {answered.step}; "
+                "of an adapter, only the newest weights score prompts"
+            )
+        return answered.columns["log_probabilities"][1:]
+
     async def fail_overdue(self) -> None:
         """Fails the requests that have waited too long for an earlier one."""
         for seq_id in self._sequence.overdue(time.monotonic() - MISSING_SECONDS):
@@ -414,9 +434,13 @@ class Model:
                 return answer(path=record.path, type="save_weights_for_sampler")
             session = self.record.model_id.partition(":")[0]
             sampler_id = f"{session}:sample:{asked.sampling_session_seq_id}"
-            fixed = (adapter, answered.text) if kind == "snapshot" else ("", "")
-            follows = self.record.model_id if kind == "inflight" else ""
-            sampler = SamplerRecord(sampler_id, self.record.owner, *fixed, follows=follows)
+            model_id, owner = self.record.model_id, self.record.owner
+            if kind == "snapshot":
+                sampler = SamplerRecord(
+                    sampler_id, owner, adapter, answered.text, model_id=model_id, step=answered.step
+                )
+            else:
+                sampler = SamplerRecord(sampler_id, owner, follows=model_id)
             await asyncio.to_thread(self._store.write, sampler)
             return answer(sampling_session_id=sampler_id, type="save_weights_for_sampler")
 

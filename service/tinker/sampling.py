@@ -6,6 +6,7 @@ Log-probabilities of samples are of the tempered distribution that was sampled, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from counterpoint.service.samplers import Samplers, affinities
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
 from counterpoint.service.tinker.store import SamplerRecord
-from counterpoint.transport.records import MOST_ALTERNATIVES, Int32Array, Turn
+from counterpoint.transport.records import MOST_ALTERNATIVES, Float32Array, Int32Array, Turn
+
+Score = Coroutine[Any, Any, Float32Array]
 
 MOST_SAMPLES = 1024
 """Samples of one request."""
@@ -75,11 +78,10 @@ class Sample(msgspec.Struct, frozen=True):
     record_stability_info: bool | None = None
 
 
-def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int32Array, SamplingParameters]:
+def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParameters]:
     """Returns the prompt of a request, and how it is sampled. Raises `BadRequest` for what is not served."""
     instead = {
         "record_stability_info": "; it is for the loss stable_reinforce, in whose place ppo, cispo or gspo can be given",
-        "prompt_logprobs of an adapter": " by vLLM; forward of the training client has them of its newest weights",
     }
     unserved = {
         "sampling_params.seed": asked.sampling_params.seed is not None,
@@ -87,7 +89,6 @@ def prompt_of(asked: Sample, sampler: SamplerRecord, longest: int) -> tuple[Int3
         "target_prompt_logprobs": asked.target_prompt_logprobs is not None,
         "prompt_alt_tokens_k": asked.prompt_alt_tokens_k > 0,
         "record_stability_info": bool(asked.record_stability_info),
-        "prompt_logprobs of an adapter": bool(asked.prompt_logprobs and sampler.adapter),
     }
     if found := [name for name, given in unserved.items() if given]:
         raise BadRequest(f"{found[0]} is not served{instead.get(found[0], '; leave it out')}")
@@ -133,24 +134,27 @@ def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingPara
         raise BadRequest(f"sampling_params.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-async def sample(samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int) -> bytes:
-    """Returns the `SampleResponse` of a request. Raises `BadRequest`, and what `Samplers.sample` raises."""
-    prompt, parameters = prompt_of(asked, sampler, longest)
+async def sample(
+    samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int, score: Callable[[Int32Array], Score]
+) -> bytes:
+    """Returns the `SampleResponse` of a request. Raises `BadRequest`, and what `Samplers.sample` and `score` raise.
+
+    `score` returns the log-probability of each token of a prompt but the first, under the sampler's adapter, if it has one.
+    """
+    prompt, parameters = prompt_of(asked, longest)
     adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
     names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
     async with asyncio.TaskGroup() as tasks:
         turns = [tasks.create_task(samplers.sample(adapter, prompt, parameters, name)) for name in names]
         first = max(1, len(prompt) - (asked.prompt_logprobs_last_n or len(prompt)))
-        scored = (
-            tasks.create_task(samplers.score(prompt, first, names[0]))
-            if asked.prompt_logprobs and len(prompt) > 1
-            else None
-        )
+        scored: asyncio.Task[Float32Array] | None = None
+        if asked.prompt_logprobs and len(prompt) > 1:
+            scored = tasks.create_task(score(prompt) if adapter else samplers.score(prompt, first, names[0]))
     response = MESSAGES["SampleResponse"]()
     for turn in turns:
         _add(response, turn.result())
     if asked.prompt_logprobs:
-        rest = scored.result() if scored is not None else np.zeros(0, np.float32)
+        rest = scored.result()[first - len(prompt) :] if scored is not None else np.zeros(0, np.float32)
         unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
     encoded: bytes = response.SerializeToString()

@@ -42,6 +42,7 @@ from counterpoint.service.tinker.store import (
     encoded,
     run_of,
 )
+from counterpoint.transport.records import Float32Array, Int32Array
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
@@ -606,7 +607,15 @@ class Service:
                 raise BadRequest(
                     f"{asked.model_path} is a state for training; expected one of save_weights_for_sampler"
                 )
-            record = SamplerRecord(sampler_id, owner, await self._adapter_of(saved), saved.directory, saved.path)
+            record = SamplerRecord(
+                sampler_id,
+                owner,
+                await self._adapter_of(saved),
+                saved.directory,
+                saved.path,
+                saved.model_id,
+                saved.step,
+            )
         elif asked.base_model is not None:
             self.check_base(asked.base_model)
             record = SamplerRecord(sampler_id, owner)
@@ -669,13 +678,21 @@ class Service:
             if target is None:
                 raise Gone(f"the weights of sampler {sampler.sampler_id} have ended with their session")
             adapter = await self._adapter_of(target)
-            now = msgspec.structs.replace(sampler, adapter=adapter, directory=target.directory)
+            now = msgspec.structs.replace(
+                sampler, adapter=adapter, directory=target.directory, model_id=target.model_id, step=target.step
+            )
             try:
-                return await sample(self._samplers, now, asked, self.config.max_tokens)
+                return await self._sampled_by(now, asked)
             except (InferenceError, OSError, ExceptionGroup):  # newer weights may have taken their place meanwhile
                 if await asyncio.to_thread(self.store.saved, target.path) == target:
                     raise
-        return await sample(self._samplers, sampler, asked, self.config.max_tokens)
+        return await self._sampled_by(sampler, asked)
+
+    async def _sampled_by(self, sampler: SamplerRecord, asked: Sample) -> bytes:
+        async def score(prompt: Int32Array) -> Float32Array:
+            return await (await self.model(sampler.model_id, sampler.owner)).score(prompt, sampler.step)
+
+        return await sample(self._samplers, sampler, asked, self.config.max_tokens, score)
 
 
 def _failed(request_id: str, error: Exception) -> Result:

@@ -109,6 +109,10 @@ class SamplerRecord(msgspec.Struct, frozen=True):
     directory: str = ""
     path: str = ""
     """The URI of its weights, if they have one."""
+    model_id: str = ""
+    """The model whose adapter it is."""
+    step: int = 0
+    """The update of the model that made the adapter; 0: none did."""
     follows: str = ""
     """The model whose newest weights for such samplers it uses; empty: its own are fixed."""
     clones: int = 0

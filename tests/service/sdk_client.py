@@ -109,7 +109,13 @@ def main(url: str, model: str) -> None:
 
     base = service.create_sampling_client(base_model=model).result()
     found["prompt_logprobs"] = base.compute_logprobs(types.ModelInput.from_ints(TEXT)).result()
-    samples = sampled(client.save_weights_and_get_sampling_client(), 2)
+    snapshot = client.save_weights_and_get_sampling_client()
+    text = types.ModelInput.from_ints(TEXT)
+    found["adapters_prompt"] = [
+        snapshot.compute_logprobs(text).result()[1:],
+        list(client.forward([likely(0)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data),
+    ]
+    samples = sampled(snapshot, 2)
     data = [rewarded(*sample, advantage) for sample, advantage in zip(samples, (1.0, -1.0), strict=True)]
     again = client.forward(data, "importance_sampling").result()
     found["sampled"] = [logprobs for _, logprobs in samples]
@@ -121,6 +127,10 @@ def main(url: str, model: str) -> None:
         client.forward_backward(data, loss, config).result()
         client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
 
+    try:
+        snapshot.compute_logprobs(text).result()
+    except tinker.RequestFailedError as error:
+        found["old_prompt"] = str(error)
     path = client.save_state("middle").result().path
     named = client.save_weights_for_sampler("middle").result().path
     found["named"] = len(sampled(service.create_sampling_client(model_path=named).result(), 1))

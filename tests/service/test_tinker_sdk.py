@@ -116,6 +116,9 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
         assert trained == pytest.approx(sampled, abs=1e-2), "the sampler has other weights than the trainer"
     assert results["prompt_logprobs"][0] is None
     assert all(value < 0 for value in results["prompt_logprobs"][1:])
+    ours, trainers = results["adapters_prompt"]
+    assert ours == trainers != results["prompt_logprobs"][1:]
+    assert "the sampler has the weights of update" in results["old_prompt"]
     assert results["named"] == 1
     assert [path.rpartition("/")[0].rpartition("/")[2] for path in results["paths"]] == ["weights", "sampler_weights"]
     first, resumed, fresh = results["resumed"]
