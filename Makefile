@@ -8,7 +8,7 @@
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make demo-real    a real language model of 135 million parameters learns to add (ARGS=--fresh or --resume to run it again)
 #   make demo-tinker  a recipe of the Tinker cookbook, unmodified, trains that model on the service for its SDK
-#   make test         every test, in four processes, on two cores in 25 minutes
+#   make test         every test, in four processes, on two cores in 40 minutes
 #   make test-changed the test files that the change against main reaches, by what imports what (tests/changed.py)
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in two minutes on two cores
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)

@@ -7,6 +7,7 @@ cookbook that `make demo-tinker` installs; the job is `configs/demo-tinker.toml`
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def main() -> int:
     job = tomllib.loads(JOB.read_text())
     output = Path(job["output_dir"])
     metrics = output.with_name(f"{output.name}-recipe") / "metrics.jsonl"
+    shutil.rmtree(metrics.parent, ignore_errors=True)
     began = time.monotonic()
     with Command(log_of(output, "job"), "tinker", str(JOB), *(["--fresh"] if output.exists() else [])) as service:
         say(f"a trainer, a server and the service start: {service.log}")
@@ -86,7 +88,6 @@ def settings(job: dict[str, object], directory: Path) -> Sequence[str]:
         "model_name": resolve_model(str(job["model"])),
         "base_url": f"http://127.0.0.1:{tinker['port']}",
         "log_path": directory,
-        "behavior_if_log_dir_exists": "delete",
     }
     return [f"{name}={value}" for name, value in values.items()]
 
