@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +20,7 @@ from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.gateway import Gateway, Session
 from counterpoint.environments.gateway.anthropic_request import chat_fields
 from counterpoint.environments.gateway.errors import Refused
-from counterpoint.environments.gateway.messages import template_messages, template_tools
+from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
@@ -125,62 +124,6 @@ async def test_a_request_has_the_tokens_of_the_chat_request_of_the_same_meaning(
         await other.chat.completions.create(model="any", messages=messages, tools=[AS_FUNCTION])
     assert model.turns[0].prompt_ids.tolist() == model.turns[1].prompt_ids.tolist()
     assert counted.input_tokens == len(model.turns[0].prompt_ids)
-
-
-def _random_conversation(choose: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The messages of this API, and those of a chat, for the same conversation; the last is the user's."""
-
-    def words() -> str:
-        return "".join(choose.choices('ab <|\n"{é', k=choose.randint(1, 8)))
-
-    given: list[dict[str, Any]] = []
-    chat: list[dict[str, Any]] = []
-    for turn in range(choose.randint(1, 4)):
-        text = words()
-        given.append({"role": "user", "content": text if choose.random() < 0.5 else [{"type": "text", "text": text}]})
-        chat.append({"role": "user", "content": text})
-        blocks: list[dict[str, Any]] = []
-        message: dict[str, Any] = {"role": "assistant", "content": ""}
-        if choose.random() < 0.3:
-            message["reasoning_content"] = words()
-            blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": "x"})
-        if choose.random() < 0.7:
-            message["content"] = words()
-            blocks.append({"type": "text", "text": message["content"], "citations": None})
-        calls = [
-            (f"call_{turn}_{index}", {"at": words(), "n": choose.randint(0, 2**70)})
-            for index in range(choose.randint(0, 3))
-        ]
-        if calls:
-            blocks += [{"type": "tool_use", "id": name, "name": "look", "input": values} for name, values in calls]
-            message["tool_calls"] = [
-                {"id": name, "type": "function", "function": {"name": "look", "arguments": json.dumps(values)}}
-                for name, values in calls
-            ]
-        given.append({"role": "assistant", "content": blocks})
-        chat.append(message)
-        results = [(name, words()) for name, _ in calls]
-        if results:
-            given.append(
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": a, "content": b} for a, b in results],
-                }
-            )
-            chat += [{"role": "tool", "tool_call_id": name, "content": text} for name, text in results]
-    given.append({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
-    chat.append({"role": "user", "content": "a\nb"})
-    return given, chat
-
-
-def test_500_random_conversations_are_the_chats_of_the_same_meaning(chat: Chat) -> None:
-    for seed in range(500):
-        given, messages = _random_conversation(random.Random(seed))
-        read = chat_fields({"system": "s", "messages": given, "tools": [LOOK]}, chat)
-        assert template_messages(read["messages"]) == template_messages(
-            [{"role": "system", "content": "s"}, *messages]
-        ), seed
-        assert template_tools(read["tools"]) == template_tools([AS_FUNCTION])
 
 
 async def test_why_a_turn_ended(gateway: Gateway, chat: Chat) -> None:
