@@ -93,7 +93,7 @@ def as_anthropic(messages: list[Fields], chat: Chat) -> Fields:
             values = json.loads(call["function"]["arguments"])
             blocks.append({"type": "tool_use", "id": call["id"], "name": "look", "input": values})
         role = "user" if message["role"] == "tool" else message["role"]
-        is_plain = role == message["role"] and len(blocks) == 1 and len(given) % 4 == 0
+        is_plain = [block["type"] for block in blocks] == ["text"] and len(given) % 4 == 0
         given.append({"role": role, "content": message["content"] if is_plain else blocks})
     tool = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
     return anthropic_request.chat_fields({"system": messages[0]["content"], "messages": given, "tools": [tool]}, chat)
