@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
 
 MAX_ELEMENTS = 2**26
 """Elements that all steps of a loss may read and make together, in one row."""
+
+PIECE = 64
+"""What a value costs beside its elements, as a number of elements: a tensor of one takes as much memory and time as this many."""
 
 
 def load_graph(data: bytes) -> Loss:
@@ -37,7 +41,7 @@ def _computed(graph: LossGraph, inputs: LossInputs) -> LossOutputs:
     columns = {name: column_P.cpu() for name, column_P in inputs.given.items()} | {"logprobs": new_P.cpu()}
     counts = torch.bincount(inputs.sample_P.cpu(), minlength=inputs.samples).tolist()
     losses, metrics = [], []
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
+    firsts = [0, *accumulate(counts[:-1])]
     for first, count in zip(firsts, counts, strict=True):
         given = {}
         for each in graph.inputs:
@@ -74,7 +78,7 @@ def run_graph(graph: LossGraph, given: dict[str, Tensor], room: list[int]) -> tu
         try:
             known[node.name] = _step(node, known, room)
         except Exception as error:
-            raise ValueError(f"step {node.name!r} of the loss, {node.operation}: {error}") from error
+            raise ValueError(f"step {node.name[:80]!r} of the loss, {node.operation}: {error}") from error
     loss, metrics = graph.result
     result = known[loss["ref"]]
     if not (isinstance(result, Tensor) and result.ndim == 0 and result.is_floating_point()):
@@ -94,24 +98,42 @@ def _step(node: Node, known: dict[str, Any], room: list[int]) -> Any:
     table = _METHODS if node.op == "call_method" else _FUNCTIONS
     if (function := table.get(node.operation)) is None:
         raise ValueError(f"{node.target!r} is no such operation")
-    tensors = list(_tensors([*args, *kwargs.values()]))
+    tensors = []
+    for value in _values([*args, *kwargs.values()]):
+        _take(PIECE + _size(value), room)
+        tensors += [value] if isinstance(value, Tensor) else []
     if not tensors and node.operation not in _OF_NUMBERS:
         raise ValueError("none of its arguments is a tensor")
-    size = sum(each.numel() for each in tensors) + _elements(node.operation, function, args, kwargs, tensors)
-    if size > room[0]:
-        raise ValueError(f"the loss would take more than {MAX_ELEMENTS} elements of memory and work")
-    room[0] -= size
+    _take(_elements(node.operation, function, args, kwargs, tensors), room)
     found = function(*args, **kwargs)
     if isinstance(found, int) and abs(found) > LARGEST:
         raise ValueError("the number is too large")
     return found
 
 
+def _take(size: int, room: list[int]) -> None:
+    if size > room[0]:
+        raise ValueError(f"the loss would take more than {MAX_ELEMENTS} elements of memory and work")
+    room[0] -= size
+
+
+def _size(value: Any) -> int:
+    """Returns the elements of a tensor, 1 for anything else. A length of 0 counts as 1: the sum along it has all the others."""
+    return math.prod(max(1, length) for length in value.shape) if isinstance(value, Tensor) else 1
+
+
 def _elements(
     name: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], tensors: list[Tensor]
 ) -> int:
     """Returns how many elements the result has at most; computes nothing."""
-    most = sum(each.numel() for each in tensors)
+    most = sum(map(_size, tensors))
+    if name in _DIVIDING:
+        if not all(each.numel() for each in tensors):
+            raise ValueError("an empty tensor cannot be divided")
+        longest: int = max(length for each in tensors for length in (1, *each.shape))
+        return most + PIECE * longest
+    if name == "where" and len(args) + len(kwargs) < 3:
+        raise ValueError("it takes a condition and two values")
     if name == "getitem" and isinstance(args[0], Tensor) and _masks(args[1:]):
         if not isinstance(args[1], Tensor):
             raise ValueError("a mask is the only index")
@@ -120,7 +142,7 @@ def _elements(
     if name in _NOT_LARGER or (len(shapes) < 2 and name not in _LARGER):
         return most
     found = function(*_on_meta(args), **dict(zip(kwargs, _on_meta(kwargs.values()), strict=True)))
-    return sum(each.numel() for each in _tensors([found]))
+    return sum(map(_size, _tensors([found])))
 
 
 def _on_meta(values: Any) -> list[Any]:
@@ -139,11 +161,15 @@ def _masks(values: Sequence[Any]) -> bool:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    return (value for value in _values(values) if isinstance(value, Tensor))
+
+
+def _values(values: Sequence[Any]) -> Iterator[Any]:
+    """Yields values, and what lists and tuples among them have, at any depth."""
     for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+        yield value
+        if isinstance(value, list | tuple):
+            yield from _values(value)
 
 
 def _decoded(value: Any, known: dict[str, Any]) -> Any:
@@ -234,7 +260,8 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 _OF_NUMBERS = {*_ARITHMETIC, "getitem", "getattr"}
 
-_NOT_LARGER = {"getattr", "size", "dim", "numel", "split", "chunk", "unbind", "view", "reshape"}
+_DIVIDING = {"split", "chunk", "unbind"}
+_NOT_LARGER = {"getattr", "size", "dim", "numel", "view", "reshape"}
 _LARGER = {"expand", "expand_as", "getitem", "stack", "cat", "concat", "gather", "index_select", "take_along_dim"}
 
 _METHODS = {name: _method(name) for name in OPERATIONS if hasattr(Tensor, name)} | {"to": _cast}

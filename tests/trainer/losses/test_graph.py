@@ -198,6 +198,32 @@ def test_a_graph_that_computes_what_it_must_not_fails_before_it_does(data: bytes
         run_graph(read_graph(data), {"logprobs": torch.zeros(64)}, [2**26])
 
 
+SUM = step("loss", "torch.sum", X)
+EXPENSIVE = [
+    [  # an empty tensor, whose sum is not
+        step("none", "operator.getitem", X, {"slice": [0, 0, None]}),
+        step("wide", "reshape", {"ref": "none"}, 0, 2**21, op="call_method"),
+        step("sum", "torch.sum", {"ref": "wide"}, 0),
+    ],
+    [  # lists of lists: each step has the power of the former
+        step(f"n{index}", "operator.getitem", [{"ref": f"n{index - 1}"} if index else 1] * 12, {"slice": [None] * 3})
+        for index in range(6)
+    ],
+    [step(f"n{index}", "torch.unbind", X) for index in range(300)],
+    [step("none", "operator.getitem", X, {"slice": [0, 0, None]}), step("n", "torch.chunk", {"ref": "none"}, 2**16)],
+    [
+        step("e", "expand", X, 2**11, 64, op="call_method"),
+        *[step(f"n{index}", "torch.where", {"ref": "e"}) for index in range(2)],
+    ],
+]
+
+
+@pytest.mark.parametrize("nodes", EXPENSIVE)
+def test_a_loss_has_no_more_memory_and_work_than_it_may(nodes: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="loss"):
+        run_graph(read_graph(with_nodes(*nodes, SUM, result="loss")), {"logprobs": torch.ones(64)}, [2**20])
+
+
 json_values = st.recursive(
     st.none()
     | st.booleans()
