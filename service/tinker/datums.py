@@ -59,6 +59,9 @@ _UNBOUNDED = 1e30
 MOST_TARGETS = 256
 """Targets that a place may have."""
 
+MOST_SPARSE = 2**25
+"""Numbers of all sparse inputs of a request, zeros included: some bytes could stand for any number of these."""
+
 
 class BadRequest(ValueError):
     """A request that cannot be carried out; the message is for its client."""
@@ -90,6 +93,11 @@ def contribution_of(
         )
     if not request.data:
         raise BadRequest("no data: expected at least one datum")
+    inputs_given = (entry.value for datum in request.data for entry in datum.loss_fn_inputs)
+    matrices = (each.shape for each in inputs_given if each.HasField("sparse_csr") and len(each.shape) == 2)
+    numbers = sum(n * k for n, k in matrices if 0 < n < longest and 0 < k <= MOST_TARGETS)  # others are refused below
+    if numbers > MOST_SPARSE:
+        raise BadRequest(f"the sparse inputs have {numbers} numbers; at most {MOST_SPARSE}: send fewer data at once")
     table = {"kind": "sft"} if traced else _table(loss, _config(request))
     ranks = {each.name: each.rank for each in traced.inputs} if traced else {}
     names = list(ranks)[1:] if traced else _INPUTS[loss][1:]
@@ -210,7 +218,7 @@ def _column(given: Mapping[str, Any], name: str, length: int, where: str) -> npt
     if name == "target_tokens" and tensor.dtype == FLOAT32:
         raise BadRequest(f"{what} are floats; expected whole numbers")
     dtype, shape = _DTYPES[tensor.dtype], list(tensor.shape)
-    if len(shape) > 2 or (len(shape) == 2 and not 1 <= shape[1] <= MOST_TARGETS):
+    if len(shape) > 2 or (len(shape) == 2 and not (shape[0] == length and 1 <= shape[1] <= MOST_TARGETS)):
         raise BadRequest(f"{what} has the shape {shape}; expected [{length}] or [{length}, K], K up to {MOST_TARGETS}")
     if tensor.HasField("sparse_csr"):
         values = _dense(tensor.sparse_csr, dtype, shape, what)

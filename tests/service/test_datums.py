@@ -15,8 +15,9 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
+from counterpoint.service.tinker import datums
 from counterpoint.service.tinker.datums import BadRequest, Contribution, contribution_of, output_of
-from counterpoint.service.tinker.proto import LENGTH, MESSAGES
+from counterpoint.service.tinker.proto import FLOAT32, INT64, LENGTH, MESSAGES
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.validation import validate
 from tests.trainer.losses.traced import traced
@@ -64,6 +65,23 @@ def test_targets_are_predicted_at_their_own_places() -> None:
     assert np.frombuffer(found.objective.targets, np.int32).tolist() == [2, 2, 3, 9, 5, 5]
     assert np.frombuffer(found.objective.weights, np.float32).tolist() == [0, 0, 1, 2, 0, 0.5]
     assert found.objective.divisor == 1.0
+
+
+def test_sparse_inputs_stand_for_no_more_numbers_than_a_request_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datums, "MOST_SPARSE", 47)
+    message = MESSAGES["ForwardBackwardRequest"](loss_fn="cross_entropy")
+    for _ in range(2):
+        each = message.data.add()
+        each.model_input.add().encoded_text.tokens = np.zeros(3, np.int32).tobytes()
+        for name, dtype in (("target_tokens", INT64), ("weights", FLOAT32)):
+            value = each.loss_fn_inputs.add(key=name).value
+            value.dtype = dtype
+            value.shape.extend([3, 4])
+            value.sparse_csr.crow_indices = np.zeros(4, np.int64).tobytes()
+    with pytest.raises(BadRequest, match="sparse"):
+        contribution_of(message, "run", LONGEST, VOCABULARY)
+    monkeypatch.setattr(datums, "MOST_SPARSE", 48)
+    assert contribution_of(message, "run", LONGEST, VOCABULARY).targets == (4,)
 
 
 def answered(found: Contribution, logprobs: Any, losses: list[float]) -> Any:
