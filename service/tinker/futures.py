@@ -95,11 +95,14 @@ class Futures:
         """The number of requests without a result."""
         return len(self._pending)
 
-    def begin(self, request_id: str, *, again: bool = False) -> bool:
-        """Notes a request; returns False if it is known already. Raises `TooMany`, but not for one that is taken up `again`."""
+    def begin(self, request_id: str, *, is_due: bool = False) -> bool:
+        """Notes a request; returns False if it is known already.
+
+        Raises `TooMany`, but not for one that `is_due`: it was taken before, or others wait for it.
+        """
         if request_id in self._pending or request_id in self._results:
             return False
-        if len(self._pending) >= self._most_pending and not again:
+        if len(self._pending) >= self._most_pending and not is_due:
             raise TooMany(f"{len(self._pending)} requests have no result yet")
         self._pending[request_id] = asyncio.Event()
         return True

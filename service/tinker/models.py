@@ -174,7 +174,7 @@ class Model:
             if note:
                 request = msgspec.msgpack.decode(note, type=Request)
                 last = max(last, request.seq_id)
-                self._futures.begin(self.request_id(request.seq_id), again=True)
+                self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request)
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.spawn(self._finish(request, asked, number))
@@ -182,7 +182,7 @@ class Model:
         for seq_id in await asyncio.to_thread(self._journal.early):
             if seq_id > last:
                 note = await asyncio.to_thread(self._journal.read_early, seq_id)
-                self._futures.begin(self.request_id(seq_id), again=True)
+                self._futures.begin(self.request_id(seq_id), is_due=True)
                 self._take(msgspec.msgpack.decode(note, type=Request))
             else:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
@@ -207,7 +207,8 @@ class Model:
         Raises `TooMany`, `OSError`, and `ValueError`.
         """
         request_id = self.request_id(request.seq_id)
-        if not self._sequence.knows(request.seq_id) and self._futures.begin(request_id):
+        is_missing = self._sequence.misses(request.seq_id)
+        if not self._sequence.knows(request.seq_id) and self._futures.begin(request_id, is_due=is_missing):
             try:
                 self._take(request)
             except (ValueError, TooMany):
@@ -225,7 +226,8 @@ class Model:
 
     def _take(self, request: Request) -> None:
         """Puts a request into its place. Raises `TooMany` and `ValueError`."""
-        if sum(self._early.values()) + len(request.body) > MOST_EARLY_BYTES:
+        waiting = sum(self._early.values())
+        if waiting + len(request.body) > MOST_EARLY_BYTES and not self._sequence.misses(request.seq_id):
             raise TooMany(f"requests of {MOST_EARLY_BYTES:,} bytes wait for request {self._sequence.done + 1}")
         for seq_id, each in self._sequence.offer(request.seq_id, request, time.monotonic()):
             self._early.pop(seq_id, None)

@@ -50,6 +50,10 @@ class Sequence(Generic[Request]):
         """Whether a request of this number was taken and waits for an earlier one."""
         return seq_id in self._waiting
 
+    def misses(self, seq_id: int) -> bool:
+        """Whether requests that were taken wait for this one: they would for ever if it were refused."""
+        return seq_id == self.done + 1 and bool(self._waiting)
+
     def forget(self, seq_id: int) -> None:
         """Forgets a request that waits: it may come again."""
         self._waiting.pop(seq_id, None)

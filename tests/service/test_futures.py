@@ -68,7 +68,7 @@ async def test_a_result_that_is_made_anew_counts_once() -> None:
 def test_what_is_taken_up_again_is_not_refused() -> None:
     futures = Futures(1, 1000)
     futures.begin("one")
-    assert futures.begin("two", again=True)
+    assert futures.begin("two", is_due=True)
     futures.close()
 
 

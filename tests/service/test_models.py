@@ -11,8 +11,9 @@ import pytest
 
 from counterpoint.run.items import ItemHeader, encode_item
 from counterpoint.service.journal import Journal
+from counterpoint.service.tinker import models
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Futures
+from counterpoint.service.tinker.futures import Futures, TooMany
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
@@ -103,6 +104,23 @@ async def test_a_request_that_came_early_is_taken_up_after_a_kill(tmp_path: Path
     for each in (killed, model):
         await each.close()
         each._futures.close()
+
+
+async def test_the_request_for_which_others_wait_is_taken_however_many_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MOST_EARLY_BYTES", 100)
+    model = model_of(tmp_path, Run())
+    await model.start()
+    for number in range(2, 12):  # as many as may be pending
+        await model.offer(Request("optim_step", number, b"x" * 9))
+    for body in (b"", b"x" * 20):
+        with pytest.raises(TooMany):
+            await model.offer(Request("optim_step", 12, body))
+    assert await model.offer(Request("optim_step", 1, b"x" * 20)) == "s1:train:0:1"
+    await until(lambda: not model._futures.pending, "the results of all")
+    await model.close()
+    model._futures.close()
 
 
 async def test_an_early_request_that_cannot_be_written_may_come_again(
