@@ -193,9 +193,10 @@ def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -
     """Yields part and `hash_sum` of the adapter in a slot. Rows beyond the adapter's rank are zero, and add nothing."""
     for prefix, module in modules.items():
         for name, stacked in vars(module).items():
-            # lora_a_stacked, or w13_lora_b_stacked and the like: a tuple of `[slots, ...]`, one for each matrix.
-            if name.endswith(("lora_a_stacked", "lora_b_stacked")) and isinstance(stacked, tuple):
-                for index, slots in enumerate(stacked):
+            # lora_a_stacked, or w13_lora_b_stacked and the like: a tuple of `[slots, ...]`, one for each matrix. The output layer
+            # and the embedding have one of theirs alone; a list of experts has views of what is in such tuples.
+            if name.endswith(("lora_a_stacked", "lora_b_stacked")) and isinstance(stacked, tuple | Tensor):
+                for index, slots in enumerate(stacked if isinstance(stacked, tuple) else (stacked,)):
                     yield f"{prefix}.{name}#{index}", hash_sum(slots[slot], dtype)
 
 

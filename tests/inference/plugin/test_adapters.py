@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from counterpoint.inference.loads import STARTED, Claim, Loads
 from tests.support.polling import until
@@ -204,3 +206,17 @@ def test_a_rank_answers_whatever_happens(monkeypatch: pytest.MonkeyPatch, fails:
     worker.model_runner = SimpleNamespace(add_lora=add, lora_manager=SimpleNamespace(_adapter_manager=manager))
     monkeypatch.setattr(worker_digest, "held_adapter", fail)
     assert worker.counterpoint_add_adapter("a", 4, "nowhere", "float32") == (expected, "RuntimeError: no room")
+
+
+@pytest.mark.parametrize("name", ["lora_a_stacked", "lora_b_stacked"])
+def test_an_adapter_of_the_output_layer_is_read_too(name: str) -> None:
+    """vLLM has its slots in one tensor (`LogitsProcessorWithLoRA`), those of other layers in a tuple."""
+    from counterpoint.inference.digest import hash_sum
+    from counterpoint.inference.plugin.worker_digest import held_adapter
+
+    slots = torch.arange(24.0).reshape(2, 1, 3, 4)
+    each: list[Any] = [nn.Module(), nn.Module()]
+    setattr(each[0], name, slots)
+    setattr(each[1], name, (slots,))
+    found = [list(held_adapter({"lm_head": module}, 1, torch.float32)) for module in each]
+    assert found[0] == found[1] == [(f"lm_head.{name}#0", hash_sum(slots[1], torch.float32))]
