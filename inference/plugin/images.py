@@ -17,13 +17,19 @@ NAME = "torchvision"
 
 
 def stand_in_for_torchvision() -> None:
-    """Lets this process import torchvision and anything in it, unless it is installed."""
+    """Lets this process import torchvision and anything in it, unless it is installed.
+
+    transformers, which looks once for a module of the name, is told before that there is none: it also reads its version.
+    """
     if find_spec(NAME) is None:
+        from transformers.utils import is_torchvision_available
+
+        is_torchvision_available()
         sys.meta_path.append(_Finder())
 
 
 class _Finder:
-    """Makes the modules. transformers asks for the distribution, too, and so finds that there is no torchvision."""
+    """Makes the modules."""
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
