@@ -30,6 +30,9 @@ FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 DELTA, BASE = "delta.safetensors", "base"
 """A broadcast of what changed, and the directory in it with the weights that it changes."""
 
+INDEX = "model.safetensors.index.json"
+"""In which file each tensor is, where there are several files."""
+
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 ADAPTER_FILES = ("adapter_config.json", ADAPTER_WEIGHTS)
@@ -83,13 +86,19 @@ def require_published(directory: Path) -> None:
 def weight_files(directory: Path) -> list[Path]:
     """Returns the model's `*.safetensors` in `directory`, sorted; of a delta (`inference/delta.py`), those of its base.
 
-    Raises `ValueError` when there are none, or a link leads nowhere.
+    Where transformers' index names files, these alone, as for vLLM: some checkpoints have their weights once more, under other
+    names. Raises `ValueError` when there are none, one that is named is not there, or a link leads nowhere.
     """
     if (directory / DELTA).exists():
         directory /= BASE
     files = sorted(path for path in directory.glob("*.safetensors") if path.name != "adapter_model.safetensors")
     if not files:
         raise ValueError(f"{directory}: no *.safetensors file; a checkpoint in Hugging Face format is expected")
+    if (index := directory / INDEX).is_file():
+        named = _named_files(index)
+        if missing := sorted(named - {path.name for path in files}):
+            raise ValueError(f"{index} names {missing[0]}, which is not there; expected every file of the checkpoint")
+        files = [path for path in files if path.name in named]
     for path in files:
         if path.is_symlink() and not path.exists():
             raise ValueError(
@@ -97,6 +106,15 @@ def weight_files(directory: Path) -> list[Path]:
                 "have to be on one machine, with the same /dev/shm; the weights go with the trainer that published them"
             )
     return files
+
+
+def _named_files(index: Path) -> set[str]:
+    try:
+        return {str(name) for name in orjson.loads(index.read_bytes())["weight_map"].values()}
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{index} is no index of a checkpoint ({type(error).__name__}: {error}); expected an object with a weight_map"
+        ) from error
 
 
 def read_through(directory: Path) -> None:

@@ -23,6 +23,7 @@ from counterpoint.inference.checkpoint import (
     require_fitting_adapter,
     require_published,
     require_same_model,
+    weight_files,
 )
 
 MODEL = {"a.weight": TensorEntry((2, 3), "F32"), "lm_head.weight": TensorEntry((4, 2), "F32")}
@@ -208,3 +209,18 @@ def test_an_adapter_fits_the_layers_it_names() -> None:
 def test_an_adapter_that_does_not_fit_is_refused(tensors: dict[str, TensorEntry], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         require_fitting_adapter(BASE, tensors, max_rank=4)
+
+
+def test_where_an_index_names_the_files_others_are_not_read(tmp_path: Path) -> None:
+    """As in vLLM and transformers. Some checkpoints have their weights once more, under other names."""
+    for name in ("consolidated", "model-00001-of-00001"):
+        save_file({f"{name}.weight": np.zeros(1)}, tmp_path / f"{name}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_bytes(orjson.dumps({"weight_map": {"model-00001-of-00001.weight": "model-00001-of-00001.safetensors"}}))
+    assert set(read_manifest(tmp_path)) == {"model-00001-of-00001.weight"}
+    index.write_bytes(orjson.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "b.safetensors"}}))
+    with pytest.raises(ValueError, match=r"names b\.safetensors"):
+        weight_files(tmp_path)
+    index.write_bytes(b"{")
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+        weight_files(tmp_path)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from counterpoint.inference.checkpoint import read_header, weight_files
+from counterpoint.inference.checkpoint import INDEX, read_header, weight_files
 from counterpoint.inference.digest import is_of_text
 
 
@@ -62,7 +62,7 @@ def keep_other_parts(base: Path, directory: Path) -> None:
     """
     wanted = {
         name: (path, entry)
-        for path in sorted(base.glob("*.safetensors"))
+        for path in (weight_files(base) if any(base.glob("*.safetensors")) else ())
         for name, entry in read_header(path).items()
         if not is_of_text(name)
     }
@@ -78,7 +78,7 @@ def keep_other_parts(base: Path, directory: Path) -> None:
     if missing := sorted(wanted.keys() - there.keys()):
         last = max(there.values())
         _add(wanted, missing, last)
-        index = directory / "model.safetensors.index.json"
+        index = directory / INDEX
         if index.is_file():
             content = json.loads(index.read_bytes())
             content["weight_map"] |= dict.fromkeys(missing, last.name)
