@@ -29,7 +29,7 @@ from counterpoint.environments.tasks.guess_number import GuessNumber
 from counterpoint.environments.tasks.reverse_text import ReverseText
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.transport.records import Rollout, Turn
-from perf.demos.commands import Command
+from perf.commands import Command
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -28,7 +28,7 @@ import tomli_w
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.processes_file import read_workers
 from perf.chaos.progress import ChaosError, say
-from perf.demos.commands import Command, is_ready, until
+from perf.commands import Command, is_ready, until
 from perf.figures import Case, Figure
 
 ROLES = ("service", "trainer", "inference")

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from counterpoint.cluster import ClusterError
+from perf.commands import DemoError
 from perf.demos import cluster_examples
 from perf.demos.cluster_examples import Result
-from perf.demos.commands import DemoError
 from perf.demos.disturbed_job import Place
 
 EXAMPLES = {

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.chaos.disk import json_lines
-from perf.demos.commands import Command, DemoError, until
+from perf.commands import Command, DemoError, until
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"

@@ -17,7 +17,7 @@ from counterpoint.job.configuration.load import load
 from counterpoint.job.sweep.rows import Row, rows_reader_of
 from counterpoint.job.sweep.targets import SweepConfig, targets_of
 from perf.chaos.disk import json_lines
-from perf.demos.commands import Command, DemoError, is_ready, until
+from perf.commands import Command, DemoError, is_ready, until
 
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")

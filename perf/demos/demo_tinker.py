@@ -19,7 +19,7 @@ from pathlib import Path
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.transport.process.launch import guarded
 from perf.chaos.disk import json_lines
-from perf.demos.commands import Command, DemoError, is_ready, until
+from perf.commands import Command, DemoError, is_ready, until
 
 JOB = Path("configs/demo-tinker.toml")
 COOKBOOK = Path("build/cookbook")

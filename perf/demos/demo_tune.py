@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.chaos.disk import json_lines
-from perf.demos.commands import Command, DemoError, is_ready, until
+from perf.commands import Command, DemoError, is_ready, until
 from perf.demos.population_picture import TrialCurve, draw
 
 CONFIGS = Path(__file__).parents[2] / "configs"

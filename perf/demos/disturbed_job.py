@@ -14,7 +14,7 @@ from typing import Any
 from counterpoint.cluster import JobFailed, JobSpec, JobStatus, NoMaster, WorkerStatus, submit
 from counterpoint.cluster.job_files import read_master
 from counterpoint.cluster.spec import MASTER, role_of
-from perf.demos.commands import DemoError
+from perf.commands import DemoError
 
 PATIENCE_SECONDS = 300.0
 """The deadline of each wait."""

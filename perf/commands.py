@@ -1,4 +1,4 @@
-"""The commands that demos run, each a process of its own, and how a demo waits for what they do."""
+"""The commands that demos and chaos tests run, each a process of its own, and how one waits for what they do."""
 
 from __future__ import annotations
 
