@@ -331,6 +331,11 @@ class Model:
         """Whether no request has come yet."""
         return self._sequence.is_new
 
+    @property
+    def waits_for_first(self) -> bool:
+        """Whether requests have come, and the first not yet."""
+        return self._sequence.misses(1)
+
     # --- what each request asks for ---
 
     def _asked(self, request: Request) -> _Asked:

@@ -509,6 +509,11 @@ class Service:
                 await asyncio.to_thread(self.store.write, record)
                 await self._models.pop(model_id).close()
                 await self._open(record)
+            elif model.waits_for_first:
+                raise NotServed(
+                    "load_weights came after later requests of the model, which would not have the weights; create a client "
+                    "from the state"
+                )
             return await self._models[model_id].offer(Request("load_weights", seq_id, body))
 
     async def _begin_model(self, record: ModelRecord) -> str:

@@ -17,7 +17,7 @@ from counterpoint.service.keys import check_access, digest
 from counterpoint.service.tinker.app import MAX_BODY_BYTES
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.service import CreateSession
+from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, CreateSession
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
 from tests.service.serving import KEYS, serving
@@ -27,6 +27,23 @@ from tests.support.polling import DEADLINE_SECONDS, until
 async def status(client: Any, key: str, path: str, body: object) -> int:
     response = await client.post(f"/api/v1/{path}", json=body, headers={"X-API-Key": key})
     return cast(int, response.status)
+
+
+async def test_weights_are_not_said_to_be_loaded_into_a_model_that_has_later_requests(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, service):
+        session = (await service.create_session(CreateSession(), digest(KEYS[0]).hex())).session_id
+        source = ModelRecord(f"{session}:train:1", run_of(f"{session}:train:1"), digest(KEYS[0]).hex(), 4,
+                             [*ATTENTION, *FEED_FORWARD])  # fmt: skip
+        saved = SavedRecord(source.model_id, "weights", "a", 1, 1)
+        service.store.write(source)
+        service.store.write(saved)
+        model, lora = f"{session}:train:0", {"rank": 4}
+        create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora}
+        assert await status(client, KEYS[0], "create_model", create) == 200
+        step = {"model_id": model, "seq_id": 2, "adam_params": {}}
+        assert await status(client, KEYS[0], "optim_step", step) == 200
+        load = {"model_id": model, "seq_id": 1, "path": saved.path, "optimizer": True}
+        assert await status(client, KEYS[0], "load_weights", load) == 400
 
 
 async def test_only_known_keys_get_in_and_each_has_its_own(tmp_path: Path) -> None:
