@@ -49,6 +49,9 @@ ROOT = "/api/v1"
 
 MAX_BODY_BYTES = 64 * 2**20
 
+MAX_JSON_BYTES = 16 * 2**20
+"""The bytes of a body in JSON: it is read on the loop, for which others wait."""
+
 POLL_SECONDS = 35.0
 """How long a poll waits for a result. The SDK waits 45 s."""
 
@@ -288,7 +291,7 @@ class Endpoints:
     async def _ordered(self, request: web.Request, owner: str) -> web.Response:
         """Takes a request in JSON that has its place among those of its model."""
         body = await request.read()
-        asked = msgspec.json.decode(body, type=_ModelBody)
+        asked = await _body(request, _ModelBody)
         if asked.seq_id is None:
             raise BadRequest("seq_id is required")
         kind = request.path.rpartition("/")[2]
@@ -416,7 +419,10 @@ def decompressed(body: bytes) -> bytes:
 
 
 async def _body(request: web.Request, kind: type[Body]) -> Body:
-    return msgspec.json.decode(await request.read(), type=kind)
+    body = await request.read()  # the same bytes each time
+    if len(body) > MAX_JSON_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_JSON_BYTES, len(body))
+    return msgspec.json.decode(body, type=kind)
 
 
 def _query(request: web.Request, kind: type[Body]) -> Body:

@@ -98,6 +98,10 @@ def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParamete
         raise BadRequest("the prompt has a chunk that is no text; only text is served")
     if not 1 <= asked.num_samples <= MOST_SAMPLES:
         raise BadRequest(f"num_samples = {asked.num_samples}; expected 1 to {MOST_SAMPLES}")
+    if (
+        length := sum(len(chunk.tokens) for chunk in asked.prompt.chunks)
+    ) >= longest:  # before anything long is made of it
+        raise BadRequest(f"the prompt has {length} tokens; with a completion there may be {longest}")
     tokens = [token for chunk in asked.prompt.chunks for token in chunk.tokens]
     if not tokens or min(tokens) < 0 or max(tokens) >= 2**31:
         raise BadRequest("the prompt has no token, or one that is none of the model's")
@@ -106,8 +110,6 @@ def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParamete
             f"prompt_logprobs_last_n = {asked.prompt_logprobs_last_n}; expected 1 to {len(tokens) - 1}: the prompt has "
             f"{len(tokens)} tokens"
         )
-    if len(tokens) >= longest:
-        raise BadRequest(f"the prompt has {len(tokens)} tokens; with a completion there may be {longest}")
     parameters = _parameters(asked.sampling_params, longest - len(tokens), asked.topk_sample_logprobs)
     return np.array(tokens, np.int32), parameters
 

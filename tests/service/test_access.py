@@ -14,7 +14,7 @@ import zstandard
 
 from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access, digest
-from counterpoint.service.tinker.app import MAX_BODY_BYTES
+from counterpoint.service.tinker.app import MAX_BODY_BYTES, MAX_JSON_BYTES
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, CreateSession
@@ -112,6 +112,8 @@ async def test_bodies_are_bounded_and_plain(tmp_path: Path) -> None:
             "/api/v1/forward_backward", data=io.BytesIO(bytes(MAX_BODY_BYTES + 1)), headers=headers
         )
         assert long.status == 413
+        spaces = io.BytesIO(b"{}" + b" " * MAX_JSON_BYTES)
+        assert (await client.post("/api/v1/create_session", data=spaces, headers={"X-API-Key": KEYS[0]})).status == 413
         packed = await client.post("/api/v1/forward_backward", data=b"x", headers=headers | {"Content-Encoding": "br"})
         assert packed.status in (400, 415)
 
