@@ -185,6 +185,8 @@ class Service:
         self._samplers = samplers
         self._vocabulary = vocabulary
         self._models: dict[str, Model] = {}
+        self._closed_saving: set[str] = set()
+        """Models that are not open, and whose journals may have a save without a name: they give it one when they are."""
         self._seen: dict[str, float] = {}
         """When each session was last heard of."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -205,6 +207,7 @@ class Service:
                 try:
                     await self._open(record)
                 except (OSError, ValueError, msgspec.MsgspecError):
+                    self._closed_saving.add(record.model_id)
                     logger.exception("model %s cannot be taken up; the others are", record.model_id)
         self._tasks.spawn(self._watch())
         self._tasks.spawn(self._sweep_at_times())
@@ -244,7 +247,8 @@ class Service:
             return session is not None and not session.finished and self._seen.get(session_id, self._started) >= before
 
         def is_saving(model_id: str) -> bool:
-            return bool((model := self._models.get(model_id)) and model.saving)
+            model = self._models.get(model_id)
+            return model_id in self._closed_saving or bool(model and model.saving)
 
         async with self._removing:
             await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
@@ -321,6 +325,9 @@ class Service:
         self._seen.pop(session_id, None)
         self.futures(owner).forget(f"{session_id}:")
         models = await self.models(owner, session_id)
+        self._closed_saving.difference_update(
+            each.model_id for each in models
+        )  # no request of theirs has a result any more
         await asyncio.to_thread(end_session, self.store, [each.model_id for each in models])
         self._tasks.spawn(self.sweep())
 
@@ -343,7 +350,10 @@ class Service:
     async def _shut(self, model_id: str) -> None:
         """Closes a model, if it is open, before anybody opens it again: two would write one journal."""
         async with self._opened(model_id):
-            if (model := self._models.pop(model_id, None)) is not None:
+            if (model := self._models.get(model_id)) is not None:
+                if model.saving:
+                    self._closed_saving.add(model_id)
+                del self._models[model_id]
                 await model.close()
 
     @asynccontextmanager
@@ -563,6 +573,7 @@ class Service:
             await model.close()
             raise
         self._models[record.model_id] = model
+        self._closed_saving.discard(record.model_id)
 
     def check_base(self, name: str) -> None:
         """Raises `BadRequest` unless the job's model has this name; a variant may follow it, as in `NAME:peft:262144`."""

@@ -216,6 +216,8 @@ async def test_a_model_is_opened_again_once_it_is_closed(tmp_path: Path, monkeyp
     may_end = asyncio.Event()
 
     class Closing:
+        saving: tuple[int, ...] = ()
+
         async def close(self) -> None:
             await may_end.wait()
             done.append("closed")

@@ -199,7 +199,7 @@ async def test_a_state_is_not_removed_while_another_save_may_name_it(tmp_path: P
         service.store.delete(record)
 
         class Saving:
-            saving: tuple[int, ...] = (2,)
+            saving = (2,)
 
             async def close(self) -> None:
                 pass
@@ -207,7 +207,10 @@ async def test_a_state_is_not_removed_while_another_save_may_name_it(tmp_path: P
         service._models[model.model_id] = Saving()  # type: ignore[assignment]
         await service.sweep()
         assert (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
-        Saving.saving = ()
+        await service._shut(model.model_id)  # such as for its silence: it names the state when it is opened again
+        await service.sweep()
+        assert (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
+        await service.finish_session("s0", OWNERS[0], {})
         await service.sweep()
         assert not (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
 
