@@ -25,7 +25,7 @@ JOB = Path("configs/demo-tinker.toml")
 COOKBOOK = Path("build/cookbook")
 RECIPE = "tinker_cookbook.recipes.math_rl.train"
 
-STEPS = 16
+STEPS = 14
 
 VALUES = {
     "env": "arithmetic",
