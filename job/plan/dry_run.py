@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from counterpoint.inference.digest import is_of_text
 from counterpoint.job.plan.live_bytes import LiveBytes
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
@@ -45,8 +46,8 @@ class ModelSizes:
     """What a model's weights are, of `config.json` alone."""
 
     parameters: dict[str, int]
-    """The number of parameters by kind: embeddings, attention, mlp, experts, router, norms, other. Tied weights count
-    once."""
+    """The number of parameters by kind: embeddings, attention, mlp, experts, router, norms, other, beside text.
+    Tied weights count once."""
     layers: int
     hidden: int
     vocabulary: int
@@ -142,7 +143,8 @@ def _model_sizes(directory: Path) -> ModelSizes:
     for name, parameter in model.named_parameters():
         kinds[_kind(name, parameter)] += parameter.numel()
         before, found, after = name.partition(".layers.")
-        layers[after.partition(".")[0] if found and before else ""] += parameter.numel()
+        inside = found and before and is_of_text(name)
+        layers[after.partition(".")[0] if inside else ""] += parameter.numel()
     for name, layer in adaptable(model).items():
         shapes = [tuple(weight.shape) for key, weight in layer.named_parameters(recurse=False) if key != "bias"]
         linear.setdefault(name.rpartition(".")[2], []).extend(shapes)
@@ -170,6 +172,8 @@ def _model_sizes(directory: Path) -> ModelSizes:
 
 def _kind(name: str, parameter: Tensor) -> str:
     parts = name.lower().split(".")
+    if not is_of_text(name):
+        return "beside text"
     if any("expert" in part for part in parts):
         return "experts"
     if any("norm" in part or part.startswith("ln_") for part in parts):

@@ -16,11 +16,13 @@ from counterpoint.job.plan.advice import largest_tokens
 from counterpoint.job.plan.devices import GIB, parse_gpus
 from counterpoint.job.plan.dry_run import model_sizes
 from counterpoint.job.plan.inference_memory import kv_bytes, weights_of_rank, with_utilization
+from counterpoint.job.plan.operations import weights_of
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.run.trained import LoraConfig, TrainingConfig
 from counterpoint.run.updates import ReferenceConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.errors import UserError
+from tests.support.vision_model import make_vision_model
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +98,17 @@ def test_parameters_are_counted_exactly(directories: dict[str, Path], kind: str)
     assert kv_bytes(sizes, 1, 2) == 2 * sizes.layers * 4 * 64 * 2
     assert kv_bytes(sizes, 8, 2) == 2 * sizes.layers * 64 * 2, "a head is on one GPU at least"
     assert weights_of_rank(sizes, 2) > sizes.total // 2
+
+
+def test_of_a_vision_language_model_the_part_for_text_alone_computes(tmp_path: Path) -> None:
+    model = make_vision_model(tmp_path)
+    count = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    beside = sum(value for name, value in count.items() if "visual" in name)
+    sizes = model_sizes(tmp_path)
+    assert sizes.total == sum(count.values())
+    assert sizes.parameters["beside text"] == beside
+    assert sizes.parameters["mlp"] == sizes.layers * 3 * 64 * 128
+    assert weights_of(sizes).always < sizes.total - beside
 
 
 def test_what_fits_and_what_does_not(
