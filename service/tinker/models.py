@@ -245,7 +245,10 @@ class Model:
                 self._futures.cancel(self.request_id(request.seq_id))
                 self._written(request.seq_id, error)
         else:
-            self._written(request.seq_id)
+            if request.seq_id in self._unwritten:
+                self._written(request.seq_id)
+            else:  # it is an item since
+                await asyncio.to_thread(self._journal.forget_early, request.seq_id)
 
     def _forget_early(self, seq_id: int) -> None:
         self._sequence.forget(seq_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,6 +105,33 @@ async def test_a_request_that_came_early_is_taken_up_after_a_kill(tmp_path: Path
     for each in (killed, model):
         await each.close()
         each._futures.close()
+
+
+async def test_an_early_request_that_is_written_after_its_item_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, may_end = Journal(tmp_path / "items", "s1_train_0", 1000), threading.Event()
+    run = Journalling(journal)
+    run.may_begin.set()
+    model = model_of(tmp_path, run)
+    written = model._journal.write_early
+
+    def slow(number: int, note: bytes) -> None:
+        may_end.wait(DEADLINE_SECONDS)
+        written(number, note)
+        done.append(number)
+
+    done: list[int] = []
+    monkeypatch.setattr(model._journal, "write_early", slow)
+    await model.start()
+    told = asyncio.create_task(model.offer(Request("optim_step", 2, b"second")))
+    await asyncio.sleep(0)
+    await model.offer(Request("optim_step", 1, b"first"))
+    assert await told == "s1:train:0:2"
+    may_end.set()
+    await until(lambda: done == [2] and journal.early() == [], "no early request")
+    await model.close()
+    model._futures.close()
 
 
 async def test_the_request_for_which_others_wait_is_taken_however_many_wait(
