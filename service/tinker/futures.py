@@ -23,6 +23,9 @@ KEPT_FETCHED = 1024
 MOST_RESULTS = 65_536
 """Results of one key that are kept at most, fetched or not; the oldest is dropped first."""
 
+MOST_CLIENTS = 4096
+"""Clients of samplers of one key that may poll for any of their results; who has not polled for longest is dropped first."""
+
 SPILLED_SHARE = 16
 """Bytes of results on the disk at most, for each byte that may be in memory; the oldest are dropped first."""
 
@@ -80,7 +83,7 @@ class Futures:
         """Bytes of the results in memory."""
         self.bytes_spilled = 0
         """Bytes of the results on the disk."""
-        self._logs: dict[tuple[str, int], _Log] = {}
+        self._logs: OrderedDict[tuple[str, int], _Log] = OrderedDict()
         self._first = time.time_ns() // 1000
         """The number before the first that a log has. After a new start it is another one: those of before are known then."""
         self._directory = tempfile.TemporaryDirectory(prefix="counterpoint-results-")
@@ -195,6 +198,9 @@ class Futures:
             for request_id in self._results:
                 if _client_of(request_id) == client:
                     _note(log, request_id)
+        self._logs.move_to_end(client)
+        while len(self._logs) > MOST_CLIENTS:
+            self._logs.popitem(last=False)
         if after and not self._first <= after <= log.newest:
             raise KeyError(f"{client[0]}: {after}")
         for number in [each for each in log.completed if each <= after]:

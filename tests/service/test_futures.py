@@ -107,3 +107,18 @@ async def test_a_samplers_client_learns_of_all_its_results_at_once() -> None:
     with pytest.raises(KeyError):
         await futures.completions(client, 7, 0.0)
     futures.close()
+
+
+async def test_clients_that_poll_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures_module, "MOST_CLIENTS", 2)
+    futures = Futures(2, 1000)
+    cursor = 0
+    for number in range(5):
+        assert await futures.completions(("sampler", number), 0, 0.0) == ([], futures._first)
+        _, cursor = await futures.completions(("sampler", 9), cursor, 0.0)
+    assert len(futures._logs) == 2
+    futures.begin("sampler:9000000001")
+    await futures.complete("sampler:9000000001", failure("no"))
+    found, _ = await futures.completions(("sampler", 9), cursor, 0.0)
+    assert found == [("sampler:9000000001", None)], "who polls is not dropped"
+    futures.close()
