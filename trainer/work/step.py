@@ -114,18 +114,22 @@ def put_targets(steps: Sequence[Contribution], micro: MicroBatch) -> tuple[Tenso
 
     Where tokens of a contribution have several, all targets are returned, and their places among the trained tokens, `[R]` each.
     """
-    targets, places, first_P = [], [], 0
+    given, first_P = [], 0
     for step, part in zip(steps, micro.parts, strict=True):
         own = slice(first_P, first_P := first_P + part.predictions)
         given_P = step.columns.of(TARGETS, part.samples)
-        if given_P is not None and step.width == 1:
+        width = 1 if given_P is None else step.width
+        if given_P is not None and width == 1:
             micro.targets_P[own] = given_P.to(micro.targets_P.dtype)
-        targets.append(
-            micro.targets_P[own] if given_P is None or step.width == 1 else given_P.flatten().to(micro.targets_P.dtype)
-        )
-        places.append(torch.arange(own.start, own.stop).repeat_interleave(step.width))
-    if all(step.width == 1 for step in steps):
+        given.append((width, own, given_P))
+    if all(width == 1 for width, _, _ in given):
         return None
+    targets, places = [], []
+    for width, own, given_P in given:
+        targets.append(
+            micro.targets_P[own] if given_P is None or width == 1 else given_P.flatten().to(micro.targets_P.dtype)
+        )
+        places.append(torch.arange(own.start, own.stop).repeat_interleave(width))
     return torch.cat(targets), on_device(torch.cat(places), micro.targets_P.device)
 
 
