@@ -290,7 +290,7 @@ def test_an_error_names_the_table_or_the_file_that_has_the_value(fleet: Fleet, j
         ({"grid": {"sed": [1]}}, ["sed = 1", "a run has no such key; the nearest is seed"]),
         (
             {"grid": {"training": {"sed": [1]}}, "base": {"training": {"learning_rate": 1.0}}},
-            [" | sed = [", "nearest is seed"],
+            [" | sed = [", "nearest is training.lora.seed"],
         ),
         (
             {"grid": {}, "zip": [{"training": {"sed": [1]}}], "base": {"training": {"learning_rate": 1.0}}},
