@@ -31,7 +31,7 @@ DELTA, BASE = "delta.safetensors", "base"
 """A broadcast of what changed, and the directory in it with the weights that it changes."""
 
 INDEX = "model.safetensors.index.json"
-"""In which file each tensor is, where there are several files."""
+"""The file that says in which file each tensor is, where there are several."""
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -129,3 +129,14 @@ def is_ready(job: Path) -> bool:
     """Returns whether the job runs with every worker ready."""
     workers = read_workers(job) if is_running(job) else []
     return bool(workers) and all(worker["state"] == "ready" for worker in workers)
+
+
+def log_of(output: Path, name: str) -> Path:
+    """Returns the file that a process of a job writes to, beside the job's directory."""
+    output.parent.mkdir(exist_ok=True)
+    return output.with_name(f"{output.name}-{name}.log")
+
+
+def say(text: str) -> None:
+    """Prints a line with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)

@@ -14,15 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import multiprocessing
-import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+import tomli_w
 
 from counterpoint.run.items import AdamW, Objective
 from counterpoint.run.trained import LoraConfig, TrainedRun, TrainingConfig
@@ -31,6 +29,7 @@ from counterpoint.service.runs import DrivenRun
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.wires.link import SharedConnection
 from counterpoint.transport.wires.open import open_connection
+from perf.commands import Command, DemoError
 from perf.step_speed import SHAPES, Settings, random_batch, write_model
 
 RANKS = (4, 8, 16, 32)
@@ -39,31 +38,6 @@ LIKELY = Objective({"kind": "sft"}, divisor=1.0, returns=True)
 VALUES = AdamW(1e-4, eps=1e-12)
 
 _ids = itertools.count(1)
-
-
-def _trainer(config: TrainerConfig, ready: Connection) -> None:
-    from counterpoint.trainer.launch import run
-
-    log = os.open(config.output_dir / "trainer.log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    run(config, lambda: ready.send(True))
-
-
-@contextmanager
-def trainer(config: TrainerConfig) -> Iterator[None]:
-    """A trainer in a process of its own."""
-    processes = multiprocessing.get_context("spawn")
-    ready, sender = processes.Pipe(duplex=False)
-    process = processes.Process(target=_trainer, args=(config, sender))
-    process.start()
-    sender.close()
-    try:
-        ready.recv()  # raises EOFError if the trainer has ended
-        yield
-    finally:
-        process.terminate()
-        process.join()
 
 
 async def client(config: TrainerConfig, connection: SharedConnection, rank: int, settings: Settings) -> DrivenRun:
@@ -117,6 +91,16 @@ async def measure(config: TrainerConfig, counts: list[int], settings: Settings) 
         )
 
 
+async def measure_beside(trainer: Command, *asked: Any) -> None:
+    """Measures as long as the trainer runs. Raises `DemoError` if it ends."""
+    measuring = asyncio.create_task(measure(*asked))
+    while not (await asyncio.wait([measuring], timeout=1.0))[0]:
+        if trainer.ended:
+            measuring.cancel()
+            raise DemoError(f"the trainer ended with {trainer.code}{trainer.last_output()}")
+    measuring.result()
+
+
 def main() -> None:
     """Reads the command line, and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,8 +117,10 @@ def main() -> None:
             max_runs=ROUNDS * (2 * len(given.counts) + sum(given.counts)), stay=True,
         )  # fmt: skip
         config.output_dir.mkdir()
-        with trainer(config):
-            asyncio.run(measure(config, given.counts, settings))
+        file = Path(directory) / "trainer.toml"
+        file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)))
+        with Command(Path(directory) / "trainer.log", "trainer", str(file)) as trainer:
+            asyncio.run(measure_beside(trainer, config, given.counts, settings))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,12 @@ class DrivenRun:
             if self._lost is not None:
                 raise RunLost(str(self._lost))
             ask = Ask(self._newest + 1, encode_item(header), batch)
-            await asyncio.to_thread(self._journal.write_item, ask, note)
+            writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write_item, ask, note))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:  # who opens the run again must find the item whole, or not at all
+                await asyncio.wait([writing])
+                raise
             self._newest = ask.number
             self._kept[ask.number] = ask
         self._changed.set()

@@ -28,7 +28,8 @@ SECONDS = 180.0
 """Time limit for vLLM's answer. Without one the model is not refused."""
 
 _OF_ONE_SERVER = {"host": "127.0.0.1", "port": 8000, "identity_file": None, "api_key_file": None, "log_file": None}
-"""In place of what differs between the servers of jobs, or is not there before the start; the answer does not depend on it."""
+"""Values for settings that differ between the servers of jobs, or name what is not there before the start. The answer does not
+depend on them."""
 
 _NO_DEVICE = "Failed to infer device type"
 """What vLLM says where it finds no GPU, perhaps on another machine than the job's."""

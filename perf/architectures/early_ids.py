@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.base import Example, Model
 from counterpoint.transport.records import Rollout
 
 
@@ -17,12 +16,6 @@ class Ids:
     def __init__(self, early: bool = True) -> None:
         """`early`: which tokens are wanted."""
         self._early = early
-
-    async def start(self, context: EnvironmentContext) -> None:
-        """Needs nothing."""
-
-    async def close(self) -> None:
-        """Holds nothing."""
 
     def __len__(self) -> int:
         return 40
@@ -38,7 +31,3 @@ class Ids:
     async def score(self, example: Example, rollout: Rollout) -> float:
         """Returns the share of wanted tokens."""
         return float(((rollout.turns[-1].completion_ids < 130) == self._early).mean())
-
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        """Is not called."""
-        raise NotImplementedError

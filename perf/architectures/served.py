@@ -23,6 +23,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
 from counterpoint.inference.model_facts import EXPERT_COUNTS
+from counterpoint.job.evaluation.server import free_port
 from counterpoint.models.tiny_tokenizer import END_OF_TURN, write_tokenizer
 from counterpoint.trainer.model.text_part import auto_class, read_config
 from perf.architectures.tiny import config_of, save
@@ -136,7 +137,7 @@ def _job(model: Path, output: Path, *, weights: bool, half: bool) -> dict[str, A
     kind = "perf.architectures.early_ids:Ids"
     trainer = {"device": "cpu", "dtype": "float32", "threads": 1, "max_tokens": 4096, "router_replay": False}
     inference = {
-        "port": 18473,
+        "port": free_port("127.0.0.1", 0),
         "dtype": "bfloat16" if half else "float32",
         "max_model_len": 256,
         "max_num_batched_tokens": 4096,

@@ -12,11 +12,11 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ ROUNDS_A_SAMPLER = 5
 TEXT_TOKENS, VOCABULARY = 24, 90
 """The tokens of a text, and the ids that it has: the model knows more."""
 
-ATTEMPTS = 400.0
+CALL_SECONDS = 400.0
 """The longest that a call of the client may take, in seconds: a server is started again within a minute or two."""
 
 
@@ -99,10 +99,10 @@ def settings(output: Path, port: int) -> dict[str, Any]:
     }
 
 
-def play(client: tinker.ServiceClient, rounds: int, output: Path, disturb: Any) -> Seen:
+def play(client: tinker.ServiceClient, rounds: int, output: Path, disturb: Callable[[], None]) -> Seen:
     """Trains a model for so many rounds; `disturb` is called once a round."""
     seen = Seen()
-    model = client.create_lora_training_client(base_model="tiny-dense", rank=4).result(ATTEMPTS)
+    model = client.create_lora_training_client(base_model="tiny-dense", rank=4).result(CALL_SECONDS)
     texts = random.Random(0)
     for number in range(1, rounds + 1):
         began = time.monotonic()
@@ -113,14 +113,14 @@ def play(client: tinker.ServiceClient, rounds: int, output: Path, disturb: Any) 
         update = model.optim_step(tinker.AdamParams(learning_rate=1e-3))
         if not before:
             disturb()
-        seen.losses += [part.result(ATTEMPTS).metrics["loss:sum"] for part in parts]
-        update.result(ATTEMPTS)
+        seen.losses += [part.result(CALL_SECONDS).metrics["loss:sum"] for part in parts]
+        update.result(CALL_SECONDS)
         if number % ROUNDS_A_SAMPLER == 0:
             sampler = model.save_weights_and_get_sampling_client()
             prompt = tinker.ModelInput.from_ints([5, 6, 7])
-            sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=4)).result(ATTEMPTS)
+            sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=4)).result(CALL_SECONDS)
         say(f"  round {number} of {rounds}: {time.monotonic() - began:.0f} s")
-    path = model.save_weights_for_sampler("last").result(ATTEMPTS).path
+    path = model.save_weights_for_sampler("last").result(CALL_SECONDS).path
     run = output / f"run_{path.removeprefix('tinker://').partition('/')[0].replace(':', '_')}"
     newest = max(run.rglob("adapter_model.safetensors"), key=lambda file: file.stat().st_mtime_ns)
     seen.adapter = newest.read_bytes()
@@ -149,4 +149,4 @@ def kill(output: Path, chance: random.Random, kills: Counter[str]) -> None:
     except ProcessLookupError:
         return
     kills[victim["name"].partition("_")[0]] += 1
-    print(f"  killed {victim['name']}", file=sys.stderr, flush=True)
+    say(f"  killed {victim['name']}")

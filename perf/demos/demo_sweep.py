@@ -17,7 +17,7 @@ from counterpoint.job.configuration.load import load
 from counterpoint.job.sweep.rows import Row, rows_reader_of
 from counterpoint.job.sweep.targets import SweepConfig, targets_of
 from perf.chaos.disk import json_lines
-from perf.commands import Command, DemoError, is_ready, until
+from perf.commands import Command, DemoError, is_ready, log_of, say, until
 
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")
@@ -40,10 +40,10 @@ def main() -> int:
             said_at = time.monotonic()
             say("  ".join(f"{row.status.target_id} {row.status.state} {steps(row)}" for row in look()))
 
-    with Command(log_of("fleet"), "run", FLEET, *(["--fresh"] if OUTPUT.exists() else [])) as fleet:
+    with Command(log_of(OUTPUT, "fleet"), "run", FLEET, *(["--fresh"] if OUTPUT.exists() else [])) as fleet:
         say(f"the fleet starts, one trainer and one vLLM server: {fleet.log}")
         until("the fleet", lambda: is_ready(OUTPUT), [fleet])
-        with Command(log_of("workers"), "sweep", SWEEP, "--workers", "2") as sweep:
+        with Command(log_of(OUTPUT, "workers"), "sweep", SWEEP, "--workers", "2") as sweep:
             say(f"a job of two workers races for the targets of {SWEEP}: {sweep.log}")
             until("a run to be midway", lambda: midway(look()) != [], [fleet, sweep], tell)
             victim = midway(look())[0]
@@ -97,17 +97,6 @@ def verdict_of(rows: Sequence[Row], victim: Row) -> str | None:
         if counted != list(range(1, step(row) + 1)):
             return f"{name} has lost or repeated steps: {counted}"
     return None if victim.status.attempts == 2 else f"{victim.status.target_id} was not taken over"
-
-
-def log_of(command: str) -> Path:
-    """Returns the file that a command writes to, beside the job's directory."""
-    OUTPUT.parent.mkdir(exist_ok=True)
-    return OUTPUT.with_name(f"{OUTPUT.name}-{command}.log")
-
-
-def say(text: str) -> None:
-    """Prints a line with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.transport.process.launch import guarded
 from perf.chaos.disk import json_lines
-from perf.commands import Command, DemoError, is_ready, until
+from perf.commands import Command, DemoError, is_ready, log_of, say, until
 
 JOB = Path("configs/demo-tinker.toml")
 COOKBOOK = Path("build/cookbook")
@@ -104,17 +104,6 @@ class Told:
         for line in lines[len(self.right) :]:
             self.right.append(line[RIGHT])
             say(f"step {len(self.right)}/{STEPS}: right answers {line[RIGHT]:.2f}, {line['time/total']:.0f} s")
-
-
-def log_of(output: Path, name: str) -> Path:
-    """Returns the file that a process writes to, beside the job's directory."""
-    output.parent.mkdir(exist_ok=True)
-    return output.with_name(f"{output.name}-{name}.log")
-
-
-def say(text: str) -> None:
-    """Prints a line with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
+from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.listing import Page, Search, checkpoint, owner_name, session_summary, training_run
@@ -29,12 +30,7 @@ from counterpoint.service.tinker.service import (
     ATTENTION,
     FEED_FORWARD,
     NO_UNEMBEDDING,
-    CreateLoss,
-    CreateModel,
-    CreateSampler,
-    CreateSession,
     Gone,
-    LoadWeights,
     NotFound,
     NotServed,
     Service,

@@ -257,8 +257,12 @@ class Model:
     def _written(self, seq_id: int, error: OSError | None = None) -> None:
         """Tells who sent a request that it is in the journal, or that it could not be written there."""
         unwritten = self._unwritten.pop(seq_id, None)
-        if unwritten is not None and not unwritten.done():
-            unwritten.set_result(None) if error is None else unwritten.set_exception(error)
+        if unwritten is None or unwritten.done():
+            return
+        if error is None:
+            unwritten.set_result(None)
+        else:
+            unwritten.set_exception(error)
 
     async def score(self, tokens: Int32Array, step: int) -> Float32Array:
         """Returns the log-probability of each token but the first, by the trainer, under the weights of update `step`.

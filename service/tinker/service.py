@@ -26,6 +26,14 @@ from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, RunLost
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
+from counterpoint.service.tinker.bodies import (
+    CreateLoss,
+    CreateModel,
+    CreateSampler,
+    CreateSession,
+    LoadWeights,
+    OptimizerRequest,
+)
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, Result, answer, failure
 from counterpoint.service.tinker.models import NEWEST, Model, Request, adapter_name, expiry
@@ -34,7 +42,6 @@ from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample
 from counterpoint.service.tinker.store import (
     LossRecord,
     ModelRecord,
-    Position,
     SamplerRecord,
     SavedRecord,
     Session,
@@ -93,74 +100,6 @@ class NotServed(BadRequest):
     """Something that this service does not do."""
 
 
-class CreateSession(msgspec.Struct, frozen=True):
-    """The body of `create_session`."""
-
-    user_metadata: dict[str, Any] | None = None
-    display_name: str | None = None
-    project_id: str | None = None
-
-
-class LoraRequest(msgspec.Struct, frozen=True):
-    """`lora_config` of `create_model`."""
-
-    rank: int
-    seed: int | None = None
-    train_unembed: bool = True
-    train_mlp: bool = True
-    train_attn: bool = True
-
-
-class OptimizerRequest(msgspec.Struct, frozen=True):
-    """`optimizer_config`."""
-
-    type: str = "adamw"
-
-
-class CreateModel(msgspec.Struct, frozen=True):
-    """The body of `create_model`."""
-
-    session_id: str
-    model_seq_id: Position
-    base_model: str
-    lora_config: LoraRequest | None = None
-    optimizer_config: OptimizerRequest = OptimizerRequest()
-    user_metadata: dict[str, Any] | None = None
-
-
-class LoadWeights(msgspec.Struct, frozen=True):
-    """The body of `load_weights`, by which a model begins with saved weights: a new one, or one without a request yet."""
-
-    path: str
-    optimizer: bool
-    model_id: str | None = None
-    seq_id: int | None = None
-    session_id: str | None = None
-    model_seq_id: Position | None = None
-    base_model: str | None = None
-    optimizer_config: OptimizerRequest | None = None
-    user_metadata: dict[str, Any] | None = None
-    weights_access_token: str | None = None
-
-
-class CreateLoss(msgspec.Struct, frozen=True):
-    """The body of `create_custom_loss`."""
-
-    session_id: str
-    custom_loss_seq_id: Position
-    inputs: msgspec.Raw
-    graph: msgspec.Raw
-
-
-class CreateSampler(msgspec.Struct, frozen=True):
-    """The body of `create_sampling_session`."""
-
-    session_id: str
-    sampling_session_seq_id: Position
-    base_model: str | None = None
-    model_path: str | None = None
-
-
 class Service:
     """All that clients have here."""
 
@@ -193,7 +132,7 @@ class Service:
         """Sessions that were asked for: each request has one."""
         self._started = time.monotonic()
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """For each model that is looked for: opening one takes a while."""
+        """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         """The samples that are being made, by the ids of their requests."""
@@ -325,9 +264,8 @@ class Service:
         self._seen.pop(session_id, None)
         self.futures(owner).forget(f"{session_id}:")
         models = await self.models(owner, session_id)
-        self._closed_saving.difference_update(
-            each.model_id for each in models
-        )  # no request of theirs has a result any more
+        # No request of theirs has a result any more.
+        self._closed_saving.difference_update(each.model_id for each in models)
         await asyncio.to_thread(end_session, self.store, [each.model_id for each in models])
         self._tasks.spawn(self.sweep())
 
@@ -405,6 +343,8 @@ class Service:
             record = await asyncio.to_thread(self.store.model, model_id)
             if record is not None and last == CREATE:  # the service was started again meanwhile
                 self._in_background(request_id, owner, lambda: self._create(record))
+            elif record is not None and last == UNLOAD:
+                await self.unload_model(model_id, owner)
             elif record is not None:
                 await self.model(model_id, owner)
             elif (loss := await asyncio.to_thread(self.store.loss, request_id)) is not None:

@@ -124,7 +124,7 @@ class LossRecord(msgspec.Struct, frozen=True):
 
     loss_id: str
     graph: msgspec.Raw
-    """As `run/loss_graph.py` reads it."""
+    """Inputs and graph, in the JSON that `run/loss_graph.py` reads."""
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

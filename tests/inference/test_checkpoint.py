@@ -212,7 +212,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tensors: dict[str, TensorEntry]
 
 
 def test_where_an_index_names_the_files_others_are_not_read(tmp_path: Path) -> None:
-    """As in vLLM and transformers. Some checkpoints have their weights once more, under other names."""
+    """vLLM and transformers read these alone. Some checkpoints have their weights once more, under other names."""
     for name in ("consolidated", "model-00001-of-00001"):
         save_file({f"{name}.weight": np.zeros(1)}, tmp_path / f"{name}.safetensors")
     index = tmp_path / "model.safetensors.index.json"

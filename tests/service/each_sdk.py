@@ -31,7 +31,7 @@ def refused(asked: Any) -> str:
 
 
 def unload(client: Any, request: Any) -> None:
-    """As 0.25 ends a model."""
+    """Ends a model as 0.25 does."""
 
     async def unloaded() -> None:
         with client.holder.aclient(tinker.lib.client_connection_pool_type.ClientConnectionPoolType.TRAIN) as made:

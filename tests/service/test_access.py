@@ -15,9 +15,10 @@ import zstandard
 from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access, digest
 from counterpoint.service.tinker.app import MAX_BODY_BYTES, MAX_JSON_BYTES
+from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, CreateSession
+from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
 from tests.service.serving import KEYS, serving
@@ -44,6 +45,19 @@ async def test_weights_are_not_said_to_be_loaded_into_a_model_that_has_later_req
         assert await status(client, KEYS[0], "optim_step", step) == 200
         load = {"model_id": model, "seq_id": 1, "path": saved.path, "optimizer": True}
         assert await status(client, KEYS[0], "load_weights", load) == 400
+
+
+async def test_an_unloading_is_answered_after_a_new_start_of_the_service(tmp_path: Path) -> None:
+    headers = {"X-API-Key": KEYS[0]}
+    async with serving(tmp_path) as (client, service):
+        session = (await service.create_session(CreateSession(), digest(KEYS[0]).hex())).session_id
+        model = f"{session}:train:0"
+        service.store.write(ModelRecord(model, run_of(model), digest(KEYS[0]).hex(), 4, ATTENTION))
+        asked = await client.post("/api/v1/unload_model", json={"model_id": model}, headers=headers)
+        body = {"request_id": (await asked.json())["request_id"]}
+    async with serving(tmp_path) as (client, _):
+        told = await client.post("/api/v1/retrieve_future", json=body, headers=headers)
+        assert (told.status, (await told.json())["model_id"]) == (200, model)
 
 
 async def test_only_known_keys_get_in_and_each_has_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +65,30 @@ async def test_a_journal_that_fails_ends_the_waiting(tmp_path: Path, monkeypatch
         with pytest.raises(RunLost, match="full"):
             await run.answer_to(1)
     await run.close()
+
+
+async def test_whoever_gives_up_an_item_waits_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, begun, may_end = Journal(tmp_path / "items", "one", 2**20), threading.Event(), threading.Event()
+    write = journal.write_item
+
+    def slowly(ask: Ask, note: bytes) -> None:
+        begun.set()
+        assert may_end.wait(DEADLINE_SECONDS)
+        write(ask, note)
+
+    monkeypatch.setattr(journal, "write_item", slowly)
+    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, Link(Answered(1, 0))), journal)
+    beginning = asyncio.create_task(run.begin(ItemHeader(), None))
+    assert await asyncio.to_thread(begun.wait, DEADLINE_SECONDS)
+    beginning.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not beginning.done()
+    may_end.set()
+    await asyncio.wait([beginning])
+    assert journal.items() == [1]
 
 
 class Refusing:
