@@ -112,7 +112,7 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
     health, lines = LoopHealth(LagConfig()), RotatedLines(path, "lines about the loop", MOST_HEALTH_BYTES)
 
     async def write() -> None:
-        counts = {"pending": service.pending, "resident_bytes": resident_bytes()}
+        counts = {"pending": service.results.pending, "resident_bytes": resident_bytes()}
         await asyncio.to_thread(lines.append, [{"time": time.time(), **health.take_metrics(), **counts}])
 
     async def at_times() -> None:

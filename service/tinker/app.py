@@ -24,17 +24,11 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.listing import Page, Search, checkpoint, owner_name, session_summary, training_run
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed
 from counterpoint.service.tinker.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
-from counterpoint.service.tinker.service import (
-    ATTENTION,
-    FEED_FORWARD,
-    NO_UNEMBEDDING,
-    Gone,
-    NotFound,
-    NotServed,
-    Service,
-)
+from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
+from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import refused_coding
@@ -188,7 +182,7 @@ class Endpoints:
         return _json(type="create_session", session_id=session.session_id, info_message=NO_UNEMBEDDING)
 
     async def _heartbeat(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.session((await _body(request, _SessionBody)).session_id, owner)
+        await self._service.sessions.live((await _body(request, _SessionBody)).session_id, owner)
         return _json(type="session_heartbeat")
 
     async def _finish(self, request: web.Request, owner: str) -> web.Response:
@@ -202,9 +196,9 @@ class Endpoints:
         return _json(sessions=[each.session_id for each in page.of(found)])
 
     async def _session(self, request: web.Request, owner: str) -> web.Response:
-        session = await self._service.any_session(request.match_info["session"], owner)
+        session = await self._service.sessions.any(request.match_info["session"], owner)
         models = await self._service.models(owner, session.session_id)
-        samplers = await self._service.samplers_of(session.session_id)
+        samplers = await self._service.samplers.of(session.session_id)
         return _json(
             training_run_ids=[each.model_id for each in models],
             sampler_ids=[each.sampler_id for each in samplers],
@@ -227,7 +221,7 @@ class Endpoints:
 
     async def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
         models = await self._service.models(owner, session_id)
-        found = [each for model in models for each in await self._service.all_saved(model)]
+        found = [each for model in models for each in await self._service.weights.all_of(model)]
         return sorted(found, key=lambda each: (each.created, each.path), reverse=True)
 
     async def _key(self, request: web.Request, owner: str) -> web.Response:
@@ -294,7 +288,7 @@ class Endpoints:
         return _promise(await self._service.offer(kind, asked.model_id, asked.seq_id, body, owner))
 
     async def _weights_info(self, request: web.Request, owner: str) -> web.Response:
-        saved = await self._service.saved((await _body(request, _PathBody)).tinker_path, owner)
+        saved = await self._service.weights.named((await _body(request, _PathBody)).tinker_path, owner)
         record = await self._service.owned_model(saved.model_id, owner)
         return _json(
             base_model=self._service.base_model,
@@ -318,42 +312,44 @@ class Endpoints:
         return _json(**await self._described(await self._service.owned_model(request.match_info["model"], owner)))
 
     async def _described(self, model: ModelRecord) -> dict[str, Any]:
-        saved = await self._service.all_saved(model)
-        return training_run(model, saved, self._service.base_model, self._service.last_seen(model.model_id))
+        saved = await self._service.weights.all_of(model)
+        return training_run(
+            model, saved, self._service.base_model, self._service.sessions.last_seen(session_of(model.model_id))
+        )
 
     async def _checkpoints(self, request: web.Request, owner: str) -> web.Response:
         model = await self._service.owned_model(request.match_info["model"], owner)
-        return _json(checkpoints=[checkpoint(each) for each in await self._service.all_saved(model)], cursor=None)
+        return _json(checkpoints=[checkpoint(each) for each in await self._service.weights.all_of(model)], cursor=None)
 
     async def _all_checkpoints(self, request: web.Request, owner: str) -> web.Response:
         page, found = _query(request, Page), await self._saved_in(owner, None)
         return _json(checkpoints=[checkpoint(each) for each in page.of(found)], cursor=page.cursor(len(found)))
 
     async def _delete_checkpoint(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.delete_saved(_uri(request), owner)
+        await self._service.weights.delete(_uri(request), owner)
         return _json()
 
     async def _set_ttl(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.set_ttl(_uri(request), (await _body(request, _TtlBody)).ttl_seconds, owner)
+        await self._service.weights.set_ttl(_uri(request), (await _body(request, _TtlBody)).ttl_seconds, owner)
         return _json()
 
     # --- samplers ---
 
     async def _create_sampler(self, request: web.Request, owner: str) -> web.Response:
-        record = await self._service.create_sampler(await _body(request, CreateSampler), owner)
+        record = await self._service.samplers.create(await _body(request, CreateSampler), owner)
         return _json(type="create_sampling_session", sampling_session_id=record.sampler_id)
 
     async def _get_sampler(self, request: web.Request, owner: str) -> web.Response:
-        record = await self._service.sampler(request.match_info["sampler"], owner)
+        record = await self._service.samplers.named(request.match_info["sampler"], owner)
         base = self._service.base_model
         return _json(sampler_id=record.sampler_id, base_model=base, model_path=record.path or None)
 
     async def _join(self, request: web.Request, owner: str) -> web.Response:
-        number = await self._service.join_sampler((await _body(request, _SamplerBody)).sampling_session_id, owner)
+        number = await self._service.samplers.join((await _body(request, _SamplerBody)).sampling_session_id, owner)
         return _json(type="join_sampling_session", client_counter=number)
 
     async def _sample(self, request: web.Request, owner: str) -> web.Response:
-        request_id, sequence_ids = await self._service.sample(await _body(request, Sample), owner)
+        request_id, sequence_ids = await self._service.samplers.sample(await _body(request, Sample), owner)
         return _json(request_id=request_id, sample_sequence_ids=sequence_ids)
 
     # --- results ---
@@ -374,8 +370,8 @@ class Endpoints:
     async def _retrieve_many(self, request: web.Request, owner: str) -> web.Response:
         """Says which samples of a client have a result; the results are fetched one by one."""
         asked = await _body(request, _FuturesBody)
-        sampler = await self._service.sampler(asked.target.sampling_session_id, owner)
-        futures, client = self._service.futures(owner), (sampler.sampler_id, asked.target.cloned_sampler_id)
+        sampler = await self._service.samplers.named(asked.target.sampling_session_id, owner)
+        futures, client = self._service.results.of(owner), (sampler.sampler_id, asked.target.cloned_sampler_id)
         futures.retrieved(client, asked.retrieved_request_ids)
         seconds = MANY_SECONDS if asked.timeout is None else min(max(asked.timeout, 0.0), MANY_SECONDS)
         try:
@@ -393,7 +389,7 @@ class Endpoints:
         return _json(completions=completions, cursor=cursor)
 
     async def _cancel(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.cancel_sample((await _body(request, _FutureBody)).request_id, owner)
+        await self._service.samplers.cancel((await _body(request, _FutureBody)).request_id, owner)
         return _json()
 
 

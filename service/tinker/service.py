@@ -10,46 +10,44 @@ import logging
 import re
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from counterpoint.inference.base import InferenceError
 from counterpoint.run.loss_graph import read_graph
 from counterpoint.run.trained import LoraConfig, TrainedRun, TrainingConfig
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
-from counterpoint.service.runs import DrivenRun, RunLost
+from counterpoint.service.runs import DrivenRun
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.bodies import (
     CreateLoss,
     CreateModel,
-    CreateSampler,
     CreateSession,
     LoadWeights,
     OptimizerRequest,
 )
+from counterpoint.service.tinker.client_samplers import ClientSamplers
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Futures, Result, answer, failure
-from counterpoint.service.tinker.models import NEWEST, Model, Request, adapter_name, expiry
+from counterpoint.service.tinker.futures import Result, answer
+from counterpoint.service.tinker.models import Model, Request
+from counterpoint.service.tinker.refusals import NotFound, NotServed
+from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.retention import end_session, sweep
-from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample
+from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import (
     LossRecord,
     ModelRecord,
-    SamplerRecord,
-    SavedRecord,
     Session,
     Store,
     encoded,
     run_of,
 )
-from counterpoint.transport.records import Float32Array, Int32Array
+from counterpoint.service.tinker.weights import Weights
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
@@ -69,9 +67,6 @@ FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
 SWEEP_SECONDS = 60.0
 """The time between two looks for weights that have expired, or that nothing needs any more."""
 
-KNOWN_SESSIONS = 4096
-"""Sessions that are not read from the disk again."""
-
 LAPSED_SECONDS = 86_400.0
 """The silence after which a session's samplers keep no deleted weights on the disk."""
 
@@ -88,18 +83,6 @@ NO_UNEMBEDDING = (
 """What every session is told at its start."""
 
 
-class NotFound(LookupError):
-    """There is no such thing, or it is another client's."""
-
-
-class Gone(LookupError):
-    """The session has ended."""
-
-
-class NotServed(BadRequest):
-    """Something that this service does not do."""
-
-
 class Service:
     """All that clients have here."""
 
@@ -114,8 +97,6 @@ class Service:
         """Has no client yet; `start` takes up what the store has."""
         self.config = config
         self.store = store
-        self._futures: dict[str, Futures] = {}
-        """The results of each owner."""
         self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
         """The names of the model for clients."""
         self.base_model = config.name or config.model
@@ -126,22 +107,21 @@ class Service:
         self._models: dict[str, Model] = {}
         self._closed_saving: set[str] = set()
         """Models that are not open, and whose journals may have a save without a name: they give it one when they are."""
-        self._seen: dict[str, float] = {}
-        """When each session was last heard of."""
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
-        """Sessions that were asked for: each request has one."""
-        self._started = time.monotonic()
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
-        self._sampling: dict[str, asyncio.Task[None]] = {}
-        """The samples that are being made, by the ids of their requests."""
         self._tasks = Tasks("the service")
+        self.sessions = Sessions(store)
+        self.results = Results(config, self._tasks)
+        self.weights = Weights(store, lambda: self._tasks.spawn(self.sweep()))
+        self.samplers = ClientSamplers(
+            store, self.sessions, self.weights, self.results, samplers, config.max_tokens, self.check_base, self.model
+        )  # fmt: skip
 
     async def start(self) -> None:
         """Takes up the models of the store. One whose journal cannot be read stays away, and the log says why."""
         for record in await asyncio.to_thread(self.store.models):
-            session = await asyncio.to_thread(self.store.session, _session_of(record.model_id))
+            session = await asyncio.to_thread(self.store.session, session_of(record.model_id))
             if session is not None and not session.finished:
                 try:
                     await self._open(record)
@@ -155,19 +135,7 @@ class Service:
         """Ends everything here; runs stay at the trainer."""
         await self._tasks.cancel()
         await asyncio.gather(*(model.close() for model in self._models.values()))
-        for futures in self._futures.values():
-            futures.close()
-
-    @property
-    def pending(self) -> int:
-        """The number of requests without a result, of all owners."""
-        return sum(futures.pending for futures in self._futures.values())
-
-    def futures(self, owner: str) -> Futures:
-        """Returns the results of an owner."""
-        if owner not in self._futures:
-            self._futures[owner] = Futures(self.config.max_pending, self.config.result_bytes)
-        return self._futures[owner]
+        self.results.close()
 
     async def _sweep_at_times(self) -> None:
         while True:
@@ -179,11 +147,12 @@ class Service:
 
     async def sweep(self) -> None:
         """Deletes weights that have expired, and removes from the disk what nothing needs. Raises `OSError`."""
-        before = time.monotonic() - LAPSED_SECONDS
 
         def is_live(session_id: str) -> bool:
             session = self.store.session(session_id)
-            return session is not None and not session.finished and self._seen.get(session_id, self._started) >= before
+            return session is not None and not (
+                session.finished or self.sessions.was_silent(session_id, LAPSED_SECONDS)
+            )
 
         def is_saving(model_id: str) -> bool:
             model = self._models.get(model_id)
@@ -195,27 +164,11 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            before = time.monotonic() - SILENT_SECONDS
             for model_id, model in list(self._models.items()):
                 await model.fail_overdue()
-                if self._seen.setdefault(_session_of(model_id), time.monotonic()) < before:
-                    logger.info("session %s is silent: model %s may leave its slot", _session_of(model_id), model_id)
+                if self.sessions.was_silent(session_of(model_id), SILENT_SECONDS):
+                    logger.info("session %s is silent: model %s may leave its slot", session_of(model_id), model_id)
                     await self._shut(model_id)
-
-    def _in_background(
-        self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]
-    ) -> asyncio.Task[None] | None:
-        """Begins work whose result is fetched under an id; None if it was begun before. Raises `TooMany`."""
-        if self.futures(owner).begin(request_id):
-            return self._tasks.spawn(self._complete(request_id, owner, work))
-        return None
-
-    async def _complete(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> None:
-        try:
-            result = await work()
-        except Exception as error:  # noqa: BLE001 - it is logged there
-            result = _failed(request_id, error)
-        await self.futures(owner).complete(request_id, result)
 
     # --- sessions ---
 
@@ -227,42 +180,20 @@ class Service:
             f"s{secrets.token_hex(8)}", owner,
             user_metadata=asked.user_metadata, display_name=asked.display_name, created=time.time(),
         )  # fmt: skip
-        await asyncio.to_thread(self.store.write, session)
-        self._seen[session.session_id] = time.monotonic()
+        await self.sessions.begin(session)
         return session
-
-    async def session(self, session_id: str, owner: str) -> Session:
-        """Returns a session that goes on. Raises `NotFound` and `Gone`."""
-        found = await self.any_session(session_id, owner)
-        if found.finished:
-            raise Gone(f"session {session_id} has ended")
-        self._seen[session_id] = time.monotonic()
-        return found
-
-    async def any_session(self, session_id: str, owner: str) -> Session:
-        """Returns a session, also one that has ended. Raises `NotFound`."""
-        found = self._sessions.get(session_id) or await asyncio.to_thread(self.store.session, session_id)
-        if found is None or found.owner != owner:
-            raise NotFound(f"there is no session {session_id[:80]!r}")
-        known = self._sessions.setdefault(found.session_id, found)  # it may have ended while it was read
-        self._sessions.move_to_end(known.session_id)
-        while len(self._sessions) > KNOWN_SESSIONS:
-            self._sessions.popitem(last=False)
-        return known
 
     async def finish_session(self, session_id: str, owner: str, ending: dict[str, Any]) -> None:
         """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NotFound`."""
-        found = await self.any_session(session_id, owner)
+        found = await self.sessions.any(session_id, owner)
         if found.finished:
             return
-        finished = self._sessions[session_id] = msgspec.structs.replace(found, finished=True, ending=ending)
-        await asyncio.to_thread(self.store.write, finished)
-        for request_id in [each for each in self._sampling if _session_of(each) == session_id]:
-            await self.cancel_sample(request_id, owner)
-        for model_id in [each for each in self._models if _session_of(each) == session_id]:
+        await self.sessions.end(found, ending)
+        await self.samplers.cancel_all(session_id, owner)
+        for model_id in [each for each in self._models if session_of(each) == session_id]:
             await self._shut(model_id)
-        self._seen.pop(session_id, None)
-        self.futures(owner).forget(f"{session_id}:")
+        self.sessions.forget(session_id)
+        self.results.of(owner).forget(f"{session_id}:")
         models = await self.models(owner, session_id)
         # No request of theirs has a result any more.
         self._closed_saving.difference_update(each.model_id for each in models)
@@ -273,7 +204,7 @@ class Service:
 
     async def model(self, model_id: str, owner: str) -> Model:
         """Returns a model, also of a session that was silent. Raises `NotFound` and `Gone`."""
-        await self.session(_session_of(model_id), owner)
+        await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
             return await self._taken_up(model_id)
 
@@ -304,7 +235,7 @@ class Service:
     async def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
         """Returns an owner's models, or those of a session of its, the newest first."""
         found = await asyncio.to_thread(self.store.models)
-        mine = [each for each in found if each.owner == owner and session_id in (None, _session_of(each.model_id))]
+        mine = [each for each in found if each.owner == owner and session_id in (None, session_of(each.model_id))]
         return sorted(mine, key=lambda each: (each.created, each.model_id), reverse=True)
 
     async def owned_model(self, model_id: str, owner: str) -> ModelRecord:
@@ -313,11 +244,6 @@ class Service:
         if found is None or found.owner != owner:
             raise NotFound(f"there is no model {model_id[:80]!r}")
         return found
-
-    def last_seen(self, model_id: str) -> float:
-        """Returns when the session of a model was last heard of since this service started, in seconds since 1970; else 0."""
-        seen = self._seen.get(_session_of(model_id))
-        return 0.0 if seen is None else time.time() - (time.monotonic() - seen)
 
     async def unload_model(self, model_id: str, owner: str) -> str:
         """Closes a model, whose run leaves its slot once others wait; returns the id of the request. Raises as `model`."""
@@ -328,7 +254,7 @@ class Service:
             return answer(model_id=model_id, type="unload_model")
 
         request_id = f"{model_id}:{UNLOAD}"
-        self._in_background(request_id, owner, closed)
+        self.results.begin(request_id, owner, closed)
         return request_id
 
     async def retrieve(self, request_id: str, owner: str, seconds: float) -> Result | None:
@@ -336,19 +262,19 @@ class Service:
 
         Raises `NotFound`, and `KeyError` for a result that is not kept.
         """
-        session = await self.any_session(_session_of(request_id), owner)
+        session = await self.sessions.any(session_of(request_id), owner)
         model_id, _, last = request_id.rpartition(":")
-        futures = self.futures(owner)
+        futures = self.results.of(owner)
         if not (session.finished or futures.knows(request_id)):
             record = await asyncio.to_thread(self.store.model, model_id)
             if record is not None and last == CREATE:  # the service was started again meanwhile
-                self._in_background(request_id, owner, lambda: self._create(record))
+                self.results.begin(request_id, owner, lambda: self._create(record))
             elif record is not None and last == UNLOAD:
                 await self.unload_model(model_id, owner)
             elif record is not None:
                 await self.model(model_id, owner)
             elif (loss := await asyncio.to_thread(self.store.loss, request_id)) is not None:
-                self._in_background(request_id, owner, lambda: self._keep_loss(loss))
+                self.results.begin(request_id, owner, lambda: self._keep_loss(loss))
         return await futures.fetch(request_id, seconds)
 
     def waits_for(self, request_id: str) -> str:
@@ -358,7 +284,7 @@ class Service:
 
     async def create_model(self, asked: CreateModel, owner: str) -> str:
         """Begins a model; returns the id of the request. Raises `BadRequest`, `NotFound`, `Gone` and `TooMany`."""
-        session = await self.session(asked.session_id, owner)
+        session = await self.sessions.live(asked.session_id, owner)
         self.check_base(asked.base_model)
         lora = asked.lora_config
         if lora is None:
@@ -380,12 +306,12 @@ class Service:
 
     async def create_loss(self, asked: CreateLoss, owner: str) -> str:
         """Takes a traced loss; returns the id of the request, which is the loss's. Raises as `create_model`."""
-        session = await self.session(asked.session_id, owner)
+        session = await self.sessions.live(asked.session_id, owner)
         record = LossRecord(
             f"{session.session_id}:loss:{asked.custom_loss_seq_id}",
             msgspec.Raw(msgspec.json.encode({"inputs": asked.inputs, "graph": asked.graph})),
         )
-        if (keeping := self._in_background(record.loss_id, owner, lambda: self._keep_loss(record))) is not None:
+        if (keeping := self.results.begin(record.loss_id, owner, lambda: self._keep_loss(record))) is not None:
             await asyncio.wait([keeping])  # after a restart it is known then
         return record.loss_id
 
@@ -413,7 +339,7 @@ class Service:
             return await self._load_into(asked.model_id, asked.seq_id, asked, owner, body)
         if asked.session_id is None or asked.model_seq_id is None:
             raise BadRequest("neither session_id and model_seq_id nor model_id and seq_id are given")
-        session = await self.session(asked.session_id, owner)
+        session = await self.sessions.live(asked.session_id, owner)
         model_id = f"{session.session_id}:train:{asked.model_seq_id}"
         source, start = await self._start_of(asked.path, owner)
         record = ModelRecord(
@@ -424,7 +350,7 @@ class Service:
 
     async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, tuple[str, int]]:
         """Returns the model whose state a URI names, and the run and step to begin with. Raises `BadRequest`, `NotFound`."""
-        saved = await self.saved(path, owner)
+        saved = await self.weights.named(path, owner)
         if saved.kind != "weights":
             raise BadRequest(f"{path} has weights for samplers, without an optimizer; expected one of save_state")
         source = await asyncio.to_thread(self.store.model, saved.model_id)
@@ -438,7 +364,7 @@ class Service:
                 f"load_weights is not permitted with seq_id {seq_id}: it is a model's first request; create a client "
                 "from the state"
             )
-        await self.session(_session_of(model_id), owner)
+        await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
             model = await self._taken_up(model_id)
             is_loaded = model.record.run_id != run_of(model_id)
@@ -476,7 +402,7 @@ class Service:
             elif msgspec.structs.replace(former, created=record.created) != record:
                 raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
         request_id = f"{record.model_id}:{CREATE}"
-        self._in_background(request_id, record.owner, lambda: self._create(record))
+        self.results.begin(request_id, record.owner, lambda: self._create(record))
         return request_id
 
     async def _create(self, record: ModelRecord) -> Result:
@@ -504,7 +430,7 @@ class Service:
 
         journal, run = await asyncio.to_thread(opened)
         model = Model(
-            record, run, journal, self.store, self.futures(record.owner), self._samplers, self.config.max_tokens,
+            record, run, journal, self.store, self.results.of(record.owner), self._samplers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
         )  # fmt: skip
         try:
@@ -523,149 +449,6 @@ class Service:
     async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str) -> str:
         """Takes a request of a model; returns its id. Raises `NotFound`, `Gone`, `TooMany` and `ValueError`."""
         return await (await self.model(model_id, owner)).offer(Request(kind, seq_id, body))
-
-    # --- weights and samplers ---
-
-    async def saved(self, path: str, owner: str) -> SavedRecord:
-        """Returns what a URI names. Raises `NotFound`."""
-        found = await asyncio.to_thread(self.store.saved, path)
-        session = None
-        if found is not None and found.kind != "inflight":
-            session = await asyncio.to_thread(self.store.session, _session_of(found.model_id))
-        if found is None or session is None or session.owner != owner:
-            raise NotFound(f"there are no weights {path[:120]!r}")
-        return found
-
-    async def all_saved(self, model: ModelRecord) -> list[SavedRecord]:
-        """Returns what is saved of a model, the newest first."""
-        found = await asyncio.to_thread(self.store.all_saved, model.model_id)
-        return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
-
-    async def delete_saved(self, path: str, owner: str) -> None:
-        """Deletes weights: their name at once, and their bytes once nothing needs them. Raises `NotFound`."""
-        record = await self.saved(path, owner)
-        await asyncio.to_thread(self.store.delete, record)
-        self._tasks.spawn(self.sweep())
-
-    async def set_ttl(self, path: str, ttl_seconds: int | None, owner: str) -> None:
-        """Has weights deleted after a time, or never. Raises `NotFound` and `BadRequest`."""
-        record = msgspec.structs.replace(await self.saved(path, owner), expires=expiry(ttl_seconds))
-        if not await asyncio.to_thread(self.store.change, record):
-            raise NotFound(f"there are no weights {path[:120]!r}")
-
-    async def create_sampler(self, asked: CreateSampler, owner: str) -> SamplerRecord:
-        """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NotFound`, `Gone`, `InferenceError`."""
-        session = await self.session(asked.session_id, owner)
-        sampler_id = f"{session.session_id}:sample:{asked.sampling_session_seq_id}"
-        if asked.model_path is not None:
-            saved = await self.saved(asked.model_path, owner)
-            if saved.kind != "sampler_weights":
-                raise BadRequest(
-                    f"{asked.model_path} is a state for training; expected one of save_weights_for_sampler"
-                )
-            record = SamplerRecord(
-                sampler_id,
-                owner,
-                await self._adapter_of(saved),
-                saved.directory,
-                saved.path,
-                saved.model_id,
-                saved.step,
-            )
-        elif asked.base_model is not None:
-            self.check_base(asked.base_model)
-            record = SamplerRecord(sampler_id, owner)
-        else:
-            raise BadRequest("neither base_model nor model_path is given")
-        await asyncio.to_thread(self.store.write, record)
-        return record
-
-    async def _adapter_of(self, saved: SavedRecord) -> str:
-        """Returns the name that published weights have at the servers."""
-        model = await asyncio.to_thread(self.store.model, saved.model_id)
-        assert model is not None
-        return adapter_name(model.run_id, saved.directory)
-
-    async def join_sampler(self, sampler_id: str, owner: str) -> int:
-        """Returns a number for one more client of a sampler, from 1. Raises `NotFound` and `Gone`."""
-        async with self._opened(sampler_id):
-            sampler = await self.sampler(sampler_id, owner)
-            await self.session(_session_of(sampler_id), owner)
-            joined = msgspec.structs.replace(sampler, clones=sampler.clones + 1)
-            await asyncio.to_thread(self.store.write, joined)
-            return joined.clones
-
-    async def samplers_of(self, session_id: str) -> list[SamplerRecord]:
-        """Returns the samplers of a session."""
-        return await asyncio.to_thread(self.store.samplers, session_id)
-
-    async def sampler(self, sampler_id: str, owner: str) -> SamplerRecord:
-        """Returns a sampler. Raises `NotFound`."""
-        found = await asyncio.to_thread(self.store.sampler, sampler_id)
-        if found is None or found.owner != owner:
-            raise NotFound(f"there is no sampler {sampler_id[:80]!r}")
-        return found
-
-    async def sample(self, asked: Sample, owner: str) -> tuple[str, list[str]]:
-        """Begins samples; returns the id of the request and one for each sample. Raises `NotFound` and `TooMany`."""
-        sampler = await self.sampler(asked.sampling_session_id, owner)
-        await self.session(_session_of(sampler.sampler_id), owner)
-        request_id = f"{sampler.sampler_id}:{asked.seq_id}"
-
-        async def work() -> Result:
-            return Result(await self._sampled(sampler, asked), is_protobuf=True)
-
-        if (task := self._in_background(request_id, owner, work)) is not None:
-            self._sampling[request_id] = task
-            task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
-        return request_id, [f"{request_id}:{index}" for index in range(max(0, min(asked.num_samples, MOST_SAMPLES)))]
-
-    async def cancel_sample(self, request_id: str, owner: str) -> None:
-        """Ends samples that are being made, also at the servers. Raises `NotFound`."""
-        await self.any_session(_session_of(request_id), owner)
-        if (task := self._sampling.pop(request_id, None)) is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self.futures(owner).complete(request_id, failure("its client has cancelled it"))
-
-    async def _sampled(self, sampler: SamplerRecord, asked: Sample) -> bytes:
-        while sampler.follows:
-            target = await asyncio.to_thread(self.store.saved, f"tinker://{sampler.follows}/inflight/{NEWEST}")
-            if target is None:
-                raise Gone(f"the weights of sampler {sampler.sampler_id} have ended with their session")
-            adapter = await self._adapter_of(target)
-            now = msgspec.structs.replace(
-                sampler, adapter=adapter, directory=target.directory, model_id=target.model_id, step=target.step
-            )
-            try:
-                return await self._sampled_by(now, asked)
-            except (InferenceError, OSError, ExceptionGroup):  # newer weights may have taken their place meanwhile
-                if await asyncio.to_thread(self.store.saved, target.path) == target:
-                    raise
-        return await self._sampled_by(sampler, asked)
-
-    async def _sampled_by(self, sampler: SamplerRecord, asked: Sample) -> bytes:
-        async def score(prompt: Int32Array) -> Float32Array:
-            return await (await self.model(sampler.model_id, sampler.owner)).score(prompt, sampler.step)
-
-        return await sample(self._samplers, sampler, asked, self.config.max_tokens, score)
-
-
-def _failed(request_id: str, error: Exception) -> Result:
-    """Returns the result of a request that has none. A fault of the service's own is logged."""
-    first: Exception = error
-    while isinstance(first, ExceptionGroup):
-        first = first.exceptions[0]
-    if isinstance(first, BadRequest | NotFound | Gone):
-        return failure(str(first))
-    if not isinstance(first, RunLost | InferenceError | OSError | ValueError):
-        logger.error("request %s has no result", request_id, exc_info=error)
-        return failure(f"the service failed: {type(first).__name__}: {first}", "server")
-    return failure(str(first), "server")
-
-
-def _session_of(any_id: str) -> str:
-    return any_id.partition(":")[0]
 
 
 def _check_optimizer(asked: OptimizerRequest) -> None:

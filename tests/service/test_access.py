@@ -190,11 +190,11 @@ async def test_one_keys_results_push_out_none_of_anothers(tmp_path: Path, monkey
     async with serving(tmp_path, max_pending=1) as (client, service):
         owners = [digest(key).hex() for key in KEYS]
         sessions = [await service.create_session(CreateSession(), owner) for owner in owners]
-        await service.futures(owners[1]).complete(f"{sessions[1].session_id}:train:0:1", answer(path="kept"))
+        await service.results.of(owners[1]).complete(f"{sessions[1].session_id}:train:0:1", answer(path="kept"))
         for index in range(5):
-            await service.futures(owners[0]).complete(f"{sessions[0].session_id}:train:0:{index}", answer())
-        service.futures(owners[0]).begin("pending")
-        service.futures(owners[1]).begin("also pending")
+            await service.results.of(owners[0]).complete(f"{sessions[0].session_id}:train:0:{index}", answer())
+        service.results.of(owners[0]).begin("pending")
+        service.results.of(owners[1]).begin("also pending")
         body = {"request_id": f"{sessions[1].session_id}:train:0:1"}
         found = await client.post("/api/v1/retrieve_future", json=body, headers={"X-API-Key": KEYS[1]})
         assert (await found.json())["path"] == "kept"

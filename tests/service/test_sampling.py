@@ -92,7 +92,7 @@ async def test_samples_come_with_all_that_was_asked_for(tmp_path: Path, flags: l
         assert await answered(sampler.compute_logprobs(PROMPT)) == [None, -1.0, -2.0]
         assert await answered(sampler.compute_logprobs(PROMPT, 1)) == [None, None, -2.0]
         if flags:
-            futures = service.futures(digest(KEYS[0]).hex())
+            futures = service.results.of(digest(KEYS[0]).hex())
             await until(lambda: not futures._results, "the results that the client has are dropped")
 
 
@@ -123,7 +123,7 @@ async def test_a_sample_that_its_client_gives_up_ends_at_the_servers(tmp_path: P
         body = {"request_id": f"{sampler._sampling_session_id}:0"}
         other = await raw.post("/api/v1/cancel_future", json=body, headers={"X-API-Key": KEYS[1]})
         assert (other.status, servers.ended) == (404, 0)
-        pending = service.futures(digest(KEYS[0]).hex())._pending
+        pending = service.results.of(digest(KEYS[0]).hex())._pending
         # Before it polls, the SDK tells nobody that it gives up.
         await until(lambda: any(bool(each._waiters) for each in pending.values()), "the client polls")
         asked.future().cancel()

@@ -1,0 +1,149 @@
+"""The samplers of all clients: what each samples from, who has joined it, and the samples that are being made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from counterpoint.inference.base import InferenceError
+from counterpoint.service.samplers import Samplers
+from counterpoint.service.tinker.bodies import CreateSampler
+from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.futures import Result, failure
+from counterpoint.service.tinker.models import NEWEST, Model
+from counterpoint.service.tinker.refusals import Gone, NotFound
+from counterpoint.service.tinker.results import Results
+from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample
+from counterpoint.service.tinker.sessions import Sessions, session_of
+from counterpoint.service.tinker.store import SamplerRecord, Store
+from counterpoint.service.tinker.weights import Weights
+from counterpoint.transport.records import Float32Array, Int32Array
+
+
+class ClientSamplers:
+    """The samplers that clients have made."""
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        weights: Weights,
+        results: Results,
+        servers: Samplers,
+        longest: int,
+        check_base: Callable[[str], None],
+        model: Callable[[str, str], Awaitable[Model]],
+    ) -> None:
+        """Samples at `servers`, at most `longest` tokens with the prompt.
+
+        `check_base` raises `BadRequest` for a base model that is not the job's; `model` returns a model of an owner.
+        """
+        self._store = store
+        self._sessions = sessions
+        self._weights = weights
+        self._results = results
+        self._servers = servers
+        self._longest = longest
+        self._check_base = check_base
+        self._model = model
+        self._joining = asyncio.Lock()
+        self._sampling: dict[str, asyncio.Task[None]] = {}
+        """The samples that are being made, by the ids of their requests."""
+
+    async def create(self, asked: CreateSampler, owner: str) -> SamplerRecord:
+        """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NotFound`, `Gone`, `InferenceError`."""
+        session = await self._sessions.live(asked.session_id, owner)
+        sampler_id = f"{session.session_id}:sample:{asked.sampling_session_seq_id}"
+        if asked.model_path is not None:
+            saved = await self._weights.named(asked.model_path, owner)
+            if saved.kind != "sampler_weights":
+                raise BadRequest(
+                    f"{asked.model_path} is a state for training; expected one of save_weights_for_sampler"
+                )
+            record = SamplerRecord(
+                sampler_id,
+                owner,
+                await self._weights.adapter_of(saved),
+                saved.directory,
+                saved.path,
+                saved.model_id,
+                saved.step,
+            )
+        elif asked.base_model is not None:
+            self._check_base(asked.base_model)
+            record = SamplerRecord(sampler_id, owner)
+        else:
+            raise BadRequest("neither base_model nor model_path is given")
+        await asyncio.to_thread(self._store.write, record)
+        return record
+
+    async def join(self, sampler_id: str, owner: str) -> int:
+        """Returns a number for one more client of a sampler, from 1. Raises `NotFound` and `Gone`."""
+        async with self._joining:
+            sampler = await self.named(sampler_id, owner)
+            await self._sessions.live(session_of(sampler_id), owner)
+            joined = msgspec.structs.replace(sampler, clones=sampler.clones + 1)
+            await asyncio.to_thread(self._store.write, joined)
+            return joined.clones
+
+    async def of(self, session_id: str) -> list[SamplerRecord]:
+        """Returns the samplers of a session."""
+        return await asyncio.to_thread(self._store.samplers, session_id)
+
+    async def named(self, sampler_id: str, owner: str) -> SamplerRecord:
+        """Returns a sampler. Raises `NotFound`."""
+        found = await asyncio.to_thread(self._store.sampler, sampler_id)
+        if found is None or found.owner != owner:
+            raise NotFound(f"there is no sampler {sampler_id[:80]!r}")
+        return found
+
+    async def sample(self, asked: Sample, owner: str) -> tuple[str, list[str]]:
+        """Begins samples; returns the id of the request and one for each sample. Raises `NotFound` and `TooMany`."""
+        sampler = await self.named(asked.sampling_session_id, owner)
+        await self._sessions.live(session_of(sampler.sampler_id), owner)
+        request_id = f"{sampler.sampler_id}:{asked.seq_id}"
+
+        async def work() -> Result:
+            return Result(await self._sampled(sampler, asked), is_protobuf=True)
+
+        if (task := self._results.begin(request_id, owner, work)) is not None:
+            self._sampling[request_id] = task
+            task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
+        return request_id, [f"{request_id}:{index}" for index in range(max(0, min(asked.num_samples, MOST_SAMPLES)))]
+
+    async def cancel(self, request_id: str, owner: str) -> None:
+        """Ends samples that are being made, also at the servers. Raises `NotFound`."""
+        await self._sessions.any(session_of(request_id), owner)
+        if (task := self._sampling.pop(request_id, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._results.of(owner).complete(request_id, failure("its client has cancelled it"))
+
+    async def cancel_all(self, session_id: str, owner: str) -> None:
+        """Ends the samples of a session that are being made. Raises `NotFound`."""
+        for request_id in [each for each in self._sampling if session_of(each) == session_id]:
+            await self.cancel(request_id, owner)
+
+    async def _sampled(self, sampler: SamplerRecord, asked: Sample) -> bytes:
+        while sampler.follows:
+            target = await asyncio.to_thread(self._store.saved, f"tinker://{sampler.follows}/inflight/{NEWEST}")
+            if target is None:
+                raise Gone(f"the weights of sampler {sampler.sampler_id} have ended with their session")
+            adapter = await self._weights.adapter_of(target)
+            now = msgspec.structs.replace(
+                sampler, adapter=adapter, directory=target.directory, model_id=target.model_id, step=target.step
+            )
+            try:
+                return await self._sampled_by(now, asked)
+            except (InferenceError, OSError, ExceptionGroup):  # newer weights may have taken their place meanwhile
+                if await asyncio.to_thread(self._store.saved, target.path) == target:
+                    raise
+        return await self._sampled_by(sampler, asked)
+
+    async def _sampled_by(self, sampler: SamplerRecord, asked: Sample) -> bytes:
+        async def score(prompt: Int32Array) -> Float32Array:
+            return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step)
+
+        return await sample(self._servers, sampler, asked, self._longest, score)

@@ -1,0 +1,69 @@
+"""Work beside others whose results clients fetch, of all owners."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from counterpoint.inference.base import InferenceError
+from counterpoint.service.config import ServiceConfig
+from counterpoint.service.runs import RunLost
+from counterpoint.service.tasks import Tasks
+from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.futures import Futures, Result, failure
+from counterpoint.service.tinker.refusals import Gone, NotFound
+
+logger = logging.getLogger(__name__)
+
+
+class Results:
+    """The results by owner, and the work that makes those of no model."""
+
+    def __init__(self, config: ServiceConfig, tasks: Tasks) -> None:
+        """Works in `tasks`, within the bounds of `config`."""
+        self._config = config
+        self._tasks = tasks
+        self._futures: dict[str, Futures] = {}
+
+    def close(self) -> None:
+        """Removes what is on the disk."""
+        for futures in self._futures.values():
+            futures.close()
+
+    @property
+    def pending(self) -> int:
+        """The number of requests without a result, of all owners."""
+        return sum(futures.pending for futures in self._futures.values())
+
+    def of(self, owner: str) -> Futures:
+        """Returns the results of an owner."""
+        if owner not in self._futures:
+            self._futures[owner] = Futures(self._config.max_pending, self._config.result_bytes)
+        return self._futures[owner]
+
+    def begin(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> asyncio.Task[None] | None:
+        """Begins work whose result is fetched under an id; None if it was begun before. Raises `TooMany`."""
+        if self.of(owner).begin(request_id):
+            return self._tasks.spawn(self._complete(request_id, owner, work))
+        return None
+
+    async def _complete(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> None:
+        try:
+            result = await work()
+        except Exception as error:  # noqa: BLE001 - it is logged there
+            result = _failed(request_id, error)
+        await self.of(owner).complete(request_id, result)
+
+
+def _failed(request_id: str, error: Exception) -> Result:
+    """Returns the result of a request that has none. A fault of the service's own is logged."""
+    first: Exception = error
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, BadRequest | NotFound | Gone):
+        return failure(str(first))
+    if not isinstance(first, RunLost | InferenceError | OSError | ValueError):
+        logger.error("request %s has no result", request_id, exc_info=error)
+        return failure(f"the service failed: {type(first).__name__}: {first}", "server")
+    return failure(str(first), "server")

@@ -1,0 +1,74 @@
+"""The sessions of all clients: whose they are, whether they go on, and when each was last heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from counterpoint.service.tinker.refusals import Gone, NotFound
+from counterpoint.service.tinker.store import Session, Store
+
+KNOWN_SESSIONS = 4096
+"""Sessions that are not read from the disk again."""
+
+
+class Sessions:
+    """Sessions that were asked for: each request has one."""
+
+    def __init__(self, store: Store) -> None:
+        """Reads and writes them in `store`."""
+        self._store = store
+        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._seen: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    async def begin(self, session: Session) -> None:
+        """Takes a new session. Raises `OSError` and `ValueError`."""
+        await asyncio.to_thread(self._store.write, session)
+        self._seen[session.session_id] = time.monotonic()
+
+    async def live(self, session_id: str, owner: str) -> Session:
+        """Returns a session that goes on. Raises `NotFound` and `Gone`."""
+        found = await self.any(session_id, owner)
+        if found.finished:
+            raise Gone(f"session {session_id} has ended")
+        self._seen[session_id] = time.monotonic()
+        return found
+
+    async def any(self, session_id: str, owner: str) -> Session:
+        """Returns a session, also one that has ended. Raises `NotFound`."""
+        found = self._known.get(session_id) or await asyncio.to_thread(self._store.session, session_id)
+        if found is None or found.owner != owner:
+            raise NotFound(f"there is no session {session_id[:80]!r}")
+        known = self._known.setdefault(found.session_id, found)  # it may have ended while it was read
+        self._known.move_to_end(known.session_id)
+        while len(self._known) > KNOWN_SESSIONS:
+            self._known.popitem(last=False)
+        return known
+
+    async def end(self, session: Session, ending: dict[str, Any]) -> None:
+        """Ends a session. Raises `OSError`."""
+        finished = self._known[session.session_id] = msgspec.structs.replace(session, finished=True, ending=ending)
+        await asyncio.to_thread(self._store.write, finished)
+
+    def forget(self, session_id: str) -> None:
+        """Forgets when a session was last heard of."""
+        self._seen.pop(session_id, None)
+
+    def was_silent(self, session_id: str, seconds: float) -> bool:
+        """Whether a session was not heard of for so long, in the time in which the service runs."""
+        return self._seen.get(session_id, self._started) < time.monotonic() - seconds
+
+    def last_seen(self, session_id: str) -> float:
+        """Returns when a session was last heard of since this service started, in seconds since 1970; else 0."""
+        seen = self._seen.get(session_id)
+        return 0.0 if seen is None else time.time() - (time.monotonic() - seen)
+
+
+def session_of(any_id: str) -> str:
+    """Returns the session of a model, a sampler or a request by its id."""
+    return any_id.partition(":")[0]

@@ -1,0 +1,55 @@
+"""The weights that clients have saved: under which names, until when, and whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from counterpoint.service.tinker.models import adapter_name, expiry
+from counterpoint.service.tinker.refusals import NotFound
+from counterpoint.service.tinker.sessions import session_of
+from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store
+
+
+class Weights:
+    """Saved weights of all clients."""
+
+    def __init__(self, store: Store, on_deleted: Callable[[], object]) -> None:
+        """Calls `on_deleted` when weights may be removed from the disk."""
+        self._store = store
+        self._on_deleted = on_deleted
+
+    async def named(self, path: str, owner: str) -> SavedRecord:
+        """Returns what a URI names. Raises `NotFound`."""
+        found = await asyncio.to_thread(self._store.saved, path)
+        session = None
+        if found is not None and found.kind != "inflight":
+            session = await asyncio.to_thread(self._store.session, session_of(found.model_id))
+        if found is None or session is None or session.owner != owner:
+            raise NotFound(f"there are no weights {path[:120]!r}")
+        return found
+
+    async def all_of(self, model: ModelRecord) -> list[SavedRecord]:
+        """Returns what is saved of a model, the newest first."""
+        found = await asyncio.to_thread(self._store.all_saved, model.model_id)
+        return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
+
+    async def delete(self, path: str, owner: str) -> None:
+        """Deletes weights: their name at once, and their bytes once nothing needs them. Raises `NotFound`."""
+        record = await self.named(path, owner)
+        await asyncio.to_thread(self._store.delete, record)
+        self._on_deleted()
+
+    async def set_ttl(self, path: str, ttl_seconds: int | None, owner: str) -> None:
+        """Has weights deleted after a time, or never. Raises `NotFound` and `BadRequest`."""
+        record = msgspec.structs.replace(await self.named(path, owner), expires=expiry(ttl_seconds))
+        if not await asyncio.to_thread(self._store.change, record):
+            raise NotFound(f"there are no weights {path[:120]!r}")
+
+    async def adapter_of(self, saved: SavedRecord) -> str:
+        """Returns the name that published weights have at the servers."""
+        model = await asyncio.to_thread(self._store.model, saved.model_id)
+        assert model is not None
+        return adapter_name(model.run_id, saved.directory)
