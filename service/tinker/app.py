@@ -349,7 +349,7 @@ class Endpoints:
         return _json()
 
     async def _external_urls(self, request: web.Request, owner: str) -> web.Response:
-        record = await self._service.saved(_uri(request), owner)
+        record = await self._service.weights.named(_uri(request), owner)
         if record.kind != "external_weights":
             raise BadRequest(f"{record.path[:200]} has no URLs; expected weights of save_weights_external")
         expires = int(time.time() + URL_SECONDS)
