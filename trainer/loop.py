@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from safetensors import SafetensorError
@@ -24,7 +26,7 @@ from counterpoint.run.changes import JournalError
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.fair_share import FairShare, Row
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.lora.adapter_file import keep_start, start_directory
@@ -96,6 +98,8 @@ class Trainer:
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, self.checkpoints)
+        self._spent: defaultdict[int, float] = defaultdict(float)
+        """The seconds of all ranks that the rows of each slot's item in progress have taken."""
         self.broadcasters: dict[int, Broadcaster] = {}
         """The broadcasters by slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._status = StatusLine()
@@ -393,8 +397,19 @@ class Trainer:
     def _train_rows(self) -> None:
         rows = self._shares.rows()
         if any(rows):
+            began = time.perf_counter()
             self._learner.train_rows(rows)
+            self._spend(rows, time.perf_counter() - began)
             self.endpoint.rows_trained(sum(map(bool, rows)))
+
+    def _spend(self, rows: Sequence[Row], seconds: float) -> None:
+        """Divides the time of rows among the runs that share them, by tokens."""
+        tokens: defaultdict[int, int] = defaultdict(int)
+        for slot, samples in (part for row in rows for part in row):
+            step = self._learner.contributions[slot][-1]
+            tokens[slot] += sum(map(step.length, samples))
+        for slot, count in tokens.items():
+            self._spent[slot] += seconds * self._learner.ranks.count * count / sum(tokens.values())
 
     def _finish_items(self) -> None:
         for slot in [slot for slot in self._open_slots if not self._shares.left(slot)]:
@@ -414,11 +429,15 @@ class Trainer:
         values = run.scheduled(self._requests.learning_rate(run, run.progress.step + 1))
         if item.batch is not None and (step := learner.next_pass(slot, values)) is not None:
             self._share(run, step)
-        elif not self._source(run).asked:
+            return
+        spent = self._spent.pop(slot, 0.0)
+        if not self._source(run).asked:
             times = learner.times(slot)
             self._conclude(run, learner.finish_step(slot, values), times)
         else:
+            began = time.perf_counter()
             found = self._answer(run, item)
+            run.spent = spent + (time.perf_counter() - began) * learner.ranks.count
             self.orders[slot].end(time.monotonic())
             if not item.answer.done():
                 item.answer.set_result(found)
@@ -509,6 +528,7 @@ class Trainer:
 
     def _drop_contributions(self, slot: int) -> None:
         self._shares.remove(slot)
+        self._spent.pop(slot, None)
         self._learner.drop_step(slot)
 
     # --- the disk ---

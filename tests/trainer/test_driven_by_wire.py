@@ -22,6 +22,7 @@ from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, ItemFailed
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.driven import drive
+from counterpoint.transport.messages import SECONDS
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.link import SharedConnection
 from counterpoint.transport.wires.open import open_connection
@@ -112,6 +113,7 @@ async def test_weights_and_results_are_those_of_a_native_run(
                     found += await contribute(run, step)
                     answer = await run.update(VALUES[step - 1])
                     assert answer.step == step
+                    assert answer.metrics[SECONDS] > 0
                 check_equal(load_file(await run.publish("last") / WEIGHTS), weights)
                 assert await run.save() == STEPS
                 with pytest.raises(ItemFailed, match="no contribution") as refused:

@@ -105,6 +105,8 @@ class Run:
     """Batches rejected because they were beyond the run's credit."""
     spoiled: bool = False
     """Whether a contribution to the next update has failed, of a run that is driven over the wire: others do not count alone."""
+    spent: float = 0.0
+    """The seconds of all ranks that the item has taken that was carried out last."""
     answers: dict[int, Answered] = field(default_factory=dict)
     """Answers to the newest items of a driven run, which may have been lost on their way."""
     holder: str = ""

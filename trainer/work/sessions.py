@@ -30,6 +30,7 @@ from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.codec import digest_of
 from counterpoint.transport.messages import (
+    SECONDS,
     Acknowledged,
     Answered,
     Ask,
@@ -241,7 +242,7 @@ class Sessions:
         """Sends what came of an item, and keeps it for a session to come."""
         if done.cancelled():
             return
-        answer = run.answers[number] = _answered(number, run.progress.step, done)
+        answer = run.answers[number] = _answered(number, run.progress.step, done, {SECONDS: run.spent})
         for old in sorted(run.answers)[: -self._config.transport.credit - 1]:
             del run.answers[old]
         self._receiver.send(run.run_id, answer)
@@ -362,18 +363,18 @@ class Sessions:
             self._registry.sent_away(run_id)
 
 
-def _answered(number: int, step: int, done: Future[Any]) -> Answered:
+def _answered(number: int, step: int, done: Future[Any], spent: Mapping[str, float]) -> Answered:
     if (error := done.exception()) is not None:
         fault: Literal["asker", "trainer"] = "asker" if isinstance(error, ValueError | InvalidBatch) else "trainer"
         return Answered(number, step, fault, str(error) or type(error).__name__)
     match done.result():
         case Outcome(metrics, columns):
-            return Answered(number, step, metrics=_numbers(metrics), columns=columns)
+            return Answered(number, step, metrics={**_numbers(metrics), **spent}, columns=columns)
         case Path() as directory:
-            return Answered(number, step, text=str(directory))
+            return Answered(number, step, text=str(directory), metrics=spent)
         case dict() as metrics:
-            return Answered(number, step, metrics=_numbers(metrics))
-    return Answered(number, step)
+            return Answered(number, step, metrics={**_numbers(metrics), **spent})
+    return Answered(number, step, metrics=spent)
 
 
 def _numbers(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
