@@ -15,7 +15,7 @@ from counterpoint.service.tinker.futures import Result, failure
 from counterpoint.service.tinker.models import NEWEST, Model
 from counterpoint.service.tinker.refusals import Gone, NotFound
 from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample
+from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample, used_by
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import SamplerRecord, Store
 from counterpoint.service.tinker.weights import Weights
@@ -106,7 +106,9 @@ class ClientSamplers:
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
 
         async def work() -> Result:
-            return Result(await self._sampled(sampler, asked), is_protobuf=True)
+            body = await self._sampled(sampler, asked)
+            self._store.ledger.owe(owner, request_id, used_by(asked, body))
+            return Result(body, is_protobuf=True)
 
         if (task := self._results.begin(request_id, owner, work)) is not None:
             self._sampling[request_id] = task

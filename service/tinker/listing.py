@@ -12,7 +12,7 @@ import msgspec
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 
-_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+_TYPES = {"weights": "training", "sampler_weights": "sampler"}
 
 MOST_LISTED = 1000
 """Entries of one page."""

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,18 @@ from google.protobuf.message import DecodeError
 from counterpoint.inference.base import InferenceError
 from counterpoint.run.items import AdamW, ItemHeader
 from counterpoint.service.journal import Journal
+from counterpoint.service.ledger import Used
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
-from counterpoint.service.tinker.external import check_recipients
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.retention import bytes_of
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.store import ModelRecord, Position, SamplerRecord, SavedRecord, Store
 from counterpoint.transport.config import IDENTIFIER_PATTERN
-from counterpoint.transport.messages import Answered
+from counterpoint.transport.messages import SECONDS, Answered
 from counterpoint.transport.records import Batch, Float32Array, Int32Array
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class OptimStep(msgspec.Struct, frozen=True):
 
 
 class SaveWeights(msgspec.Struct, frozen=True):
-    """The body of `save_weights`, `save_weights_for_sampler` and `save_weights_external`."""
+    """The body of `save_weights` and of `save_weights_for_sampler`."""
 
     model_id: str
     seq_id: int
@@ -108,7 +108,6 @@ class SaveWeights(msgspec.Struct, frozen=True):
     user_metadata: dict[str, Any] | None = None
     sampling_session_seq_id: Position | None = None
     kind: str = "snapshot"
-    age_encryption_recipients: list[str] | None = None
 
 
 class LoadedWeights(msgspec.Struct, frozen=True):
@@ -124,6 +123,8 @@ class _Asked:
     header: ItemHeader
     batch: Batch | None
     result: Callable[[int, Answered], Awaitable[Result]]
+    used: Used = field(default_factory=Used)
+    """What it uses beside the trainer's time."""
 
 
 class Model:
@@ -279,6 +280,7 @@ class Model:
         asked = contribution_of(message, self.record.run_id, self._longest, self._vocabulary)
         number = await self.run.begin(ItemHeader(objective=asked.objective), asked.batch)
         answered = checked(await self.run.answer_to(number))
+        await self._count(f"score:{number}", Used(), answered)
         if answered.step != step:
             raise BadRequest(
                 f"prompt_logprobs: the sampler has the weights of update {step}, and the model is at update {answered.step}; "
@@ -319,7 +321,9 @@ class Model:
 
     async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
         try:
-            result = await asked.result(number, checked(await self.run.answer_to(number)))
+            answered = checked(await self.run.answer_to(number))
+            await self._count(str(request.seq_id), asked.used, answered)
+            result = await asked.result(number, answered)
         except BadRequest as error:
             result = failure(str(error))
         except ItemFailed as error:
@@ -330,6 +334,11 @@ class Model:
             logger.exception("model %s: request %d has no result", self.record.model_id, request.seq_id)
             result = failure(f"the service failed: {type(error).__name__}: {error}", "server")
         await self._complete(request, result)
+
+    async def _count(self, number: str, used: Used, answered: Answered) -> None:
+        """Has the ledger count an item, once: it counts again what comes again after a kill."""
+        used = msgspec.structs.replace(used, seconds=answered.metrics.get(SECONDS, 0.0))
+        await self._store.ledger.count(self.record.owner, f"{self.record.model_id}:{number}", used)
 
     async def _complete(self, request: Request, result: Result) -> None:
         self.saving.discard(request.seq_id)
@@ -359,8 +368,6 @@ class Model:
                     return self._save(msgspec.json.decode(request.body, type=SaveWeights))
                 case "save_weights_for_sampler":
                     return self._save_for_sampler(msgspec.json.decode(request.body, type=SaveWeights))
-                case "save_weights_external":
-                    return self._save_external(msgspec.json.decode(request.body, type=SaveWeights))
                 case "load_weights":
                     return self._loaded(msgspec.json.decode(request.body, type=LoadedWeights))
                 case other:
@@ -384,7 +391,9 @@ class Model:
         async def result(number: int, answered: Answered) -> Result:
             return Result(await asyncio.to_thread(output_of, contribution, answered), is_protobuf=True)
 
-        return _Asked(ItemHeader(objective=contribution.objective), contribution.batch, result)
+        tokens = sum(contribution.lengths)
+        used = Used(forward=tokens) if message.forward_only else Used(trained=tokens)
+        return _Asked(ItemHeader(objective=contribution.objective), contribution.batch, result, used)
 
     def _traced(self, message: Any) -> bytes:
         """Returns the graph of the loss that a request names; it is one of the model's session. Raises `BadRequest`."""
@@ -463,24 +472,6 @@ class Model:
             return answer(sampling_session_id=sampler_id, type="save_weights_for_sampler")
 
         return _Asked(ItemHeader(publication=publication), None, result)
-
-    def _save_external(self, asked: SaveWeights) -> _Asked:
-        name, expires, recipients = (
-            _checked_name(asked),
-            expiry(asked.ttl_seconds),
-            asked.age_encryption_recipients or [],
-        )
-        check_recipients(recipients)
-
-        async def result(number: int, answered: Answered) -> Result:
-            record = SavedRecord(
-                self.record.model_id, "external_weights", name, number, answered.step, answered.text,
-                asked.user_metadata, time.time(), expires, recipients=recipients,
-            )  # fmt: skip
-            await self._keep(record, overwrite=asked.overwrite)
-            return answer(path=record.path, type="save_weights_external")
-
-        return _Asked(ItemHeader(publication=f"s{asked.seq_id}"), None, result)
 
     async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
         """Writes a record. Raises `BadRequest` if another one has its name."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from pydantic import ValidationError
 
 from counterpoint.inference.base import SamplingParameters
+from counterpoint.service.ledger import Used
 from counterpoint.service.samplers import Samplers, affinities
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
@@ -65,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True):
     """The body of `asample`."""
 
     sampling_session_id: str
-    seq_id: int
+    seq_id: Annotated[int, Meta(ge=0, lt=2**62)]
     prompt: Prompt
     sampling_params: Parameters
     num_samples: int = 1
@@ -161,6 +163,13 @@ async def sample(
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
     encoded: bytes = response.SerializeToString()
     return encoded
+
+
+def used_by(asked: Sample, response: bytes) -> Used:
+    """Returns the tokens of a request and of its `SampleResponse`."""
+    prompt = sum(len(chunk.tokens) for chunk in asked.prompt.chunks)
+    sequences = MESSAGES["SampleResponse"].FromString(response).sequences
+    return Used(prompt=prompt, sampled=sum(len(each.tokens) for each in sequences) // np.dtype(np.int32).itemsize)
 
 
 def _add(response: Any, turn: Turn) -> None:

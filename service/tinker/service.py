@@ -194,6 +194,7 @@ class Service:
             await self._shut(model_id)
         self.sessions.forget(session_id)
         self.results.of(owner).forget(f"{session_id}:")
+        await self.store.ledger.end(f"{session_id}:")
         models = await self.models(owner, session_id)
         # No request of theirs has a result any more.
         self._closed_saving.difference_update(each.model_id for each in models)
@@ -275,7 +276,10 @@ class Service:
                 await self.model(model_id, owner)
             elif (loss := await asyncio.to_thread(self.store.loss, request_id)) is not None:
                 self.results.begin(request_id, owner, lambda: self._keep_loss(loss))
-        return await futures.fetch(request_id, seconds)
+        result = await futures.fetch(request_id, seconds)
+        if result is not None:
+            await self.store.ledger.told(request_id)
+        return result
 
     def waits_for(self, request_id: str) -> str:
         """Returns why a request of a model waits; empty if its model's run is trained."""

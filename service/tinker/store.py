@@ -6,7 +6,6 @@ Names of clients are never names of files, but for what `IDENTIFIER_PATTERN` all
 from __future__ import annotations
 
 import re
-import secrets
 import threading
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from counterpoint.run.trained import StartFrom
+from counterpoint.service.ledger import Ledger
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import write_atomically
 
@@ -73,8 +73,8 @@ class SavedRecord(msgspec.Struct, frozen=True):
 
     model_id: str
     kind: str
-    """`weights`, `sampler_weights` or `external_weights`, which clients name and list; `snapshot`, of one sampler alone;
-    `inflight`, the newest weights of a model's samplers that follow it."""
+    """`weights` or `sampler_weights`, which clients name and list; `snapshot`, of one sampler alone; `inflight`, the newest
+    weights of a model's samplers that follow it."""
     name: str
     number: int
     """The item that made it."""
@@ -88,8 +88,6 @@ class SavedRecord(msgspec.Struct, frozen=True):
     """When it is deleted, in seconds since 1970; None: never."""
     size: int | None = None
     """Bytes on the disk."""
-    recipients: list[str] = []
-    """To whom external weights are encrypted; none: they are not."""
 
     @property
     def path(self) -> str:
@@ -137,8 +135,9 @@ class Store:
     """The records of one service."""
 
     def __init__(self, directory: Path) -> None:
-        """Keeps them below `directory`. Raises `OSError`."""
+        """Keeps them below `directory`. Raises `OSError`, and `UserError` for a damaged ledger."""
         self.directory = directory
+        self.ledger = Ledger(directory / "ledger")
         self._saving = threading.Lock()
         """Held while a name of saved weights changes its meaning."""
         for name in ("sessions", "models", "samplers", "losses"):
@@ -147,13 +146,6 @@ class Store:
     def run_directory(self, run_id: str) -> Path:
         """Returns the directory of what belongs to a run."""
         return self.directory / "models" / run_id
-
-    def secret(self, name: str) -> str:
-        """Returns a secret of the service's own, which is the same however often it is started. Raises `OSError`."""
-        path = self.directory / name
-        if not path.exists():
-            write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
-        return path.read_text().strip()
 
     def write(self, record: Session | ModelRecord | SavedRecord | SamplerRecord | LossRecord) -> None:
         """Writes a record, durably. Raises `OSError`, and `ValueError` for one that would not be read again."""
@@ -193,7 +185,7 @@ class Store:
 
     def saved(self, path: str) -> SavedRecord | None:
         """Returns what a URI names; None if there is none, or its time is over."""
-        found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights|external_weights|inflight)/([^/]+)", path)
+        found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights|inflight)/([^/]+)", path)
         if found is None or not re.fullmatch(IDENTIFIER_PATTERN, found[3]):
             return None
         record = self._read(self.run_directory(run_of(found[1])) / found[2] / f"{found[3]}.json", SavedRecord)

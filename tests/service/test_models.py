@@ -12,13 +12,14 @@ import pytest
 
 from counterpoint.run.items import ItemHeader, encode_item
 from counterpoint.service.journal import Journal
+from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.tinker import models
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, TooMany
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
-from counterpoint.transport.messages import Answered, Ask
+from counterpoint.transport.messages import SECONDS, Answered, Ask
 from tests.support.polling import DEADLINE_SECONDS, until
 
 
@@ -41,7 +42,7 @@ class Run:
         return len(self.headers)
 
     async def answer_to(self, number: int) -> Answered:
-        return Answered(number, number)
+        return Answered(number, number, metrics={SECONDS: 0.5})
 
 
 def model_of(directory: Path, run: Run) -> Model:
@@ -268,3 +269,16 @@ async def test_a_model_that_is_opened_again_loads_no_adapter(tmp_path: Path) -> 
     model._futures.close()
     assert found is not None
     assert msgspec.json.decode(found.body)["sampling_session_id"] == "s1:sample:3"
+
+
+async def test_the_ledger_counts_an_item_once_however_often_its_model_is_opened(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "items", "s1_train_0", 1000)
+    note = msgspec.msgpack.encode(Request("optim_step", 1, b'{"model_id": "", "seq_id": 1, "adam_params": {}}'))
+    journal.write_item(Ask(1, encode_item(ItemHeader(updates=True)), None), note)
+    for _ in range(2):
+        model = model_of(tmp_path, Run())
+        await model.start()
+        await until(lambda: "s1:train:0:1" in model._futures._results, "the result")  # noqa: B023
+        await model.close()
+        model._futures.close()
+    assert Store(tmp_path).ledger.days()[day_now()] == {"": Used(seconds=0.5)}

@@ -17,17 +17,20 @@ from tinker import types
 
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.keys import digest
+from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
 from counterpoint.service.tinker.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
 from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import SamplerRecord, SavedRecord
+from counterpoint.service.tinker.store import SamplerRecord, SavedRecord, Store
 from counterpoint.transport.records import Alternatives, Turn
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import a_model, answered
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow
+
+HEADERS = {"X-API-Key": KEYS[0]}
 
 PROMPT = types.ModelInput.from_ints([5, 6, 7])
 
@@ -94,6 +97,26 @@ async def test_samples_come_with_all_that_was_asked_for(tmp_path: Path, flags: l
         if flags:
             futures = service.results.of(digest(KEYS[0]).hex())
             await until(lambda: not futures._results, "the results that the client has are dropped")
+
+
+async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path: Path) -> None:
+    owner = digest(KEYS[0]).hex()
+    async with sampling(tmp_path) as (sampler, _, service, raw):
+        await answered(sampler.sample(PROMPT, 2, parameters()))
+        assert Store(tmp_path / "service").ledger.days()[day_now()] == {owner: Used(prompt=3, sampled=2)}
+        chunk = {"type": "encoded_text", "tokens": [5, 6, 7, 8]}
+        body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 7, "prompt": {"chunks": [chunk]},
+                "sampling_params": {}}  # fmt: skip
+        ids = [
+            (await (await raw.post("/api/v1/asample", json=body, headers=HEADERS)).json())["request_id"] for _ in "ab"
+        ]
+        futures = service.results.of(owner)
+        await until(lambda: ids[0] in futures._results, "the sample")
+        assert service.store.ledger.today(owner) == 10
+        assert Store(tmp_path / "service").ledger.today(owner) == 5
+        for request_id in ids:
+            await raw.post("/api/v1/retrieve_future", json={"request_id": request_id}, headers=HEADERS)
+        assert Store(tmp_path / "service").ledger.today(owner) == 10
 
 
 async def test_what_the_servers_cannot_do_is_refused_in_words(tmp_path: Path) -> None:

@@ -1,0 +1,225 @@
+"""The ledger: what each account has used, day by day, on the disk, each request once.
+
+`N.jsonl` has a line for each request, flushed before its client is told of the result; `N.json` is what all former lines add up
+to, with the numbers of the requests that they count. Once there are many lines, both are replaced by `N + 1`. It has one writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from counterpoint.service.tasks import Tasks
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.json_lines import append_lines, read_lines
+
+logger = logging.getLogger(__name__)
+
+MOST_LINE_BYTES = 2**20
+"""The bytes of lines at which they are added up."""
+
+KEPT_DAYS = 100
+"""The newest days that are kept."""
+
+MOST_STRETCHES = 1024
+"""Stretches of counted numbers that are kept of one source. Only who leaves numbers out has more; the lowest are forgotten."""
+
+MOST_OWED = 65_536
+"""Results that are not told yet and that do not count yet; of more, the oldest counts."""
+
+
+class Used(msgspec.Struct, omit_defaults=True):
+    """What was used."""
+
+    trained: int = 0
+    """Tokens of `forward_backward`."""
+    forward: int = 0
+    """Tokens of `forward`, which changes no weights."""
+    prompt: int = 0
+    """Tokens of prompts that were sampled from, each once however many samples it has."""
+    sampled: int = 0
+    """Tokens of completions."""
+    seconds: float = 0.0
+    """Seconds of the trainer's accelerators."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return self.trained + self.forward + self.prompt + self.sampled
+
+    def add(self, other: Used) -> None:
+        """Adds what another has."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class _Line(Used, omit_defaults=True, kw_only=True):
+    day: str
+    account: str
+    request: str
+
+
+class _Sum(msgspec.Struct):
+    days: dict[str, dict[str, Used]] = {}
+    """By day in UTC, such as `2026-11-28`, and by account."""
+    counted: dict[str, list[list[int]]] = {}
+    """By source, the first and last numbers of the stretches of requests that are counted, ascending."""
+
+
+class Ledger:
+    """The ledger in one directory. An id of a request is that of its source, a colon and a number."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads what is there. Blocks. Raises `OSError`, and `UserError` for a damaged file."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._number = max((int(path.stem) for path in directory.glob("*.json") if path.stem.isdecimal()), default=0)
+        path = directory / f"{self._number}.json"
+        try:
+            self._sum = msgspec.json.decode(path.read_bytes(), type=_Sum) if path.exists() else _Sum()
+            for raw, _ in read_lines(path := self._lines):
+                self._add(msgspec.json.decode(raw, type=_Line))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise UserError(f"{path} is no part of a ledger: {error}; move it away to begin another") from error
+        for path in directory.glob("*.json*"):
+            if path.stem.isdecimal() and int(path.stem) < self._number:
+                path.unlink()  # a kill has left it
+        self._unwritten: list[_Line] = []
+        self._owed: OrderedDict[str, _Line] = OrderedDict()
+        """What is not told yet, by the ids of requests."""
+        self._writing = asyncio.Lock()
+        self._tasks = Tasks("the ledger")
+
+    @property
+    def _lines(self) -> Path:
+        return self._directory / f"{self._number}.jsonl"
+
+    async def count(self, account: str, request_id: str, used: Used) -> None:
+        """Counts a request for an account, unless it is counted; it is on the disk then."""
+        self._note(_line(account, request_id, used))
+        await self._write()
+
+    def owe(self, account: str, request_id: str, used: Used) -> None:
+        """Notes what a request has used: it counts once its client is `told`. A kill before loses both."""
+        self._owed[request_id] = _line(account, request_id, used)
+        if len(self._owed) > MOST_OWED:
+            self._note(self._owed.popitem(last=False)[1])
+
+    async def told(self, request_id: str) -> None:
+        """Counts a request whose client is about to be told of its result."""
+        if (line := self._owed.pop(request_id, None)) is not None:
+            self._note(line)
+            await self._write()
+
+    async def end(self, prefix: str = "") -> None:
+        """Counts what nobody was told of the requests whose ids begin so, and forgets their numbers: none comes again."""
+        for request_id in [each for each in self._owed if each.startswith(prefix)]:
+            self._note(self._owed.pop(request_id))
+        await self._write()
+        if prefix:
+            for source in [each for each in self._sum.counted if each.startswith(prefix)]:
+                del self._sum.counted[source]
+
+    def sources(self) -> list[str]:
+        """Returns the sources of which requests are counted."""
+        return list(self._sum.counted)
+
+    def today(self, owner: str) -> int:
+        """Returns the tokens of today of an owner, in all its accounts, also those of results that are not told yet."""
+        day, found = day_now(), self._sum.days.get(day_now(), {})
+        owed = sum(each.tokens for each in self._owed.values() if each.day == day and owner_of(each.account) == owner)
+        return sum(used.tokens for account, used in found.items() if owner_of(account) == owner) + owed
+
+    def days(self) -> Mapping[str, Mapping[str, Used]]:
+        """Returns what counts by day and account."""
+        return self._sum.days
+
+    def _note(self, line: _Line) -> None:
+        if self._add(line):
+            self._unwritten.append(line)
+
+    def _add(self, line: _Line) -> bool:
+        source, _, number = line.request.rpartition(":")
+        if not _insert(self._sum.counted.setdefault(source, []), int(number)):
+            return False
+        day = self._sum.days.setdefault(line.day, {})
+        day.setdefault(line.account, Used()).add(line)
+        return True
+
+    async def _write(self) -> None:
+        """Flushes what was noted, with what others have noted meanwhile. Who does not wait for it any more leaves it as it is."""
+        await asyncio.shield(self._tasks.spawn(self._flush()))
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            if not self._unwritten:
+                return
+            lines, self._unwritten = self._unwritten, []
+            try:
+                size = await asyncio.to_thread(self._append, lines)
+            except OSError as error:  # no client loses its result by it
+                self._unwritten = lines + self._unwritten
+                logger.error("the ledger lacks %d requests until it can be written: %s", len(self._unwritten), error)
+                return
+            if size > MOST_LINE_BYTES:
+                await self._add_up()
+
+    def _append(self, lines: list[_Line]) -> int:
+        append_lines(self._lines, [msgspec.to_builtins(line) for line in lines], durable=True)
+        return self._lines.stat().st_size
+
+    async def _add_up(self) -> None:
+        for day in sorted(self._sum.days)[:-KEPT_DAYS]:
+            del self._sum.days[day]
+        data, former = msgspec.json.encode(self._sum), self._lines
+        unwritten, self._unwritten = self._unwritten, []  # the sum has them
+        try:
+            await asyncio.to_thread(write_atomically, former.with_name(f"{self._number + 1}.json"), data)
+        except OSError as error:
+            self._unwritten = unwritten + self._unwritten
+            logger.warning("%s grows: the ledger cannot be added up: %s", former, error)
+            return
+        self._number += 1
+        former.unlink(missing_ok=True)
+        former.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _line(account: str, request_id: str, used: Used) -> _Line:
+    return _Line(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
+
+
+def _insert(stretches: list[list[int]], number: int) -> bool:
+    """Adds a number to ascending stretches; returns whether it was in none."""
+    place = bisect_right(stretches, number, key=lambda each: each[0])
+    if place and number <= stretches[place - 1][1]:
+        return False
+    stretches.insert(place, [number, number])
+    for first in (place, place - 1):
+        if 0 <= first < len(stretches) - 1 and stretches[first][1] + 1 == stretches[first + 1][0]:
+            stretches[first][1] = stretches.pop(first + 1)[1]
+    if len(stretches) > MOST_STRETCHES:
+        del stretches[0]
+    return True
+
+
+def account_of(owner: str, project: str = "") -> str:
+    """Returns the account of an owner's project, or of what has none."""
+    return f"{owner}/{project}" if project else owner
+
+
+def owner_of(account: str) -> str:
+    """Returns whose account it is."""
+    return account.partition("/")[0]
+
+
+def day_now() -> str:
+    """Returns today in UTC."""
+    return datetime.now(UTC).date().isoformat()
