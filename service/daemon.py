@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,7 +29,6 @@ from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.store import Store
-from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.rotated_lines import RotatedLines
 from counterpoint.transport.http.listening import listening
 from counterpoint.transport.loopback import host_in_url
@@ -75,7 +73,7 @@ async def _serve(
     bounds = await asyncio.to_thread(read_bounds, Path(config.model))
     store = await asyncio.to_thread(Store, config.output_dir / "service")
     connection = open_connection(config.transport, config.output_dir)
-    claim = await asyncio.to_thread(_claim, store.directory)
+    claim = Claim(await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:])
     samplers = Samplers(InferencePool(config.inference), config.model, bounds, config.max_samplers, claim)
     service = Service(config, store, connection, samplers, bounds.vocabulary)
     async with AsyncExitStack() as stack:
@@ -94,7 +92,7 @@ async def _serve(
         freeze_gc()  # a pause before the loop is measured
         await stack.enter_async_context(_measured(store.directory / "health.jsonl", service))
         await service.start()
-        app = Endpoints(service, keys).app()
+        app = (await asyncio.to_thread(Endpoints, service, keys)).app()
         port = await stack.enter_async_context(listening(app, config.host, config.port, None))
         url = f"http://{host_in_url(config.host)}:{port}"
         logger.info("the service for the Tinker SDK answers at %s", url)
@@ -130,11 +128,3 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await write()
-
-
-def _claim(directory: Path) -> Claim:
-    """Returns the claim by which the service owns adapters at servers: the same however often it is started."""
-    path = directory / "claim"
-    if not path.exists():
-        write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
-    return Claim(path.read_text().strip(), f"the service in {directory.absolute()}"[-200:])

@@ -37,5 +37,5 @@ def test_a_job_is_taken_over_after_the_death_of_its_supervisor() -> None:
 
 def test_every_role_and_the_whole_job_have_a_unit() -> None:
     assert [unit.stem for unit in UNITS] == [
-        f"counterpoint-{name}@" for name in ("inference", "job", "orchestrator", "trainer")
+        f"counterpoint-{name}@" for name in ("inference", "job", "orchestrator", "service", "trainer")
     ]

@@ -32,22 +32,31 @@ _ADVICE = {
 _TEXT = ("text",)
 _PARTS = ("reasoning_content", "content", "tool_calls")
 """The parts of a chat's message, in the order in which the policy writes them."""
+PLACES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+}
+WORDS = {".function": "", ".parameters": ".input_schema", ".reasoning_content": ".content"}
+"""What `fields.named_as` takes for these requests, beside the places of their messages."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_fields(fields: dict[str, Any], chat: Chat) -> dict[str, Any]:
+def chat_fields(fields: dict[str, Any], chat: Chat, places: dict[str, str] | None = None) -> dict[str, Any]:
     """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault.
 
-    `chat` has the model's template: an effort, and thinking that is turned off, count where it reads them.
+    `chat` has the model's template: an effort, and thinking that is turned off, count where it reads them. `places` gets where
+    each message of the chat request stands.
     """
     check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
-    made["messages"] = _messages(fields.get("system"), fields.get("messages"))
+    made["messages"] = _messages(fields.get("system"), fields.get("messages"), {} if places is None else places)
     made["max_tokens"] = count_of("max_tokens", fields.get("max_tokens"))
     made["stop"] = fields.get("stop_sequences")
     made["tools"] = _tools(fields.get("tools"))
     choice = table_of("tool_choice", fields.get("tool_choice"), {"type", "name", "disable_parallel_tool_use"})
-    made["tool_choice"] = _tool_choice(choice)
+    made["tool_choice"] = _tool_choice(choice, made["tools"])
     one_call = choice.get("disable_parallel_tool_use")
     if not isinstance(one_call, bool | None):
         refuse("tool_choice.disable_parallel_tool_use", one_call, "expected true or false")
@@ -59,11 +68,11 @@ def chat_fields(fields: dict[str, Any], chat: Chat) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value is not None}
 
 
-def _messages(system: object, given: object) -> list[dict[str, Any]]:
+def _messages(system: object, given: object, places: dict[str, str]) -> list[dict[str, Any]]:
     instructions = text_of("system", system, _TEXT)
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for where, message in list_of("messages", given, "expected a list of at least one message"):
-        role, content = message.get("role"), message.get("content")
+        role, content, before = message.get("role"), message.get("content"), len(messages)
         if role not in ("user", "assistant", "system"):
             refuse(f"{where}.role", role, "expected user, assistant or system")
         if role == "system" or not isinstance(content, list):
@@ -74,6 +83,7 @@ def _messages(system: object, given: object) -> list[dict[str, Any]]:
                 _add_to_assistant(messages, block, at)
         else:
             messages += _of_user(list_of(f"{where}.content", content, "expected text, or at least one block"))
+        places |= {f"messages[{index}]": where for index in range(before, len(messages))}
     if messages[-1]["role"] == "assistant":
         refuse(
             "messages", given, "the last message is the assistant's, which is not continued here; end with the user's"
@@ -88,7 +98,8 @@ def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
         kind = block.get("type")
         if kind == "tool_result":
             content = text_of(f"{where}.content", block.get("content"), _TEXT)
-            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+            identity = _string(block, "tool_use_id", where)
+            messages.append({"role": "tool", "tool_call_id": identity, "content": content})
         elif kind == "text":
             if not messages or messages[-1]["role"] != "user":
                 messages.append({"role": "user", "content": []})
@@ -112,8 +123,8 @@ def _add_to_assistant(messages: list[dict[str, Any]], block: dict[str, Any], whe
         given = block.get("input")
         if not isinstance(given, dict):
             refuse(f"{where}.input", given, "expected an object")
-        function = {"name": block.get("name"), "arguments": dumps(given).decode()}
-        call = {"id": block.get("id"), "type": "function", "function": function}
+        function = {"name": _string(block, "name", where), "arguments": dumps(given).decode()}
+        call = {"id": _string(block, "id", where), "type": "function", "function": function}
         _part_of(messages, "tool_calls").setdefault("tool_calls", []).append(call)
     else:
         refuse(f"{where}.type", kind, "expected text, thinking or tool_use")
@@ -144,12 +155,17 @@ def _tools(tools: object) -> object:
     return made
 
 
-def _tool_choice(choice: dict[str, Any]) -> object:
+def _tool_choice(choice: dict[str, Any], tools: object) -> object:
     if not choice:
         return None
     kind = choice.get("type")
+    names = [tool["function"].get("name") for tool in tools] if isinstance(tools, list) else []
+    if kind == "any" and not names:
+        refuse("tool_choice.type", kind, "it demands a call; give tools")
     if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        if (name := choice.get("name")) not in names:
+            refuse("tool_choice.name", name, "expected the name of one of the tools")
+        return {"type": "function", "function": {"name": name}}
     if not isinstance(kind, str) or kind not in _CHOICES:
         refuse("tool_choice.type", kind, "expected auto, any, tool or none")
     return _CHOICES[kind]

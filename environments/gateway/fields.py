@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from counterpoint.environments.gateway.errors import Refused
@@ -69,6 +70,30 @@ def count_of(name: str, value: object) -> int | None:
     if type(value) is not int or not 1 <= value <= 2**31:
         refuse(name, value, "expected a whole number of at least 1")
     return value
+
+
+@contextmanager
+def named_as(places: Mapping[str, str], words: Mapping[str, str]) -> Iterator[None]:
+    """Gives a refusal of the chat request, within the block, the names of the request that it was made of.
+
+    `places` has the places of that request by those of the chat request, of which the longest counts; `words`, parts of what
+    follows a place.
+    """
+    try:
+        yield
+    except Refused as refusal:
+        name = refusal.parameter or ""
+        found = [each for each in places if name == each or name.startswith((f"{each}.", f"{each}["))]
+        place = max(found, key=len, default="")
+        rest = name[len(place) :]
+        for chat, own in words.items():
+            rest = rest.replace(chat, own)
+        theirs = places.get(place, "") + rest
+        if name and refusal.message.startswith(name):
+            refusal.message = theirs + refusal.message.removeprefix(name)
+        refusal.message = refusal.message.replace(f"`{name}`", f"`{theirs}`")
+        refusal.parameter = theirs or None
+        raise
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:

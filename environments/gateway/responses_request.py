@@ -48,14 +48,27 @@ _ADVICE = {
     "conversation": "answers are not kept by id here; send the whole conversation as input",
     "previous_response_id": "answers are not kept by id here; send the whole conversation as input",
 }
+PLACES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
+WORDS = {".function": "", ".tool_call_id": ".call_id"}
+"""What `fields.named_as` takes for these requests, beside the places of their items."""
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault."""
+def chat_fields(fields: dict[str, Any], places: dict[str, str] | None = None) -> dict[str, Any]:
+    """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault.
+
+    `places` gets where each message of the chat request, and each call, stands.
+    """
     check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
-    made["messages"] = _messages(fields.get("instructions"), fields.get("input"))
+    made["messages"] = _messages(fields.get("instructions"), fields.get("input"), {} if places is None else places)
     made["tools"] = _tools(fields.get("tools"))
     made["max_tokens"] = count_of("max_output_tokens", fields.get("max_output_tokens"))
     made["tool_choice"] = _tool_choice(fields.get("tool_choice"))
@@ -77,7 +90,7 @@ def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value is not None}
 
 
-def _messages(instructions: object, given: object) -> list[dict[str, Any]]:
+def _messages(instructions: object, given: object, places: dict[str, str]) -> list[dict[str, Any]]:
     if instructions is not None and not isinstance(instructions, str):
         refuse("instructions", instructions, "expected text")
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
@@ -85,6 +98,10 @@ def _messages(instructions: object, given: object) -> list[dict[str, Any]]:
         return [*messages, {"role": "user", "content": given}]
     for where, item in list_of("input", given, "expected text, or a list of items"):
         _add(messages, item, where)
+        if messages:
+            at = f"messages[{len(messages) - 1}]"
+            places.setdefault(at, where)
+            places[f"{at}.tool_calls[{len(messages[-1].get('tool_calls', ())) - 1}]"] = where
     return messages
 
 

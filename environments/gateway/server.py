@@ -201,7 +201,7 @@ def _events(path: str, answer: dict[str, Any], asked: Asked) -> Iterator[bytes]:
 
 def _refusal_body(request: web.BaseRequest, refusal: Refused) -> dict[str, Any]:
     """Returns the body of a refusal, in the shape of the API that was asked."""
-    is_anthropic = request.path.endswith((f"/{_MESSAGES}", f"/{_COUNT}"))
+    is_anthropic = f"{request.path}/".partition("/v1/")[2].startswith("messages/")
     return anthropic_error(refusal) if is_anthropic else refusal.body()
 
 

@@ -18,6 +18,7 @@ from counterpoint.environments.gateway.anthropic_answer import anthropic_answer
 from counterpoint.environments.gateway.constraints import read_demanded
 from counterpoint.environments.gateway.conversation import Conversations
 from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.fields import named_as
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.gateway.requests import (
     Asked,
@@ -118,22 +119,33 @@ class Session:
 
     async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of the Responses API."""
-        request = self._read(responses_request.chat_fields(fields))
-        [choice] = await self._ended_with_session(self._chat(request))
+        places = dict(responses_request.PLACES)
+        read = responses_request.chat_fields(fields, places)
+        with named_as(places, responses_request.WORDS):
+            request = self._read(read)
+            [choice] = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         write = partial(responses_answer, choice, fields, self._model.chat, log_probabilities=log_probabilities)
         return await self._written([choice], write), request.asked
 
     async def message(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of Anthropic's Messages API."""
-        request = self._read(anthropic_request.chat_fields(fields, self._model.chat))
-        [choice] = await self._ended_with_session(self._chat(request))
+        with self._of_anthropic(fields) as request:
+            [choice] = await self._ended_with_session(self._chat(request))
         return anthropic_answer(choice, request.asked.stop), request.asked
 
     async def count_tokens(self, fields: dict[str, Any]) -> dict[str, int]:
         """Returns how many tokens the prompt of such a request has, as Anthropic's API answers. Raises `Refused`."""
-        request = self._read(anthropic_request.chat_fields(fields, self._model.chat))
-        return {"input_tokens": len(await self._ended_with_session(self._prompt(request)))}
+        with self._of_anthropic(fields) as request:
+            return {"input_tokens": len(await self._ended_with_session(self._prompt(request)))}
+
+    @contextmanager
+    def _of_anthropic(self, fields: dict[str, Any]) -> Iterator[ChatRequest]:
+        """The chat request of the same meaning; refusals in the block have the names of Anthropic's API."""
+        places = dict(anthropic_request.PLACES)
+        read = anthropic_request.chat_fields(fields, self._model.chat, places)
+        with named_as(places, anthropic_request.WORDS):
+            yield self._read(read)
 
     def _read(self, fields: dict[str, Any]) -> ChatRequest:
         model = self._model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
@@ -21,8 +22,17 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.service.tinker.futures import TooMany
-from counterpoint.service.tinker.listing import Page, Search, checkpoint, owner_name, session_summary, training_run
+from counterpoint.service.tinker.listing import (
+    Page,
+    Search,
+    checkpoint,
+    owner_name,
+    session_summary,
+    time_text,
+    training_run,
+)
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed
 from counterpoint.service.tinker.sampling import Sample
@@ -47,6 +57,9 @@ POLL_SECONDS = 35.0
 
 MANY_SECONDS = 30.0
 """How long a poll for any of many results waits."""
+
+PIECE_BYTES, PIECE_SECONDS = 2**20, 60.0
+"""The bytes of a file that are sent at once, and how long a client may take for them."""
 
 PROTOBUF = "application/x-protobuf"
 
@@ -108,6 +121,7 @@ class Endpoints:
         """`keys` are the digests of those that are taken; without any, every request is."""
         self._service = service
         self._keys = keys
+        self._signer = Signer(service.store.secret("urls").encode())
 
     def app(self) -> web.Application:
         """Returns the application, with every endpoint."""
@@ -115,6 +129,7 @@ class Endpoints:
         app[PROVEN] = Proven()
         for method, path, handler in ENDPOINTS:
             app.router.add_route(method, ROOT + path, self._guarded(handler))
+        app.router.add_get(f"{ROOT}{_CHECKPOINT}/file", self._file)
         return app
 
     def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -333,6 +348,42 @@ class Endpoints:
         await self._service.weights.set_ttl(_uri(request), (await _body(request, _TtlBody)).ttl_seconds, owner)
         return _json()
 
+    async def _external_urls(self, request: web.Request, owner: str) -> web.Response:
+        record = await self._service.weights.named(_uri(request), owner)
+        if record.kind != "external_weights":
+            raise BadRequest(f"{record.path[:200]} has no URLs; expected weights of save_weights_external")
+        expires = int(time.time() + URL_SECONDS)
+        place = request.url.origin().joinpath(request.path.removeprefix("/").rpartition("/")[0] + "/file")
+        urls = {
+            name: str(place.with_query(self._signer.query(record.path, name, expires)))
+            for name in names_of(record.recipients)
+        }
+        return _json(urls=urls, expires=time_text(expires))
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        """Sends a file of external weights to whoever has its signed URL."""
+        asked, path = request.query, _uri(request)
+        name = asked.get("file", "")
+        if not self._signer.permits(path, name, asked.get("expires", ""), asked.get("signature", ""), time.time()):
+            return _error(403, "the URL was not made here, or has expired; ask for URLs again")
+        record = await asyncio.to_thread(self._service.store.saved, path)
+        if record is None or name not in names_of(record.recipients):
+            return _error(404, f"there are no weights {path[:120]!r}")
+        try:
+            file, size = await asyncio.to_thread(open_file, record.directory, name, record.recipients)
+        except OSError as error:
+            return _error(503, f"{path[:120]}: {name}: {error.strerror}")
+        with file:
+            response = web.StreamResponse(
+                headers={"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            )
+            await response.prepare(request)
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                async with asyncio.timeout(PIECE_SECONDS):
+                    await response.write(piece)
+            await response.write_eof()
+        return response
+
     # --- samplers ---
 
     async def _create_sampler(self, request: web.Request, owner: str) -> web.Response:
@@ -444,11 +495,9 @@ UNSERVED = (
     ("POST", "/auth/token"),
     ("DELETE", "/auth/apikey/me"),
     ("POST", "/copy_weights"),
-    ("POST", "/save_weights_external"),
     ("POST", _CHECKPOINT + "/publish"),
     ("DELETE", _CHECKPOINT + "/publish"),
     ("GET", _CHECKPOINT + "/archive"),
-    ("GET", _CHECKPOINT + "/external_weights_urls"),
     ("PUT", "/sessions/{session}/project"),
     ("GET", "/sessions/{session}/trace_export"),
     ("GET", "/audit"),
@@ -480,6 +529,7 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/optim_step", Endpoints._ordered),
     ("POST", "/save_weights", Endpoints._ordered),
     ("POST", "/save_weights_for_sampler", Endpoints._ordered),
+    ("POST", "/save_weights_external", Endpoints._ordered),
     ("POST", "/weights_info", Endpoints._weights_info),
     ("GET", "/training_runs", Endpoints._training_runs),
     ("GET", "/training_runs/{model}", Endpoints._training_run),
@@ -487,6 +537,7 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/checkpoints", Endpoints._all_checkpoints),
     ("DELETE", _CHECKPOINT, Endpoints._delete_checkpoint),
     ("PUT", _CHECKPOINT + "/ttl", Endpoints._set_ttl),
+    ("GET", _CHECKPOINT + "/external_weights_urls", Endpoints._external_urls),
     ("POST", "/create_sampling_session", Endpoints._create_sampler),
     ("POST", "/join_sampling_session", Endpoints._join),
     ("GET", "/samplers/{sampler}", Endpoints._get_sampler),

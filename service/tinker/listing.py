@@ -12,7 +12,7 @@ import msgspec
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 
-_TYPES = {"weights": "training", "sampler_weights": "sampler"}
+_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
 MOST_LISTED = 1000
 """Entries of one page."""

@@ -29,6 +29,7 @@ from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
+from counterpoint.service.tinker.external import check_recipients
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.retention import bytes_of
@@ -98,7 +99,7 @@ class OptimStep(msgspec.Struct, frozen=True):
 
 
 class SaveWeights(msgspec.Struct, frozen=True):
-    """The body of `save_weights` and of `save_weights_for_sampler`."""
+    """The body of `save_weights`, `save_weights_for_sampler` and `save_weights_external`."""
 
     model_id: str
     seq_id: int
@@ -108,6 +109,7 @@ class SaveWeights(msgspec.Struct, frozen=True):
     user_metadata: dict[str, Any] | None = None
     sampling_session_seq_id: Position | None = None
     kind: str = "snapshot"
+    age_encryption_recipients: list[str] | None = None
 
 
 class LoadedWeights(msgspec.Struct, frozen=True):
@@ -368,6 +370,8 @@ class Model:
                     return self._save(msgspec.json.decode(request.body, type=SaveWeights))
                 case "save_weights_for_sampler":
                     return self._save_for_sampler(msgspec.json.decode(request.body, type=SaveWeights))
+                case "save_weights_external":
+                    return self._save_external(msgspec.json.decode(request.body, type=SaveWeights))
                 case "load_weights":
                     return self._loaded(msgspec.json.decode(request.body, type=LoadedWeights))
                 case other:
@@ -472,6 +476,24 @@ class Model:
             return answer(sampling_session_id=sampler_id, type="save_weights_for_sampler")
 
         return _Asked(ItemHeader(publication=publication), None, result)
+
+    def _save_external(self, asked: SaveWeights) -> _Asked:
+        name, expires, recipients = (
+            _checked_name(asked),
+            expiry(asked.ttl_seconds),
+            asked.age_encryption_recipients or [],
+        )
+        check_recipients(recipients)
+
+        async def result(number: int, answered: Answered) -> Result:
+            record = SavedRecord(
+                self.record.model_id, "external_weights", name, number, answered.step, answered.text,
+                asked.user_metadata, time.time(), expires, recipients=recipients,
+            )  # fmt: skip
+            await self._keep(record, overwrite=asked.overwrite)
+            return answer(path=record.path, type="save_weights_external")
+
+        return _Asked(ItemHeader(publication=f"s{asked.seq_id}"), None, result)
 
     async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
         """Writes a record. Raises `BadRequest` if another one has its name."""

@@ -6,6 +6,7 @@ Names of clients are never names of files, but for what `IDENTIFIER_PATTERN` all
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import time
 from pathlib import Path
@@ -73,8 +74,8 @@ class SavedRecord(msgspec.Struct, frozen=True):
 
     model_id: str
     kind: str
-    """`weights` or `sampler_weights`, which clients name and list; `snapshot`, of one sampler alone; `inflight`, the newest
-    weights of a model's samplers that follow it."""
+    """`weights`, `sampler_weights` or `external_weights`, which clients name and list; `snapshot`, of one sampler alone;
+    `inflight`, the newest weights of a model's samplers that follow it."""
     name: str
     number: int
     """The item that made it."""
@@ -88,6 +89,8 @@ class SavedRecord(msgspec.Struct, frozen=True):
     """When it is deleted, in seconds since 1970; None: never."""
     size: int | None = None
     """Bytes on the disk."""
+    recipients: list[str] = []
+    """To whom external weights are encrypted; none: they are not."""
 
     @property
     def path(self) -> str:
@@ -147,6 +150,13 @@ class Store:
         """Returns the directory of what belongs to a run."""
         return self.directory / "models" / run_id
 
+    def secret(self, name: str) -> str:
+        """Returns a secret of the service's own, which is the same however often it is started. Raises `OSError`."""
+        path = self.directory / name
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
+        return path.read_text().strip()
+
     def write(self, record: Session | ModelRecord | SavedRecord | SamplerRecord | LossRecord) -> None:
         """Writes a record, durably. Raises `OSError`, and `ValueError` for one that would not be read again."""
         path, data = self._path_of(record), encoded(record)
@@ -185,7 +195,7 @@ class Store:
 
     def saved(self, path: str) -> SavedRecord | None:
         """Returns what a URI names; None if there is none, or its time is over."""
-        found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights|inflight)/([^/]+)", path)
+        found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights|external_weights|inflight)/([^/]+)", path)
         if found is None or not re.fullmatch(IDENTIFIER_PATTERN, found[3]):
             return None
         record = self._read(self.run_directory(run_of(found[1])) / found[2] / f"{found[3]}.json", SavedRecord)

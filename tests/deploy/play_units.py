@@ -1,6 +1,6 @@
 """Plays the life of units under a systemd of its own: start, kills, reload, STOP, a reboot, a stop and a wrong file.
 
-First the unit of a whole job, then those of the three roles.
+First the unit of a whole job, then those of the three roles, then those with the service for the Tinker SDK.
 
 `make systemd-test` runs it as root. `debootstrap` makes a root once, below `build/`; podman boots it, without a network. There
 this checkout is at `/opt/counterpoint`, and the commands of `docs/operations.md` install it; only `.venv` is put together from
@@ -271,8 +271,46 @@ def roles(machine: Machine) -> str:
     return f"{len(steps)} steps, each once, although each role was killed"
 
 
+def service(machine: Machine) -> str:
+    """The units of a server, a trainer and the service for the Tinker SDK; the service is killed, and a client plays the SDK."""
+    units = [f"counterpoint-{role}@tinker-{role}" for role in ("inference", "trainer", "service")]
+    keys = {
+        "inference": "[lora]\nmax_rank = 8\n",
+        "trainer": 'max_runs = 8\nmax_lora_rank = 8\nstay = true\ndevice = "cpu"\n',
+        "service": "",
+    }
+    for role, more in keys.items():
+        text = (HERE / "configs" / "roles" / f"{role}.toml").read_text()
+        text = text.replace('"tiny-moe"', '"/var/lib/counterpoint/model"').replace("return_routed_experts = true\n", "")
+        text = text.replace("outputs/roles", "outputs/tinker") + more
+        file = f"tinker-{role}.toml"
+        machine.run(f"cat > {file} && install -m 600 -o counterpoint {file} /etc/counterpoint/", given=text)
+    for unit in units:
+        machine.run(f"systemctl start --no-block {unit}")
+
+    def all_active() -> bool:
+        return all(machine.show("ActiveState", unit) == "active" for unit in units)
+
+    wait_for(all_active, "the service and what it needs")
+    main = machine.show("MainPID", units[-1])
+    machine.run(f"systemctl kill --signal=KILL {units[-1]}")
+    wait_for(lambda: machine.show("MainPID", units[-1]) not in (main, "0") and all_active(), "the service to be back")
+    assert "http://127.0.0.1:8200" in machine.show("StatusText", units[-1])
+    client = (
+        f"{INSTALLED}/.venv/bin/python -m tests.service.sdk_client http://127.0.0.1:8200 /var/lib/counterpoint/model"
+    )
+    said = machine.run(f"cd {INSTALLED} && HF_HUB_OFFLINE=1 {client}", given="go on\n").splitlines()[-1]
+    losses = json.loads(said)["undisturbed"]
+    assert losses[-1] < losses[0] / 2, losses
+    machine.run(f"systemctl stop {' '.join(units)}")
+    ends = {unit: (machine.show("ActiveState", unit), machine.show("Result", unit)) for unit in units}
+    assert set(ends.values()) == {("inactive", "success")}, ends
+    return f"a client's loss went from {losses[0]:.1f} to {losses[-1]:.1f}"
+
+
 PLAYS: tuple[Callable[[Machine], str], ...] = (
     start, kill_supervisor, reload, kill_everything, stop_supervisor_by_signal, reboot, stop, wrong_file, audit, roles,
+    service,
 )  # fmt: skip
 
 

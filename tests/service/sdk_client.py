@@ -135,6 +135,7 @@ def main(url: str, model: str) -> None:
     named = client.save_weights_for_sampler("middle").result().path
     found["named"] = len(sampled(service.create_sampling_client(model_path=named).result(), 1))
     found["paths"] = [path, named]
+    found["external"] = client.save_weights_external("middle").result().path
     resumed = service.create_training_client_from_state_with_optimizer(path).result()
     fresh = service.create_training_client_from_state(path).result()
     for each in (client, resumed, fresh):

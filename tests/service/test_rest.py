@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyrage
 import pytest
 import tinker
 from tinker import types
 
 from counterpoint.service.keys import digest
+from counterpoint.service.tinker import external
+from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
 from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Session, Store, run_of
 from counterpoint.transport.files.atomic import STABLE
@@ -110,6 +113,54 @@ async def test_the_rest_client_reads_runs_checkpoints_and_sessions(tmp_path: Pat
             with pytest.raises(tinker.NotFoundError):
                 await answered(hidden)
         assert store.saved(theirs.path) == theirs
+
+
+async def test_external_weights_are_fetched_by_signed_urls_of_each_file(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, http, service):
+        model, theirs = a_model(service.store, 0, OWNERS[0]), a_model(service.store, 1, OWNERS[1])
+        link = published(tmp_path, model, 3)
+        for name in external.FILES:
+            (link / name).write_bytes(name.encode())
+        (link / "probe.json").write_bytes(b"{}")
+        identity = pyrage.x25519.Identity.generate()
+        plain = SavedRecord(model.model_id, "external_weights", "out", 3, 1, str(link))
+        secret = msgspec.structs.replace(plain, name="secret", recipients=[str(identity.to_public())])
+        for record in (plain, secret, SavedRecord(theirs.model_id, "external_weights", "out", 3, 1, str(link))):
+            service.store.write(record)
+        found = await answered(client.get_external_weights_urls(plain.path))
+        assert sorted(found.urls) == sorted(external.FILES)
+        for name, url in found.urls.items():
+            async with http.session.get(url) as response:
+                assert (response.status, await response.read()) == (200, name.encode())
+        one = found.urls[external.FILES[0]]
+        changed = (
+            one.replace(external.FILES[0], "probe.json"),
+            one.replace(external.FILES[0], external.FILES[1]),
+            one.replace("s0:train:0", "s1:train:0"),
+            one.replace("expires=1", "expires=2"),
+            one.replace("expires=", "expires=x"),
+            one.partition("?")[0],
+        )
+        for url in changed:
+            async with http.session.get(url) as response:
+                assert response.status == 403, url
+        encrypted = await answered(client.get_external_weights_urls(secret.path))
+        for name, url in encrypted.urls.items():
+            async with http.session.get(url) as response:
+                assert pyrage.decrypt(await response.read(), [identity]) == name.removesuffix(external.AGE).encode()
+        with pytest.raises(tinker.NotFoundError):
+            await answered(client.get_external_weights_urls("tinker://s1:train:0/external_weights/out"))
+        await answered(client.delete_checkpoint_from_tinker_path(plain.path))
+        async with http.session.get(one) as response:
+            assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    "recipients", [["age1x"], ["ssh-rsa x"], ["\0"], [str(pyrage.x25519.Identity.generate().to_public())] * 11]
+)
+def test_recipients_that_are_none_are_refused(recipients: list[str]) -> None:
+    with pytest.raises(BadRequest, match="age_encryption_recipients"):
+        external.check_recipients(recipients)
 
 
 async def test_sessions_are_searched(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from counterpoint.models.build import make_model
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
 from tests.support.running_job import RunningJob, assert_nothing_is_left
@@ -55,6 +60,23 @@ def play(version: str, url: str) -> dict[str, Any]:
     )
     assert played.returncode == 0, (version, played.stderr[-5000:])
     found: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
+    return found
+
+
+def download(url: str, path: str, directory: Path) -> Path:
+    """Fetches weights by the SDK's own command; returns their directory."""
+    place = directory / path.rpartition("/")[0].rpartition("/")[2]
+    command = ["tinker", "--format", "json", "checkpoint", "download", path, "--output", str(place)]
+    variables = os.environ | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-the-key-of-a-test-0123456789"}
+    done = subprocess.run(
+        [Path(sys.executable).parent / command[0], *command[1:]],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [found] = place.iterdir()
     return found
 
 
@@ -108,6 +130,8 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             os.kill(job.pid_of(f"cli.main {role}"), signal.SIGKILL)
         seen, _ = client.communicate("go on\n", timeout=DEADLINE_SECONDS)
         assert client.returncode == 0, (job.output(), log.read_text())
+        results = json.loads(seen.splitlines()[-1])
+        downloads = [download(found[1], path, tmp_path) for path in (results["external"], results["paths"][0])]
         played = {version: play(version, found[1]) for version in VERSIONS}
         job.wait_for("the deleted states", lambda: len(list(output.glob("trainer/*/saved/step_*"))) == 1)
         job.wait_for("weights in flight", lambda: not any(output.glob("service/models/*/inflight/[!.]*")))
@@ -120,7 +144,6 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             client.wait()
         job.end()
     check_ledger(output / "service" / "ledger" / "0.jsonl")
-    results = json.loads(seen.splitlines()[-1])
     assert results["rank"] == 4
     assert results["disturbed"] == results["undisturbed"], "the kill changed something"
     assert results["disturbed"][-1] < results["disturbed"][0] / 2, "nothing was learned"
@@ -135,6 +158,12 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     assert "the sampler has the weights of update" in results["old_prompt"]
     assert results["named"] == 1
     assert [path.rpartition("/")[0].rpartition("/")[2] for path in results["paths"]] == ["weights", "sampler_weights"]
+    out, of_state = (load_file(each / "adapter_model.safetensors") for each in downloads)
+    assert out.keys() == of_state.keys()
+    assert all(torch.equal(tensor, of_state[name]) for name, tensor in out.items())
+    base = AutoModelForCausalLM.from_pretrained(make_model("tiny-dense"))
+    adapted = PeftModel.from_pretrained(base, downloads[0])
+    assert {key.replace(".default.", ".") for key in adapted.state_dict() if "lora_" in key} == out.keys()
     first, resumed, fresh = results["resumed"]
     assert first == resumed
     assert first != fresh

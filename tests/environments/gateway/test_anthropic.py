@@ -209,6 +209,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             "tool_choice.disable_parallel_tool_use",
         ),
         ({"messages": HELLO, "thinking": {"type": "much"}}, "thinking.type"),
+        ({"messages": HELLO, "tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"messages": HELLO, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        (answered({"type": "tool_use", "id": "1", "name": 3, "input": {}}), "messages[0].content[0].name"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"messages": HELLO, "output_config": {"format": {"type": "grammar"}}}, "output_config.format.type"),
         ({"messages": HELLO, "mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"messages": HELLO, "container": "x"}, "container"),
@@ -220,6 +224,36 @@ def test_what_is_not_served_is_refused_by_its_place(chat: Chat, fields: dict[str
     with pytest.raises(Refused) as refused:
         chat_fields(fields, chat)
     assert refused.value.parameter == where
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"top_p": 3}, "top_p"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "output_config.format.schema"),
+        ({"tools": [{"name": "look", "input_schema": 3}]}, "tools[0].input_schema"),
+        ({"tools": [LOOK, LOOK]}, "tools[1].name"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["", "/count_tokens"])
+async def test_a_refusal_names_the_fields_of_this_api(
+    gateway: Gateway, chat: Chat, fields: dict[str, Any], where: str, path: str
+) -> None:
+    async with gateway.session(ScriptedModel(chat, [])) as session:
+        status, answer = await _post(session, {"messages": HELLO, **fields}, path)
+        assert (status, answer["error"]["message"].split(" ")[0]) == (400, where)
+
+
+@pytest.mark.parametrize("path", ["/batches", "/count_tokens/", "/batches/1/results"])
+async def test_an_unknown_path_of_this_api_is_refused_in_its_shape(gateway: Gateway, chat: Chat, path: str) -> None:
+    async with gateway.session(ScriptedModel(chat, [])) as session:
+        status, answer = await _post(session, {"messages": HELLO}, path)
+    assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
 
 
 def test_parts_of_an_answer_in_another_order_are_messages_of_their_own(chat: Chat) -> None:
@@ -272,8 +306,8 @@ def chat_with(tokenizer_directory: Path, tmp_path: Path) -> Callable[[str], Chat
     return make
 
 
-async def _post(session: Session, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+async def _post(session: Session, fields: dict[str, Any], path: str = "") -> tuple[int, dict[str, Any]]:
     headers = {"X-Api-Key": session.api_key, "Anthropic-Version": "2023-06-01"}
-    url = f"{session.anthropic_url}/v1/messages?beta=true"
+    url = f"{session.anthropic_url}/v1/messages{path}?beta=true"
     async with aiohttp.ClientSession() as http, http.post(url, json=fields, headers=headers) as answer:
         return answer.status, await answer.json()

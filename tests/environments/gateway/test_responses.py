@@ -110,6 +110,17 @@ async def test_a_cut_answer_is_incomplete(gateway: Gateway, chat: Chat) -> None:
         ('"max_output_tokens":0', "max_output_tokens"),
         ('"include":["file_search_call.results"]', "include"),
         ('"stop":"x"', "stop"),
+        ('"instructions":"a","input":[{"role":"user","content":"a"},{"role":"judge","content":"a"}]', "input[1].role"),
+        (
+            '"input":[{"type":"function_call","call_id":"1","name":"a","arguments":"{}"},'
+            '{"type":"function_call","call_id":"2","name":"a","arguments":"3"}]',
+            "input[1].arguments",
+        ),
+        ('"input":[{"type":"function_call_output","call_id":3,"output":"a"}]', "input[0].call_id"),
+        ('"reasoning":{"effort":"huge"}', "reasoning.effort"),
+        ('"text":{"verbosity":3}', "text.verbosity"),
+        ('"text":{"format":{"type":"json_schema","schema":3}}', "text.format.schema"),
+        ('"tools":[{"type":"function","name":"a","parameters":3}]', "tools[0].parameters"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_by_name(
@@ -119,6 +130,7 @@ async def test_what_cannot_be_served_is_refused_by_name(
         given = fields if '"input"' in fields else f'"input":"hello",{fields}'
         status, answer = await _post(session, f"{{{given}}}".encode())
     assert (status, answer["error"]["param"]) == (400, parameter)
+    assert parameter in answer["error"]["message"]
 
 
 async def _post(session: Session, body: bytes) -> tuple[int, Any]:
