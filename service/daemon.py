@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 
 from counterpoint.cluster.notify import Heartbeat, notify
+from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import read_bounds
@@ -75,7 +76,8 @@ async def _serve(
     connection = open_connection(config.transport, config.output_dir)
     claim = Claim(await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:])
     samplers = Samplers(InferencePool(config.inference), config.model, bounds, config.max_samplers, claim)
-    service = Service(config, store, connection, samplers, bounds.vocabulary)
+    chat = await asyncio.to_thread(_chat, config.model)
+    service = Service(config, store, connection, samplers, bounds.vocabulary, chat)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(samplers.close)
         stack.push_async_callback(service.close)
@@ -128,3 +130,11 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await write()
+
+
+def _chat(model: str) -> Chat | None:
+    try:
+        return Chat(model)
+    except ValueError as error:
+        logger.info("OpenAI's and Anthropic's APIs are not served: %s", error)
+        return None

@@ -40,6 +40,11 @@ class Samplers:
         self._loaded: OrderedDict[tuple[str, Path], _Loaded] = OrderedDict()
         self._room = asyncio.Condition()
 
+    @property
+    def parser(self) -> Served:
+        """What parses completions: any server does, whatever weights they are of."""
+        return self._base
+
     async def start(self) -> None:
         """Returns when the first server serves the base model. Raises `InferenceError`."""
         await self._base.start()

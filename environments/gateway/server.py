@@ -134,7 +134,7 @@ class Gateway:
             return await self._answer(request)
         except Refused as refusal:
             # What is left of the body is not read, so the connection cannot be used again.
-            response = web.json_response(_refusal_body(request, refusal), status=refusal.status)
+            response = web.json_response(refusal_body(request, refusal), status=refusal.status)
             if not request.content.at_eof():
                 response.force_close()
             return response
@@ -143,7 +143,7 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - a fault of ours costs one request
             self._log.note(logging.ERROR, f"the gateway failed to answer a request:\n{traceback.format_exc()}")
             fault = Refused(f"the gateway failed: {type(error).__name__}", status=500)
-            return web.json_response(_refusal_body(request, fault), status=500)
+            return web.json_response(refusal_body(request, fault), status=500)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
@@ -156,19 +156,14 @@ class Gateway:
             return web.json_response({"object": "list", "data": [served]})
         if request.method == "GET" and path == f"v1/models/{MODEL}":
             return web.json_response(served)
-        if path not in _PATHS and path != _COUNT:
+        if path not in PATHS:
             raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":
             raise Refused(f"{request.method} is not allowed here; POST is", status=405)
         with session.admitted():
-            fields = parse_body(await _body(request, session.limits.body_bytes))
-            if path == _COUNT:
-                return web.json_response(await session.count_tokens(fields))
-            answer, asked = await _PATHS[path](session, fields)
-        if not asked.stream:
-            # Python's own writer holds the loop for seven times as long; with log-probabilities it may be 20 MB.
-            return web.Response(body=dumps(answer), content_type="application/json", charset="utf-8")
-        return await _stream(request, _events(path, answer, asked))
+            fields = parse_body(await body_of(request, session.limits.body_bytes))
+            answer, asked = await answer_to(session, path, fields)
+        return await sent(request, path, answer, asked)
 
     def _authorized(self, identity: str, key: str) -> Session:
         """The session of that id, if the key is its own. Raises `Refused`; it takes as long for every wrong id or key."""
@@ -193,19 +188,38 @@ _PATHS: dict[str, Callable[[Session, dict[str, Any]], Awaitable[tuple[dict[str, 
 }
 
 
+PATHS = frozenset({*_PATHS, _COUNT})
+"""The paths that are served."""
+
+
+async def answer_to(session: Session, path: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked | None]:
+    """Returns the answer to a request with these fields at one of `PATHS`, and what was asked. Raises `Refused`."""
+    if path == _COUNT:
+        return await session.count_tokens(fields), None
+    return await _PATHS[path](session, fields)
+
+
+async def sent(request: web.BaseRequest, path: str, answer: dict[str, Any], asked: Asked | None) -> web.StreamResponse:
+    """Sends an answer, as events where a stream was asked for."""
+    if asked is None or not asked.stream:
+        # Python's own writer holds the loop for seven times as long; with log-probabilities it may be 20 MB.
+        return web.Response(body=dumps(answer), content_type="application/json", charset="utf-8")
+    return await _stream(request, _events(path, answer, asked))
+
+
 def _events(path: str, answer: dict[str, Any], asked: Asked) -> Iterator[bytes]:
     if path == _MESSAGES:
         return anthropic_events(answer)
     return responses_events(answer) if path == _RESPONSES else events(answer, include_usage=asked.include_usage)
 
 
-def _refusal_body(request: web.BaseRequest, refusal: Refused) -> dict[str, Any]:
+def refusal_body(request: web.BaseRequest, refusal: Refused) -> dict[str, Any]:
     """Returns the body of a refusal, in the shape of the API that was asked."""
     is_anthropic = f"{request.path}/".partition("/v1/")[2].startswith("messages/")
     return anthropic_error(refusal) if is_anthropic else refusal.body()
 
 
-async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:
+async def body_of(request: web.BaseRequest, most_bytes: int) -> bytes:
     """The request's body, if it is plain and no longer than that. Raises `Refused`."""
     if (why := refused_coding(request.headers.items())) is not None:
         raise Refused(why, status=415)

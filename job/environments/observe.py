@@ -32,7 +32,6 @@ from counterpoint.job.environments import waiting
 from counterpoint.job.environments.rehearsal import LONGEST, SECONDS, MadeUp, is_late, rehearse
 from counterpoint.orchestrator.rollouts.play import (
     LoadedEnvironment,
-    ParsingPool,
     PolicyModel,
     play,
     sampling_parameters,
@@ -46,6 +45,7 @@ from counterpoint.run.loop_health.blame import LoopBlame
 from counterpoint.run.loop_health.slow_spots import SlowSpot, SlowSpots
 from counterpoint.run.loop_health.stacks import NOWHERE
 from counterpoint.run.loop_health.threads import give_environments_threads
+from counterpoint.run.parsed_turn import ParsingPool
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.records import Int32Array, Rollout, SavedState, Turn
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from counterpoint.environments.base import Environment, Model, Reply, Unavailable, answer_of
 from counterpoint.environments.chat import Chat, Tool
@@ -27,12 +27,12 @@ from counterpoint.environments.reward import (
     own_bounds,
 )
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
-from counterpoint.environments.tools.calls import read_calls
-from counterpoint.inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
+from counterpoint.inference.base import InferenceError, RequestRefused, SamplingParameters
 from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from counterpoint.orchestrator.rollouts.tracing import RolloutTrace
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
 from counterpoint.run.loop_health.watchdog import awaiting
+from counterpoint.run.parsed_turn import parsed_turn
 from counterpoint.transport.records import Int32Array, OpponentTurn, Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -49,26 +49,6 @@ inference failed, not the environment."""
 
 
 _UNTRACED = nullcontext()
-
-
-@runtime_checkable
-class ParsingPool(Protocol):
-    """A pool whose servers parse, too."""
-
-    @property
-    def parses_reasoning(self) -> bool:
-        """Whether a server in service says that it has a parser of reasoning."""
-
-    async def parse(
-        self,
-        token_ids: list[int],
-        tools: Sequence[Any],
-        template_kwargs: dict[str, Any],
-        *,
-        cut: bool,
-        server: str | None,
-    ) -> ParsedText:
-        """Returns what a completion says, of one that was `cut` no call that is not whole. Raises `InferenceError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +79,6 @@ def _overridden(parameters: SamplingParameters, overrides: SamplingOverrides | N
         return parameters
     given = overrides.model_dump(exclude={"chat_template_kwargs"}, exclude_none=True)
     return parameters.replaced(**given)
-
-
-def _said_of_cut(turn: Turn, parsed: ParsedText) -> str:
-    """Returns what a model is told of a turn that it did not end, and whose calls may be fewer than it meant; else nothing."""
-    is_long = turn.finish_reason == "length"
-    if not parsed.malformed and not (is_long and parsed.calls):
-        return ""
-    how = f"was cut at its limit of {len(turn.completion_ids)} tokens" if is_long else "was ended by a stop string"
-    made = "only the calls that were complete by then were made" if parsed.calls else "no call was complete by then"
-    return f"Your turn {how}; {made}."
 
 
 class PolicyModel:
@@ -182,29 +152,9 @@ class PolicyModel:
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""
-        token_ids = turn.completion_ids.tolist()
-        if not tools and not (reasoning and isinstance(self._pool, ParsingPool) and self._pool.parses_reasoning):
-            return Reply(self.chat.decode(token_ids))
-        cut = not token_ids or token_ids[-1] not in self.chat.stop_token_ids
-        if not cut:
-            token_ids.pop()
-        if not isinstance(self._pool, ParsingPool):
-            raise TypeError(f"{type(self._pool).__name__} generates, but does not parse")
+        kwargs = self._template_kwargs.get(id(turn), dict(self.chat.template_kwargs))
         with awaiting(f"the calls of tools in rollout {self._rollout.rollout_id}", "inference"):
-            kwargs = self._template_kwargs.get(id(turn), dict(self.chat.template_kwargs))
-            # What is cut matters to calls only.
-            parsed = await self._pool.parse(token_ids, tools, kwargs, cut=cut and bool(tools), server=turn.server)
-        if not tools:
-            return Reply(parsed.content, parsed.reasoning, malformed=parsed.malformed)
-        return read_calls(
-            parsed.calls,
-            tools,
-            self._new_call_id,
-            parsed.content,
-            parsed.reasoning,
-            malformed=parsed.malformed,
-            cut=_said_of_cut(turn, parsed) if cut else "",
-        )
+            return await parsed_turn(self._pool, self.chat, turn, tools, kwargs, self._new_call_id, reasoning=reasoning)
 
     def _new_call_id(self) -> str:
         self._calls += 1

@@ -22,6 +22,7 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.dialects import Dialects
 from counterpoint.service.tinker.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.listing import (
@@ -41,7 +42,7 @@ from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEM
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 from counterpoint.transport.http.listening import PROVEN, Proven
-from counterpoint.transport.http.requests import refused_coding
+from counterpoint.transport.http.requests import bearer_token, refused_coding
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class Endpoints:
         for method, path, handler in ENDPOINTS:
             app.router.add_route(method, ROOT + path, self._guarded(handler))
         app.router.add_get(f"{ROOT}{_CHECKPOINT}/file", self._file)
+        if self._service.chat is not None:
+            Dialects(self._service, self._service.chat, self._owner).add_to(app)
         return app
 
     def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -166,7 +169,7 @@ class Endpoints:
         """Returns the owner that a request's key stands for, empty where there are no keys; None for a wrong key."""
         if not self._keys:
             return ""
-        given = digest(request.headers.get("X-API-Key", ""))
+        given = digest(bearer_token(request.headers.get("Authorization")) or request.headers.get("X-API-Key", ""))
         known = [key for key in self._keys if hmac.compare_digest(key, given)]
         return known[0].hex() if known else None
 

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from counterpoint.environments.chat import Chat
 from counterpoint.run.loss_graph import read_graph
 from counterpoint.run.trained import LoraConfig, TrainedRun, TrainingConfig
 from counterpoint.service.config import ServiceConfig
@@ -93,8 +94,9 @@ class Service:
         connection: SharedConnection,
         samplers: Samplers,
         vocabulary: int | None,
+        chat: Chat | None = None,
     ) -> None:
-        """Has no client yet; `start` takes up what the store has."""
+        """Has no client yet; `start` takes up what the store has. `chat` is None for a model without a chat template."""
         self.config = config
         self.store = store
         self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
@@ -102,7 +104,8 @@ class Service:
         self.base_model = config.name or config.model
         """The name of it that clients are told."""
         self._connection = connection
-        self._samplers = samplers
+        self.servers = samplers
+        self.chat = chat
         self._vocabulary = vocabulary
         self._models: dict[str, Model] = {}
         self._closed_saving: set[str] = set()
@@ -434,7 +437,7 @@ class Service:
 
         journal, run = await asyncio.to_thread(opened)
         model = Model(
-            record, run, journal, self.store, self.results.of(record.owner), self._samplers, self.config.max_tokens,
+            record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
         )  # fmt: skip
         try:

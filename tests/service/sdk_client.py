@@ -10,7 +10,9 @@ import sys
 import warnings
 from typing import Any
 
+import anthropic
 import numpy as np
+import openai
 import tinker
 import torch
 from tinker import types
@@ -91,6 +93,18 @@ def sampled(sampler: tinker.SamplingClient, count: int) -> list[tuple[list[int],
     return [(list(each.tokens), list(each.logprobs or [])) for each in response.sequences]
 
 
+def chatted(url: str, model: str) -> list[tuple[str, str]]:
+    """What two other APIs answer about a model, most probable tokens alone: the model's name, and the text."""
+    words: Any = [{"role": "user", "content": "Good morning"}]
+    key = "tml-the-key-of-a-test-0123456789"
+    with openai.OpenAI(base_url=f"{url}/oai/api/v1", api_key=key) as client:
+        made = client.chat.completions.create(model=model, messages=words, max_tokens=8, temperature=0)
+    with anthropic.Anthropic(base_url=f"{url}/oai/api", api_key=key) as client:
+        said = client.messages.create(model=model, messages=words, max_tokens=8, extra_body={"temperature": 0})
+    text = "".join(block.text for block in said.content if block.type == "text")
+    return [(made.model, made.choices[0].message.content or ""), (said.model, text)]
+
+
 def main(url: str, model: str) -> None:
     """Does all, and prints it."""
     found: dict[str, Any] = {}
@@ -135,6 +149,7 @@ def main(url: str, model: str) -> None:
     named = client.save_weights_for_sampler("middle").result().path
     found["named"] = len(sampled(service.create_sampling_client(model_path=named).result(), 1))
     found["paths"] = [path, named]
+    found["chats"] = [chatted(url, each) for each in (model, named)]
     found["external"] = client.save_weights_external("middle").result().path
     resumed = service.create_training_client_from_state_with_optimizer(path).result()
     fresh = service.create_training_client_from_state(path).result()

@@ -10,6 +10,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from counterpoint.environments.chat import Chat
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import digest
 from counterpoint.service.samplers import Samplers
@@ -22,11 +23,13 @@ KEYS = [f"tml-{letter * 20}" for letter in "ab"]
 
 
 @asynccontextmanager
-async def serving(directory: Path, samplers: object = None, **values: Any) -> AsyncIterator[tuple[Any, Service]]:
+async def serving(
+    directory: Path, samplers: object = None, chat: Chat | None = None, **values: Any
+) -> AsyncIterator[tuple[Any, Service]]:
     """A client of the service, and the service."""
     config = ServiceConfig(output_dir=directory, model="m", name="tiny", **values)
     connection = open_connection(config.transport, directory)
-    service = Service(config, Store(directory / "service"), connection, cast(Samplers, samplers), None)
+    service = Service(config, Store(directory / "service"), connection, cast(Samplers, samplers), None, chat)
     app = Endpoints(service, frozenset(map(digest, KEYS))).app()
     app.on_response_prepare.append(_close)
     server = TestServer(app)

@@ -158,6 +158,11 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     assert "the sampler has the weights of update" in results["old_prompt"]
     assert results["named"] == 1
     assert [path.rpartition("/")[0].rpartition("/")[2] for path in results["paths"]] == ["weights", "sampler_weights"]
+    base_chats, adapters_chats = results["chats"]
+    for model, chats in zip(("tiny-dense", results["paths"][1]), (base_chats, adapters_chats), strict=True):
+        assert [name for name, _ in chats] == [model] * 2
+        assert chats[0][1] == chats[1][1] != ""
+    assert base_chats[0][1] != adapters_chats[0][1]
     out, of_state = (load_file(each / "adapter_model.safetensors") for each in downloads)
     assert out.keys() == of_state.keys()
     assert all(torch.equal(tensor, of_state[name]) for name, tensor in out.items())

@@ -1,0 +1,114 @@
+"""The endpoints of OpenAI's and Anthropic's APIs for `model = "tinker://..."`.
+
+Tools for evaluations and agents ask saved weights by them. The gateway of the environments reads and writes the dialects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.json_body import parse_body
+from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refusal_body, sent
+from counterpoint.environments.gateway.session import Limits, Session
+from counterpoint.service.chat import ChatModel
+from counterpoint.service.tinker.refusals import NotFound
+from counterpoint.service.tinker.service import Service
+from counterpoint.transport.http.listening import PROVEN
+
+logger = logging.getLogger(__name__)
+
+ROOT = "/oai/api/"
+"""Before the paths of the APIs, such as `v1/chat/completions`; the managed service has the same."""
+
+
+class Dialects:
+    """The endpoints, over one service."""
+
+    def __init__(self, service: Service, chat: Chat, owner_of: Callable[[web.Request], str | None]) -> None:
+        """`owner_of` returns the owner that a request's key stands for; None for a wrong key."""
+        self._service = service
+        self._chat = chat
+        self._owner_of = owner_of
+        self._open: Counter[str] = Counter()
+        """The requests of each owner that are not answered yet."""
+
+    def add_to(self, app: web.Application) -> None:
+        """Adds the endpoints to an application."""
+        app.router.add_get(f"{ROOT}v1/models", self._models)
+        for path in PATHS:
+            app.router.add_post(f"{ROOT}{path}", self._ask)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if self._owner_of(request) is None:
+            return web.json_response(refusal_body(request, _wrong_key()), status=401)
+        names = sorted(self._service.names)
+        served = [{"id": name, "object": "model", "created": 0, "owned_by": "counterpoint"} for name in names]
+        return web.json_response({"object": "list", "data": served})
+
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        try:
+            owner = self._owner_of(request)
+            if owner is None:
+                raise _wrong_key()
+            request.app[PROVEN].note(request)
+            if self._open[owner] >= self._service.config.max_pending:
+                raise Refused(
+                    f"{self._open[owner]} requests of this key are not answered yet; wait for one", status=429
+                )
+            self._open[owner] += 1
+            try:
+                return await self._answered(request, owner)
+            finally:
+                self._open[owner] -= 1
+                if not self._open[owner]:
+                    del self._open[owner]
+        except Refused as refusal:
+            response = web.json_response(refusal_body(request, refusal), status=refusal.status)
+            if not request.content.at_eof():
+                response.force_close()
+            return response
+
+    async def _answered(self, request: web.Request, owner: str) -> web.StreamResponse:
+        fields = parse_body(await body_of(request, Limits().body_bytes))
+        name, path = fields.get("model"), request.path.removeprefix(ROOT)
+        if not isinstance(name, str):
+            raise Refused(
+                "model is not given; expected a name of the base model or a URI of weights", parameter="model"
+            )
+        model = ChatModel(
+            self._service.servers, self._chat, await self._adapter(name, owner), self._service.config.max_tokens
+        )
+        session = Session(model, "", "", Limits(), agent_sampling=True)
+        with session.admitted():
+            answer, asked = await answer_to(session, path, fields)
+        if "model" in answer:
+            answer["model"] = name
+        return await sent(request, path, answer, asked)
+
+    async def _adapter(self, name: str, owner: str) -> tuple[str, Path] | None:
+        if name in self._service.names:
+            return None
+        try:
+            saved = await self._service.weights.named(name, owner)
+        except NotFound:
+            raise Refused(
+                f"there is no model {name[:120]!r}; expected {', '.join(sorted(self._service.names))} or the URI of "
+                "save_weights_for_sampler",
+                parameter="model",
+                status=404,
+                code="model_not_found",
+            ) from None
+        if saved.kind != "sampler_weights":
+            raise Refused(f"{name[:120]} has no weights for samplers; use save_weights_for_sampler", parameter="model")
+        return await self._service.weights.adapter_of(saved), Path(saved.directory)
+
+
+def _wrong_key() -> Refused:
+    return Refused("the key is none of those that are taken", status=401, code="invalid_api_key")

@@ -1,0 +1,93 @@
+"""OpenAI's and Anthropic's APIs of the service: whose weights answer, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from counterpoint.environments.chat import Chat
+from counterpoint.service.keys import digest
+from counterpoint.service.tinker.store import SavedRecord
+from tests.orchestrator.toy_model import make_toy_model
+from tests.service.serving import KEYS, serving
+from tests.service.test_rest import a_model
+from tests.service.test_sampling import Servers
+
+pytestmark = pytest.mark.slow
+
+WORDS = [{"role": "user", "content": "hello"}]
+OWNERS = [digest(key).hex() for key in KEYS]
+
+
+class ParsingServers(Servers):
+    """Servers that also parse: no call and no reasoning is in what they wrote."""
+
+    parses_reasoning = False
+
+    @property
+    def parser(self) -> ParsingServers:
+        return self
+
+
+async def asked(client: Any, path: str, key: str = KEYS[0], **fields: Any) -> tuple[int, Any]:
+    response = await client.post(f"/oai/api/{path}", json=fields, headers={"Authorization": f"Bearer {key}"})
+    body = await response.read()
+    return response.status, orjson.loads(body) if response.content_type == "application/json" else body
+
+
+async def test_a_clients_own_weights_answer_in_each_dialect(tmp_path: Path) -> None:
+    servers = ParsingServers()
+    async with serving(tmp_path, servers, Chat(make_toy_model(tmp_path / "toy")), max_tokens=128) as (client, service):
+        model = a_model(service.store, 0, OWNERS[0])
+        saved = SavedRecord(model.model_id, "sampler_weights", "w", 3, 1, str(tmp_path / "published"))
+        service.store.write(saved)
+        for path, fields in (
+            ("v1/chat/completions", {"messages": WORDS}),
+            ("v1/completions", {"prompt": "hello"}),
+            ("v1/responses", {"input": "hello"}),
+            ("v1/messages", {"messages": WORDS, "max_tokens": 5}),
+        ):
+            for name in (saved.path, "tiny"):
+                code, answer = await asked(client, path, model=name, **fields)
+                assert (code, answer["model"]) == (200, name), answer
+            (adapter, _, _), (base, parameters, _) = servers.asked[-2:]
+            assert adapter == (f"{model.run_id}.published", tmp_path / "published")
+            assert base is None
+            assert parameters.max_tokens < 128, "there is no room for so many"
+            code, events = await asked(client, path, model=saved.path, stream=True, **fields)
+            assert code == 200
+            assert saved.path.encode() in events
+        code, counted = await asked(client, "v1/messages/count_tokens", model="tiny", messages=WORDS, max_tokens=1)
+        assert code == 200
+        assert counted["input_tokens"] > 0
+
+
+async def test_what_is_not_the_clients_or_not_served_is_refused(tmp_path: Path) -> None:
+    servers = ParsingServers()
+    async with serving(tmp_path, servers, Chat(make_toy_model(tmp_path / "toy")), max_tokens=128) as (client, service):
+        model, theirs = a_model(service.store, 0, OWNERS[0]), a_model(service.store, 1, OWNERS[1])
+        state = SavedRecord(model.model_id, "weights", "w", 3, 1)
+        other = SavedRecord(theirs.model_id, "sampler_weights", "w", 3, 1, str(tmp_path / "published"))
+        for record in (state, other):
+            service.store.write(record)
+        path = "v1/chat/completions"
+        for code, fields in (
+            (404, {"model": other.path}),
+            (404, {"model": "another"}),
+            (404, {"model": "tinker://x/inflight/newest"}),
+            (400, {"model": state.path}),
+            (400, {"model": 5}),
+            (400, {}),
+            (400, {"model": "tiny", "prompt_logprobs": 1}),
+            (400, {"model": "tiny", "messages": [{"role": "user", "content": "x " * 200}]}),
+            (400, {"model": "tiny", "n": 1000}),
+        ):
+            assert (await asked(client, path, **{"messages": WORDS} | fields))[0] == code, fields
+        assert (await asked(client, path, "tml-cccccccccccccccccccc", model="tiny", messages=WORDS))[0] == 401
+        assert (await client.get("/oai/api/v1/models")).status == 401
+        code, answer = await asked(client, "v1/messages", model=other.path, messages=WORDS, max_tokens=1)
+        assert (code, answer["type"]) == (404, "error")
+        assert not servers.asked
