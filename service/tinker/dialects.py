@@ -5,9 +5,10 @@ Tools for evaluations and agents ask saved weights by them. The gateway of the e
 
 from __future__ import annotations
 
-import logging
+import itertools
+import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -18,11 +19,11 @@ from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refusal_body, sent
 from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
+from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.http.listening import PROVEN
-
-logger = logging.getLogger(__name__)
+from counterpoint.transport.records import Turn
 
 ROOT = "/oai/api/"
 """Before the paths of the APIs, such as `v1/chat/completions`; the managed service has the same."""
@@ -38,6 +39,8 @@ class Dialects:
         self._owner_of = owner_of
         self._open: Counter[str] = Counter()
         """The requests of each owner that are not answered yet."""
+        self._source, self._numbers = f"chat-{secrets.token_hex(8)}", itertools.count()
+        """What the ledger calls them: none of them comes again."""
 
     def add_to(self, app: web.Application) -> None:
         """Adds the endpoints to an application."""
@@ -88,9 +91,18 @@ class Dialects:
         session = Session(model, "", "", Limits(), agent_sampling=True)
         with session.admitted():
             answer, asked = await answer_to(session, path, fields)
+        await self._count(owner, session.turns)
         if "model" in answer:
             answer["model"] = name
         return await sent(request, path, answer, asked)
+
+    async def _count(self, owner: str, turns: Sequence[Turn]) -> None:
+        """Has the ledger count what was sampled: each prompt once."""
+        if turns:
+            prompts = {turn.prompt_ids.tobytes(): len(turn.prompt_ids) for turn in turns}
+            sampled = sum(len(turn.completion_ids) for turn in turns)
+            used = Used(prompt=sum(prompts.values()), sampled=sampled)
+            await self._service.store.ledger.count(owner, f"{self._source}:{next(self._numbers)}", used)
 
     async def _adapter(self, name: str, owner: str) -> tuple[str, Path] | None:
         if name in self._service.names:

@@ -63,6 +63,12 @@ async def test_a_clients_own_weights_answer_in_each_dialect(tmp_path: Path) -> N
         code, counted = await asked(client, "v1/messages/count_tokens", model="tiny", messages=WORDS, max_tokens=1)
         assert code == 200
         assert counted["input_tokens"] > 0
+        [day] = service.store.ledger.days().values()
+        used = day[OWNERS[0]]
+        assert used.sampled == 12
+        before = used.prompt
+        await asked(client, "v1/chat/completions", model="tiny", messages=WORDS, n=3)
+        assert (used.sampled, used.prompt) == (15, before + counted["input_tokens"])
 
 
 async def test_what_is_not_the_clients_or_not_served_is_refused(tmp_path: Path) -> None:
