@@ -79,7 +79,9 @@ class DrivenRun:
         order = self._order()
         if item.batch is not None:
             try:
-                validate(replace(item.batch, run_id=self._run.run_id, step=self.step + 1))  # as a wire does
+                validate(
+                    replace(item.batch, run_id=self._run.run_id, step=self.step + 1), whole_routing=False
+                )  # as a wire does
             except ValueError as error:
                 raise InvalidBatch(str(error)) from error
         progress = self._run.progress

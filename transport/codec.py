@@ -143,8 +143,8 @@ def digest_of(batch: Batch) -> str:
     return found.hexdigest()
 
 
-def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
-    """Returns the valid batch of `frames`; its arrays are views of them.
+def decode(frames: Sequence[Buffer], max_batch_bytes: int, *, whole_routing: bool = True) -> Batch:
+    """Returns the valid batch of `frames`, as `validate` says; its arrays are views of them.
 
     Raises `CodecError` for anything else, before allocating.
     """
@@ -178,7 +178,7 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
         left = iter(arrays[columns:])
         chunks = tuple(tuple(next(left) for _ in range(count)) for count in counts) if routed else ()
         batch = Batch(run_id, step, infos, dict(zip(names, arrays, strict=False)), chunks)
-        validate(batch)
+        validate(batch, whole_routing=whole_routing)
     except ValueError as error:
         raise CodecError(str(error), step) from error
     return batch
@@ -294,7 +294,7 @@ def decode_ask(frames: Sequence[Buffer], max_batch_bytes: int) -> Ask:
         raise CodecError(f"an item with the number {number}; they count from 1")
     header = bytes(as_bytes_view(frames[3]))
     try:
-        batch = decode([BATCH, *frames[4:]], max_batch_bytes) if frames[4:] else None
+        batch = decode([BATCH, *frames[4:]], max_batch_bytes, whole_routing=False) if frames[4:] else None
     except CodecError as error:
         raise CodecError(f"item {number}: {error}", number) from error
     return Ask(number, header, batch, session)

@@ -23,8 +23,11 @@ MAX_NAME_LENGTH = 256
 """Most characters of a rollout's id and of an environment's name."""
 
 
-def validate(batch: Batch) -> None:
-    """Raises `ValueError`, naming sample and field, unless `records.Batch` and `docs/contracts.md` allow the batch."""
+def validate(batch: Batch, *, whole_routing: bool = True) -> None:
+    """Raises `ValueError`, naming sample and field, unless `records.Batch` and `docs/contracts.md` allow the batch.
+
+    Without `whole_routing`, as in an item, the last tokens of a sample may be without routing, or all.
+    """
     if not re.fullmatch(IDENTIFIER_PATTERN, batch.run_id):
         raise ValueError(f"run_id: {batch.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
     if not 1 <= batch.step < 2**62:
@@ -35,7 +38,7 @@ def validate(batch: Batch) -> None:
     _check_offsets(batch)
     _check_samples(batch)
     _check_values(batch)
-    _check_routing(batch)
+    _check_routing(batch, whole_routing)
 
 
 def _check_names(batch: Batch) -> None:
@@ -107,7 +110,7 @@ def _check_values(batch: Batch) -> None:
         )
 
 
-def _check_routing(batch: Batch) -> None:
+def _check_routing(batch: Batch, whole: bool) -> None:
     if not batch.routed_experts:
         return
     if len(batch.routed_experts) != len(batch.samples):
@@ -116,8 +119,10 @@ def _check_routing(batch: Batch) -> None:
     for index, (chunks, length) in enumerate(zip(batch.routed_experts, lengths, strict=True)):
         where = f"sample {index} ({batch.samples[index].rollout_id}): routed_experts"
         rows = sum(_rows(chunk, chunks[0], where) for chunk in chunks)
-        if rows != length - 1:
-            raise ValueError(f"{where} have {rows} rows for {length} tokens; expected {length - 1}")
+        if rows != length - 1 and (whole or rows > length - 1):
+            raise ValueError(
+                f"{where} have {rows} rows for {length} tokens; expected {'' if whole else 'up to '}{length - 1}"
+            )
 
 
 def _rows(chunk: RoutingArray, first: RoutingArray, where: str) -> int:

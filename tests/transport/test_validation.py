@@ -77,5 +77,12 @@ def test_a_bad_batch_is_named(name: str) -> None:
         validate(with_changes(GOOD, **fields))
 
 
+def test_the_last_tokens_of_an_items_sample_may_be_without_routing() -> None:
+    for chunks in ((ONE, TWO[1:]), (ONE, ())):
+        validate(with_changes(GOOD, routed_experts=chunks), whole_routing=False)
+    with pytest.raises(ValueError, match=r"sample 1 .* have 4 rows for 3 tokens; expected up to 2"):
+        validate(with_changes(GOOD, routed_experts=(ONE, TWO * 2)), whole_routing=False)
+
+
 def test_a_certainty_may_round_above_zero() -> None:
     validate(with_changes(GOOD, log_probabilities_T=changed(GOOD.log_probabilities_T, 0, 5e-4)))
