@@ -220,6 +220,11 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
         job.inference = job.inference.model_copy(update={"lora": lora})
     if job.tinker is not None:
         _check_rank_of_clients(job, job.tinker.max_rank)
+        if job.tinker.strict_replay and not (job.trainer.router_replay and job.inference.return_routed_experts):
+            raise ValueError(
+                "tinker.strict_replay is set, and needs trainer.router_replay and inference.return_routed_experts; set both, or "
+                "leave it out"
+            )
     if not runs and job.inference.lora is None:
         raise ValueError(
             "stay = true without a run of the job's own: runs that join train an adapter each; write "

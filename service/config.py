@@ -36,6 +36,13 @@ class TinkerConfig(Config):
     max_pending: int = Field(default=4096, ge=1)
     """Requests of one key that have no result yet; the service asks its clients to send further ones later."""
 
+    strict_replay: bool = False
+    """Refuse data of a mixture of experts whose sampled tokens have no known routing. Else the trainer routes such tokens itself,
+    and their number is told with the results of the data (docs/tinker.md)."""
+
+    routing_bytes: int = Field(default=2**30, ge=2**20)
+    """Bytes of the routing of one key's samples that is kept for its data, of a mixture of experts; the oldest makes room."""
+
     result_bytes: int = Field(default=256 * 2**20, ge=2**20)
     """Bytes of one key's results kept in memory until they are fetched; older ones are on the disk."""
 

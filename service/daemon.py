@@ -77,7 +77,7 @@ async def _serve(
     claim = Claim(await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:])
     samplers = Samplers(InferencePool(config.inference), config.model, bounds, config.max_samplers, claim)
     chat = await asyncio.to_thread(_chat, config.model)
-    service = Service(config, store, connection, samplers, bounds.vocabulary, chat)
+    service = Service(config, store, connection, samplers, bounds.vocabulary, chat, has_experts=bool(bounds.experts))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(samplers.close)
         stack.push_async_callback(service.close)
@@ -112,7 +112,7 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
     health, lines = LoopHealth(LagConfig()), RotatedLines(path, "lines about the loop", MOST_HEALTH_BYTES)
 
     async def write() -> None:
-        counts = {"pending": service.results.pending, "resident_bytes": resident_bytes()}
+        counts = {"pending": service.results.pending, "resident_bytes": resident_bytes(), **service.replays.counts}
         await asyncio.to_thread(lines.append, [{"time": time.time(), **health.take_metrics(), **counts}])
 
     async def at_times() -> None:

@@ -14,6 +14,7 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, failure
 from counterpoint.service.tinker.models import NEWEST, Model
 from counterpoint.service.tinker.refusals import Gone, NotFound
+from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample, used_by
 from counterpoint.service.tinker.sessions import Sessions, session_of
@@ -35,6 +36,7 @@ class ClientSamplers:
         longest: int,
         check_base: Callable[[str], None],
         model: Callable[[str, str], Awaitable[Model]],
+        replays: Replays,
     ) -> None:
         """Samples at `servers`, at most `longest` tokens with the prompt.
 
@@ -48,6 +50,7 @@ class ClientSamplers:
         self._longest = longest
         self._check_base = check_base
         self._model = model
+        self._replays = replays
         self._joining = asyncio.Lock()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         """The samples that are being made, by the ids of their requests."""
@@ -113,7 +116,7 @@ class ClientSamplers:
         if (task := self._results.begin(request_id, owner, work)) is not None:
             self._sampling[request_id] = task
             task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
-        return request_id, [f"{request_id}:{index}" for index in range(max(0, min(asked.num_samples, MOST_SAMPLES)))]
+        return request_id, _sequence_ids(sampler, asked)
 
     async def cancel(self, request_id: str, owner: str) -> None:
         """Ends samples that are being made, also at the servers. Raises `NotFound`."""
@@ -148,4 +151,13 @@ class ClientSamplers:
         async def score(prompt: Int32Array) -> Float32Array:
             return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step)
 
-        return await sample(self._servers, sampler, asked, self._longest, score)
+        response, turns = await sample(self._servers, sampler, asked, self._longest, score)
+        replay = self._replays.of(sampler.owner)
+        for sequence_id, turn in zip(_sequence_ids(sampler, asked), turns, strict=True):
+            replay.note(sequence_id, turn)
+        return response
+
+
+def _sequence_ids(sampler: SamplerRecord, asked: Sample) -> list[str]:
+    count = max(0, min(asked.num_samples, MOST_SAMPLES))
+    return [f"{sampler.sampler_id}:{asked.seq_id}:{index}" for index in range(count)]

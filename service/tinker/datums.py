@@ -77,6 +77,8 @@ class Contribution:
     """The places of each datum."""
     targets: tuple[int, ...]
     """How many targets each place has, as a shape: `()` or `(K,)`."""
+    sequences: list[list[str]]
+    """The ids of the samples that each datum says its tokens are from, the last first."""
 
 
 def contribution_of(
@@ -161,7 +163,10 @@ def contribution_of(
         forward_only=request.forward_only,
     )
     batch = _batch(run_id, np.concatenate(tokens).astype(np.int32), lengths, joined)
-    return Contribution(batch, objective, lengths, shape or ())
+    sequences = [
+        [span.sampled_tokens.sequence_id for span in reversed(datum.model_input_spans)] for datum in request.data
+    ]
+    return Contribution(batch, objective, lengths, shape or (), sequences)
 
 
 def _config(request: Any) -> dict[str, float]:
@@ -304,8 +309,8 @@ def _batch(
     return Batch(run_id, 1, samples, columns, ())
 
 
-def output_of(contribution: Contribution, answered: Answered) -> bytes:
-    """Returns the `ForwardBackwardOutput` of what came of a contribution."""
+def output_of(contribution: Contribution, answered: Answered, metrics: Mapping[str, float]) -> bytes:
+    """Returns the `ForwardBackwardOutput` of what came of a contribution, with further metrics."""
     lengths, shape = contribution.lengths, contribution.targets
     starts = np.cumsum([0, *(length + 1 for length in lengths[:-1])])
     column = answered.columns["log_probabilities"]
@@ -317,6 +322,8 @@ def output_of(contribution: Contribution, answered: Answered) -> bytes:
     field.value.offsets = (4 * math.prod(shape) * np.cumsum([0, *lengths])).astype(np.int64).tobytes()
     field.value.trailing_shape.extend(shape)
     output.metrics.add(key="loss:sum", value=float(answered.columns["losses"].astype(np.float64).sum()))
+    for name, value in metrics.items():
+        output.metrics.add(key=name, value=value)
     places = answered.metrics.get("tokens/trained", 0.0)
     for name, mean in answered.metrics.items():  # over places, of what is at the first place of each datum
         metric = name.removeprefix("custom_loss/")

@@ -32,11 +32,13 @@ from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_
 from counterpoint.service.tinker.external import check_recipients
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
+from counterpoint.service.tinker.replay import Replay
 from counterpoint.service.tinker.retention import bytes_of
 from counterpoint.service.tinker.sequence import Sequence
+from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.store import ModelRecord, Position, SamplerRecord, SavedRecord, Store
 from counterpoint.transport.config import IDENTIFIER_PATTERN
-from counterpoint.transport.messages import SECONDS, Answered
+from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.records import Batch, Float32Array, Int32Array
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class Request(msgspec.Struct, frozen=True):
     """The last part of its path."""
     seq_id: int
     body: bytes
+    refused: str = ""
+    """Why it became an item that asks for nothing; empty unless it is in the journal, and was refused for what was so then."""
 
     @property
     def contributes(self) -> bool:
@@ -127,6 +131,8 @@ class _Asked:
     result: Callable[[int, Answered], Awaitable[Result]]
     used: Used = field(default_factory=Used)
     """What it uses beside the trainer's time."""
+    refused: str = ""
+    """Why it is refused, if its client is to blame."""
 
 
 class Model:
@@ -144,6 +150,7 @@ class Model:
         vocabulary: int | None,
         output_dir: Path,
         removing: asyncio.Lock,
+        replay: Replay,
     ) -> None:
         """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
 
@@ -159,6 +166,7 @@ class Model:
         self._vocabulary = vocabulary
         self._output_dir = output_dir
         self._removing = removing
+        self._replay = replay
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
@@ -175,12 +183,12 @@ class Model:
         """Connects the run, and takes up what its journal has. Raises `OSError` and `CodecError`."""
         last = 0
         for number in await asyncio.to_thread(self._journal.items):
-            _, note = await asyncio.to_thread(self._journal.read_item, number)
+            ask, note = await asyncio.to_thread(self._journal.read_item, number)
             if note:
                 request = msgspec.msgpack.decode(note, type=Request)
                 last = max(last, request.seq_id)
                 self._futures.begin(self.request_id(request.seq_id), is_due=True)
-                asked = await asyncio.to_thread(self._asked, request)
+                asked = await asyncio.to_thread(self._asked, request, ask)
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.spawn(self._finish(request, asked, number))
         self._sequence.done = last
@@ -309,7 +317,8 @@ class Model:
                 async with self._removing:
                     self.saving.add(request.seq_id)
             try:
-                number = await self.run.begin(header, asked.batch, msgspec.msgpack.encode(request))
+                note = msgspec.msgpack.encode(msgspec.structs.replace(request, refused=asked.refused))
+                number = await self.run.begin(header, asked.batch, note)
             except (RunLost, OSError, ValueError) as error:
                 self._lacks |= request.contributes
                 logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
@@ -358,12 +367,17 @@ class Model:
 
     # --- what each request asks for ---
 
-    def _asked(self, request: Request) -> _Asked:
-        """Reads a request. One that is refused is an item that asks for nothing, so that the order stays whole."""
+    def _asked(self, request: Request, journalled: Ask | None = None) -> _Asked:
+        """Reads a request, of the item that it is if it is `journalled`.
+
+        One that is refused is an item that asks for nothing, so that the order stays whole.
+        """
         try:
+            if request.refused:
+                raise BadRequest(request.refused)
             match request.kind:
                 case "forward_backward":
-                    return self._forward_backward(request.body)
+                    return self._forward_backward(request.body, journalled)
                 case "optim_step":
                     return self._optim_step(msgspec.json.decode(request.body, type=OptimStep))
                 case "save_weights":
@@ -385,24 +399,29 @@ class Model:
             async def refused(number: int, answered: Answered) -> Result:
                 return failure(said, "user" if is_users else "server")
 
-            return _Asked(ItemHeader(spoils=request.contributes), None, refused)
+            return _Asked(ItemHeader(spoils=request.contributes), None, refused, refused=said if is_users else "")
 
-    def _forward_backward(self, body: bytes) -> _Asked:
+    def _forward_backward(self, body: bytes, journalled: Ask | None) -> _Asked:
         message = MESSAGES["ForwardBackwardRequest"].FromString(body)
         graph = self._traced(message) if message.loss_fn == CUSTOM else b""
         contribution = contribution_of(message, self.record.run_id, self._longest, self._vocabulary, graph)
+        if journalled is None:  # else its routing is in the item, and may be known nowhere else any more
+            batch = self._replay.routed(contribution, session_of(self.record.model_id))
+        else:
+            batch = journalled.batch or contribution.batch
+        metrics = self._replay.metrics(batch)
 
         async def result(number: int, answered: Answered) -> Result:
-            return Result(await asyncio.to_thread(output_of, contribution, answered), is_protobuf=True)
+            return Result(await asyncio.to_thread(output_of, contribution, answered, metrics), is_protobuf=True)
 
         tokens = sum(contribution.lengths)
         used = Used(forward=tokens) if message.forward_only else Used(trained=tokens)
-        return _Asked(ItemHeader(objective=contribution.objective), contribution.batch, result, used)
+        return _Asked(ItemHeader(objective=contribution.objective), batch, result, used)
 
     def _traced(self, message: Any) -> bytes:
         """Returns the graph of the loss that a request names; it is one of the model's session. Raises `BadRequest`."""
         loss_id = next((each.value.text for each in message.loss_fn_config_v2 if each.key == "loss_id"), "")
-        session = self.record.model_id.partition(":")[0]
+        session = session_of(self.record.model_id)
         found = self._store.loss(loss_id) if loss_id.startswith(f"{session}:") else None
         if found is None:
             raise BadRequest(f"loss_fn_config: there is no loss {loss_id[:80]!r} of session {session}")
@@ -463,7 +482,7 @@ class Model:
             await self._keep(record, overwrite=asked.overwrite or kind == "inflight")
             if is_named:
                 return answer(path=record.path, type="save_weights_for_sampler")
-            session = self.record.model_id.partition(":")[0]
+            session = session_of(self.record.model_id)
             sampler_id = f"{session}:sample:{asked.sampling_session_seq_id}"
             model_id, owner = self.record.model_id, self.record.owner
             if kind == "snapshot":

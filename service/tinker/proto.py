@@ -36,7 +36,9 @@ _MESSAGES = {
     "OtherChunk": "",
     "Chunk": "encoded_text:1:EncodedTextChunk image:2:OtherChunk dmel:3:OtherChunk",
     "InputEntry": "key:1:string value:2:Tensor",
-    "Datum": "model_input:1:Chunk* loss_fn_inputs:2:InputEntry*",
+    "ProvenanceRun": "sequence_id:1:string offset:2:int64 length:3:int64",
+    "ProvenanceSpan": "prompt_tokens:1:ProvenanceRun sampled_tokens:2:ProvenanceRun",
+    "Datum": "model_input:1:Chunk* loss_fn_inputs:2:InputEntry* model_input_spans:3:ProvenanceSpan*",
     "ForwardBackwardRequest": "model_id:1:string seq_id:2:int32 data:3:Datum* loss_fn:4:string loss_fn_config:5:MetricEntry* "
     "forward_only:6:bool loss_fn_config_v2:7:LossConfigEntry*",
 }

@@ -140,8 +140,10 @@ def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingPara
 
 async def sample(
     samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int, score: Callable[[Int32Array], Score]
-) -> bytes:
-    """Returns the `SampleResponse` of a request. Raises `BadRequest`, and what `Samplers.sample` and `score` raise.
+) -> tuple[bytes, list[Turn]]:
+    """Returns the `SampleResponse` of a request, and its samples.
+
+    Raises `BadRequest`, and what `Samplers.sample` and `score` raise.
 
     `score` returns the log-probability of each token of a prompt but the first, under the sampler's adapter, if it has one.
     """
@@ -162,7 +164,7 @@ async def sample(
         unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
     encoded: bytes = response.SerializeToString()
-    return encoded
+    return encoded, [turn.result() for turn in turns]
 
 
 def used_by(asked: Sample, response: bytes) -> Used:

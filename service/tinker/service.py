@@ -37,6 +37,7 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.refusals import NotFound, NotServed
+from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.retention import end_session, sweep
 from counterpoint.service.tinker.sessions import Sessions, session_of
@@ -95,6 +96,8 @@ class Service:
         samplers: Samplers,
         vocabulary: int | None,
         chat: Chat | None = None,
+        *,
+        has_experts: bool = False,
     ) -> None:
         """Has no client yet; `start` takes up what the store has. `chat` is None for a model without a chat template."""
         self.config = config
@@ -116,9 +119,11 @@ class Service:
         self._tasks = Tasks("the service")
         self.sessions = Sessions(store)
         self.results = Results(config, self._tasks)
+        self.replays = Replays(config, has_experts=has_experts)
         self.weights = Weights(store, lambda: self._tasks.spawn(self.sweep()))
         self.samplers = ClientSamplers(
-            store, self.sessions, self.weights, self.results, samplers, config.max_tokens, self.check_base, self.model
+            store, self.sessions, self.weights, self.results, samplers, config.max_tokens, self.check_base, self.model,
+            self.replays,
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -197,6 +202,7 @@ class Service:
             await self._shut(model_id)
         self.sessions.forget(session_id)
         self.results.of(owner).forget(f"{session_id}:")
+        self.replays.of(owner).routings.forget(session_id)
         await self.store.ledger.end(f"{session_id}:")
         models = await self.models(owner, session_id)
         # No request of theirs has a result any more.
@@ -439,6 +445,7 @@ class Service:
         model = Model(
             record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
+            self.replays.of(record.owner),
         )  # fmt: skip
         try:
             await model.start()

@@ -64,3 +64,12 @@ def test_ports_and_drivers_that_exclude_each_other_are_refused(tmp_path: Path) -
         job(tmp_path, tinker={"max_rank": 65}, trainer={"max_lora_rank": 64})
     with pytest.raises(ValidationError, match="driven"):
         RunConfig.model_validate({"output_dir": str(tmp_path), "model": "m", "driven": True})
+
+
+def test_strict_replay_needs_routing_at_both_ends(tmp_path: Path) -> None:
+    section, routed = {"strict_replay": True}, {"return_routed_experts": True}
+    assert job(tmp_path, tinker=section, inference=routed).inference.return_routed_experts
+    cases: list[dict[str, Any]] = [{}, {"inference": routed, "trainer": {"router_replay": False}}]
+    for lacking in cases:
+        with pytest.raises(ValidationError, match=r"tinker\.strict_replay"):
+            job(tmp_path, tinker=section, **lacking)

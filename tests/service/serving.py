@@ -24,12 +24,19 @@ KEYS = [f"tml-{letter * 20}" for letter in "ab"]
 
 @asynccontextmanager
 async def serving(
-    directory: Path, samplers: object = None, chat: Chat | None = None, **values: Any
+    directory: Path,
+    samplers: object = None,
+    chat: Chat | None = None,
+    *,
+    has_experts: bool = False,
+    **values: Any,
 ) -> AsyncIterator[tuple[Any, Service]]:
     """A client of the service, and the service."""
     config = ServiceConfig(output_dir=directory, model="m", name="tiny", **values)
     connection = open_connection(config.transport, directory)
-    service = Service(config, Store(directory / "service"), connection, cast(Samplers, samplers), None, chat)
+    service = Service(
+        config, Store(directory / "service"), connection, cast(Samplers, samplers), None, chat, has_experts=has_experts
+    )
     app = Endpoints(service, frozenset(map(digest, KEYS))).app()
     app.on_response_prepare.append(_close)
     server = TestServer(app)

@@ -93,7 +93,7 @@ def answered(found: Contribution, logprobs: Any, losses: list[float]) -> Any:
     ):
         starts = np.cumsum([0, *found.lengths[:-1]])
         columns[name] = np.insert(values, starts, 0, axis=0).flatten()
-    return deserialize_forward_backward_output(output_of(found, Answered(1, 0, columns=columns)))
+    return deserialize_forward_backward_output(output_of(found, Answered(1, 0, columns=columns), {}))
 
 
 def test_the_sdk_reads_log_probabilities_of_each_datum_and_the_sum_of_the_losses() -> None:
@@ -193,7 +193,7 @@ def test_a_traced_loss_gets_what_it_reads_and_its_metrics_are_told() -> None:
     assert inputs["weights"].reshape(5, 2).tolist() == [[0, 0], [1, 2], [3, 4], [0, 0], [5, 6]]
     metrics = {"custom_loss/custom/a:sum": 10 / 3, "custom_loss/custom/b:mean": 10 / 3, "tokens/trained": 3.0}
     columns = {name: np.zeros(5, np.float32) for name in ("log_probabilities", "losses")}
-    output = deserialize_forward_backward_output(output_of(found, Answered(1, 0, metrics=metrics, columns=columns)))
+    output = deserialize_forward_backward_output(output_of(found, Answered(1, 0, metrics=metrics, columns=columns), {}))
     assert output.metrics == pytest.approx({"loss:sum": 0.0, "custom/a:sum": 10.0, "custom/b:mean": 5.0})
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from counterpoint.run.items import ItemHeader, encode_item
+from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
 from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.tinker import models
@@ -18,6 +19,7 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, TooMany
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.replay import Replay
 from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from tests.support.polling import DEADLINE_SECONDS, until
@@ -49,7 +51,10 @@ def model_of(directory: Path, run: Run) -> Model:
     record = ModelRecord("s1:train:0", "s1_train_0", "", 1, [])
     futures, store = Futures(10, 1000), Store(directory)
     journal = Journal(directory / "items", "s1_train_0", 1000)
-    return Model(record, cast(Any, run), journal, store, futures, cast(Any, None), 10, 10, directory, asyncio.Lock())
+    replay = Replay(ServiceConfig(output_dir=directory, model="m"), has_experts=False)
+    return Model(
+        record, cast(Any, run), journal, store, futures, cast(Any, None), 10, 10, directory, asyncio.Lock(), replay
+    )
 
 
 class Journalling(Run):
