@@ -8,7 +8,39 @@ from typing import Literal
 from pydantic import Field
 
 from counterpoint.inference.config import PoolConfig
-from counterpoint.transport.config import Config, TransportConfig
+from counterpoint.transport.config import Config, Identifier, TransportConfig
+
+
+class QuotaConfig(Config):
+    """What one key may use."""
+
+    models: int | None = Field(default=None, ge=1)
+    """Models open at once: of clients that go on, and were not silent for two minutes. Unset: as many as it likes."""
+
+    tokens_per_day: int | None = Field(default=None, ge=1)
+    """Tokens trained and sampled, with prompts, in a day of UTC; beyond, its clients wait for the next day. Unset: no limit."""
+
+    disk_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of saved weights on the disk, beyond which nothing is saved. Unset: no limit."""
+
+
+class PriceConfig(Config):
+    """What the ledger's entries cost, in a currency of one's own."""
+
+    trained: float = Field(default=0, ge=0)
+    """Of a million tokens of `forward_backward`."""
+
+    forward: float = Field(default=0, ge=0)
+    """Of a million tokens of `forward`."""
+
+    prompt: float = Field(default=0, ge=0)
+    """Of a million tokens of prompts."""
+
+    sampled: float = Field(default=0, ge=0)
+    """Of a million tokens of completions."""
+
+    second: float = Field(default=0, ge=0)
+    """Of a second of one of the trainer's accelerators."""
 
 
 class TinkerConfig(Config):
@@ -21,7 +53,17 @@ class TinkerConfig(Config):
     """Port of the service; 0 takes a free one, which the log names."""
 
     keys_file: Path | None = None
-    """A file with the clients' keys, one a line, `tml-` and at least 16 more characters. Unset: any key is taken."""
+    """A file with the clients' keys, one a line, `tml-` and at least 16 more characters; a name may follow, by which quotas and
+    the page call its owner. Unset: any key is taken, and all are one owner, `local`."""
+
+    quota: QuotaConfig = QuotaConfig()
+    """What each key may use."""
+
+    quotas: dict[Identifier, QuotaConfig] = {}
+    """The same of single keys, by their names in `keys_file`. What one leaves out is as `quota` says."""
+
+    price: PriceConfig = PriceConfig()
+    """What the ledger's entries cost."""
 
     max_rank: int = Field(default=32, ge=1)
     """Highest rank of an adapter."""

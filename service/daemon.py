@@ -69,7 +69,7 @@ def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
 
 
 async def _serve(
-    config: ServiceConfig, keys: frozenset[bytes], on_ready: Callable[[], None], stop: StopSignals
+    config: ServiceConfig, keys: dict[bytes, str], on_ready: Callable[[], None], stop: StopSignals
 ) -> None:
     bounds = await asyncio.to_thread(read_bounds, Path(config.model))
     store = await asyncio.to_thread(Store, config.output_dir / "service")
@@ -77,7 +77,9 @@ async def _serve(
     claim = Claim(await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:])
     samplers = Samplers(InferencePool(config.inference), config.model, bounds, config.max_samplers, claim)
     chat = await asyncio.to_thread(_chat, config.model)
-    service = Service(config, store, connection, samplers, bounds.vocabulary, chat, has_experts=bool(bounds.experts))
+    service = Service(
+        config, store, connection, samplers, bounds.vocabulary, keys, chat, has_experts=bool(bounds.experts)
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(samplers.close)
         stack.push_async_callback(service.close)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,6 +95,8 @@ class Ledger:
         self._unwritten: list[_Line] = []
         self._owed: OrderedDict[str, _Line] = OrderedDict()
         """What is not told yet, by the ids of requests."""
+        self._owed_tokens = Counter[tuple[str, str]]()
+        """The tokens of these by day and owner."""
         self._writing = asyncio.Lock()
         self._tasks = Tasks("the ledger")
 
@@ -109,20 +111,30 @@ class Ledger:
 
     def owe(self, account: str, request_id: str, used: Used) -> None:
         """Notes what a request has used: it counts once its client is `told`. A kill before loses both."""
-        self._owed[request_id] = _line(account, request_id, used)
+        self._paid(request_id)
+        line = self._owed[request_id] = _line(account, request_id, used)
+        self._owed_tokens[line.day, owner_of(account)] += line.tokens
         if len(self._owed) > MOST_OWED:
-            self._note(self._owed.popitem(last=False)[1])
+            self._note(self._paid(next(iter(self._owed))))
+
+    def _paid(self, request_id: str) -> _Line | None:
+        if (line := self._owed.pop(request_id, None)) is not None:
+            place = line.day, owner_of(line.account)
+            self._owed_tokens[place] -= line.tokens
+            if not self._owed_tokens[place]:
+                del self._owed_tokens[place]
+        return line
 
     async def told(self, request_id: str) -> None:
         """Counts a request whose client is about to be told of its result."""
-        if (line := self._owed.pop(request_id, None)) is not None:
+        if (line := self._paid(request_id)) is not None:
             self._note(line)
             await self._write()
 
     async def end(self, prefix: str = "") -> None:
         """Counts what nobody was told of the requests whose ids begin so, and forgets their numbers: none comes again."""
         for request_id in [each for each in self._owed if each.startswith(prefix)]:
-            self._note(self._owed.pop(request_id))
+            self._note(self._paid(request_id))
         await self._write()
         if prefix:
             for source in [each for each in self._sum.counted if each.startswith(prefix)]:
@@ -134,16 +146,16 @@ class Ledger:
 
     def today(self, owner: str) -> int:
         """Returns the tokens of today of an owner, in all its accounts, also those of results that are not told yet."""
-        day, found = day_now(), self._sum.days.get(day_now(), {})
-        owed = sum(each.tokens for each in self._owed.values() if each.day == day and owner_of(each.account) == owner)
-        return sum(used.tokens for account, used in found.items() if owner_of(account) == owner) + owed
+        day = day_now()
+        told = (used.tokens for account, used in self._sum.days.get(day, {}).items() if owner_of(account) == owner)
+        return sum(told) + self._owed_tokens[day, owner]
 
     def days(self) -> Mapping[str, Mapping[str, Used]]:
         """Returns what counts by day and account."""
         return self._sum.days
 
-    def _note(self, line: _Line) -> None:
-        if self._add(line):
+    def _note(self, line: _Line | None) -> None:
+        if line is not None and self._add(line):
             self._unwritten.append(line)
 
     def _add(self, line: _Line) -> bool:

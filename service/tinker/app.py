@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -25,17 +25,9 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
 from counterpoint.service.tinker.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.service.tinker.futures import TooMany
-from counterpoint.service.tinker.listing import (
-    Page,
-    Search,
-    checkpoint,
-    owner_name,
-    session_summary,
-    time_text,
-    training_run,
-)
+from counterpoint.service.tinker.listing import Page, Search, checkpoint, session_summary, time_text, training_run
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed
+from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
@@ -55,6 +47,9 @@ MAX_JSON_BYTES = 16 * 2**20
 
 POLL_SECONDS = 35.0
 """How long a poll waits for a result. The SDK waits 45 s."""
+
+PAUSE_SECONDS = 25 * 3600
+"""How long clients that have used up the tokens of a day repeat a request: until the next day, and an hour."""
 
 MANY_SECONDS = 30.0
 """How long a poll for any of many results waits."""
@@ -118,7 +113,7 @@ class _PathBody(msgspec.Struct, frozen=True):
 class Endpoints:
     """The endpoints, over one service."""
 
-    def __init__(self, service: Service, keys: frozenset[bytes]) -> None:
+    def __init__(self, service: Service, keys: Collection[bytes]) -> None:
         """`keys` are the digests of those that are taken; without any, every request is."""
         self._service = service
         self._keys = keys
@@ -151,6 +146,8 @@ class Endpoints:
                 return _error(410, str(error))
             except (TooMany, TooEarly) as error:
                 return _error(429, str(error))
+            except OverQuota as error:
+                return _error(402 if error.ends_by_itself else 403, str(error))
             except NotServed as error:
                 return _error(400, str(error))
             except (BadRequest, msgspec.MsgspecError, DecodeError, ValueError, RecursionError) as error:
@@ -182,7 +179,7 @@ class Endpoints:
         """Other flags have the SDK's defaults, by which nothing is asked for that is not served."""
         always = {"create_model_via_load_weights", "sample_join_sampling_session", "custom_loss_server_side"}
         flags = {*self._service.config.client_flags, *always}
-        return _json(**dict.fromkeys(sorted(flags), True))
+        return _json(**dict.fromkeys(sorted(flags), True), billing_exception_max_pause_duration_sec=PAUSE_SECONDS)
 
     async def _dynamic_config(self, request: web.Request, owner: str) -> web.Response:
         return _json(sample_cancel_enabled=True)
@@ -243,7 +240,7 @@ class Endpoints:
         return sorted(found, key=lambda each: (each.created, each.path), reverse=True)
 
     async def _key(self, request: web.Request, owner: str) -> web.Response:
-        name = owner_name(owner)
+        name = self._service.tenants.name(owner)
         details = {"org_details": {"name": "local"}, "user_details": {"email": name}}
         return _json(key_id=int(owner[:8] or "0", 16), name=name, note="", details=details)
 

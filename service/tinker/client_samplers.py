@@ -19,6 +19,7 @@ from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample, used_by
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import SamplerRecord, Store
+from counterpoint.service.tinker.tenants import Tenants
 from counterpoint.service.tinker.weights import Weights
 from counterpoint.transport.records import Float32Array, Int32Array
 
@@ -32,6 +33,7 @@ class ClientSamplers:
         sessions: Sessions,
         weights: Weights,
         results: Results,
+        tenants: Tenants,
         servers: Samplers,
         longest: int,
         check_base: Callable[[str], None],
@@ -46,6 +48,7 @@ class ClientSamplers:
         self._sessions = sessions
         self._weights = weights
         self._results = results
+        self._tenants = tenants
         self._servers = servers
         self._longest = longest
         self._check_base = check_base
@@ -103,10 +106,15 @@ class ClientSamplers:
         return found
 
     async def sample(self, asked: Sample, owner: str) -> tuple[str, list[str]]:
-        """Begins samples; returns the id of the request and one for each sample. Raises `NotFound` and `TooMany`."""
+        """Begins samples; returns the id of the request and one for each sample.
+
+        Raises `NotFound`, `Gone`, `TooMany`, and `OverQuota` for one that was not begun before.
+        """
         sampler = await self.named(asked.sampling_session_id, owner)
         await self._sessions.live(session_of(sampler.sampler_id), owner)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
+        if not self._results.of(owner).knows(request_id):
+            self._tenants.check_tokens(owner)
 
         async def work() -> Result:
             body = await self._sampled(sampler, asked)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from counterpoint.service.keys import owner_name
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 
@@ -71,11 +72,6 @@ def training_run(model: ModelRecord, saved: Sequence[SavedRecord], base_model: s
         "last_sampler_checkpoint": last.get("sampler_weights"),
         "user_metadata": model.user_metadata,
     }
-
-
-def owner_name(owner: str) -> str:
-    """Returns a name for an owner that tells nothing of the key."""
-    return f"key-{owner[:8]}" if owner else "local"
 
 
 class Cursor(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import logging
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 OPTIM_METRICS = ("grad_norm", "learning_rate", "tokens", "samples")
 """What clients are told of an update."""
 
+SAVES = ("save_weights", "save_weights_for_sampler", "save_weights_external")
+"""The kinds of requests that write weights."""
+
 MISSING_SECONDS = 300.0
 """How long requests wait for an earlier one that has not come."""
 
@@ -70,7 +74,7 @@ class Request(msgspec.Struct, frozen=True):
     seq_id: int
     body: bytes
     refused: str = ""
-    """Why it became an item that asks for nothing; empty unless it is in the journal, and was refused for what was so then."""
+    """Why it became an item that asks for nothing; empty unless it was refused for what was so when it came."""
 
     @property
     def contributes(self) -> bool:
@@ -151,10 +155,12 @@ class Model:
         output_dir: Path,
         removing: asyncio.Lock,
         replay: Replay,
+        disk: Counter[str],
     ) -> None:
         """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
 
-        `output_dir` is the job's. `removing` is held while saved states are removed from it.
+        `output_dir` is the job's. `removing` is held while saved states are removed from it. `disk` has the bytes of each owner's
+        saved weights.
         """
         self.record = record
         self.run = run
@@ -167,6 +173,7 @@ class Model:
         self._output_dir = output_dir
         self._removing = removing
         self._replay = replay
+        self._disk = disk
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
@@ -236,6 +243,12 @@ class Model:
                 raise TooMany(f"request {request.seq_id} is not in the journal yet; send it again")
             unwritten.result()
         return request_id
+
+    def may_wait(self, kind: str, seq_id: int) -> bool:
+        """Whether a request, and what comes after it, loses nothing by being asked for later: nothing that was taken needs it."""
+        if self._sequence.knows(seq_id) or self._sequence.misses(seq_id):
+            return False
+        return kind == "forward_backward" or seq_id > self._sequence.done + 1
 
     def _take(self, request: Request) -> None:
         """Puts a request into its place. Raises `TooMany` and `ValueError`."""
@@ -517,12 +530,13 @@ class Model:
     async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
         """Writes a record. Raises `BadRequest` if another one has its name."""
 
-        def kept() -> None:
+        def kept() -> int:
             size = bytes_of(record, self._output_dir, self.record.run_id)
             self._store.keep(msgspec.structs.replace(record, size=size), overwrite=overwrite)
+            return size
 
         try:
-            await asyncio.to_thread(kept)
+            self._disk[self.record.owner] += await asyncio.to_thread(kept)
         except FileExistsError as error:
             raise BadRequest(str(error)) from error
 

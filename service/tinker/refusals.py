@@ -15,3 +15,11 @@ class Gone(LookupError):
 
 class NotServed(BadRequest):
     """Something that this service does not do."""
+
+
+class OverQuota(RuntimeError):
+    """The owner has used up its quota. `ends_by_itself`: a client that waits can go on."""
+
+    def __init__(self, message: str, *, ends_by_itself: bool = False) -> None:
+        super().__init__(message)
+        self.ends_by_itself = ends_by_itself

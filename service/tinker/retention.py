@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_sav
             removed += 1
             logger.info("%s was removed from the disk", record.path)
     return removed
+
+
+def bytes_held(store: Store, output_dir: Path) -> Counter[str]:
+    """Returns the bytes of saved weights on the disk by owner, also of those that are deleted and still needed."""
+    found = Counter[str]()
+    for model in store.models():
+        records = [*store.all_saved(model.model_id, "*"), *store.deleted(run_of(model.model_id))]
+        places = {each.directory or each.step: each for each in records if _exists(each, output_dir, model.run_id)}
+        found[model.owner] += sum(each.size or 0 for each in places.values())
+    return found
 
 
 def _needed(

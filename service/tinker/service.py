@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -35,11 +35,11 @@ from counterpoint.service.tinker.bodies import (
 from counterpoint.service.tinker.client_samplers import ClientSamplers
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
-from counterpoint.service.tinker.models import Model, Request
-from counterpoint.service.tinker.refusals import NotFound, NotServed
+from counterpoint.service.tinker.models import SAVES, Model, Request
+from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.retention import end_session, sweep
+from counterpoint.service.tinker.retention import bytes_held, end_session, sweep
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import (
     LossRecord,
@@ -49,6 +49,7 @@ from counterpoint.service.tinker.store import (
     encoded,
     run_of,
 )
+from counterpoint.service.tinker.tenants import Tenants
 from counterpoint.service.tinker.weights import Weights
 from counterpoint.transport.wires.link import SharedConnection
 
@@ -95,11 +96,15 @@ class Service:
         connection: SharedConnection,
         samplers: Samplers,
         vocabulary: int | None,
+        keys: Mapping[bytes, str],
         chat: Chat | None = None,
         *,
         has_experts: bool = False,
     ) -> None:
-        """Has no client yet; `start` takes up what the store has. `chat` is None for a model without a chat template."""
+        """Has no client yet; `start` takes up what the store has.
+
+        `keys` has the names of those that are taken, by digest. `chat` is None for a model without a chat template.
+        """
         self.config = config
         self.store = store
         self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
@@ -111,19 +116,22 @@ class Service:
         self.chat = chat
         self._vocabulary = vocabulary
         self._models: dict[str, Model] = {}
+        self._beginning: dict[str, str] = {}
+        """The owners of models that are not open yet, and count as open."""
         self._closed_saving: set[str] = set()
         """Models that are not open, and whose journals may have a save without a name: they give it one when they are."""
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
         self._tasks = Tasks("the service")
+        self.tenants = Tenants(config, keys, store.ledger)
         self.sessions = Sessions(store)
         self.results = Results(config, self._tasks)
         self.replays = Replays(config, has_experts=has_experts)
         self.weights = Weights(store, lambda: self._tasks.spawn(self.sweep()))
         self.samplers = ClientSamplers(
-            store, self.sessions, self.weights, self.results, samplers, config.max_tokens, self.check_base, self.model,
-            self.replays,
+            store, self.sessions, self.weights, self.results, self.tenants, samplers, config.max_tokens, self.check_base,
+            self.model, self.replays,
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -168,6 +176,9 @@ class Service:
 
         async with self._removing:
             await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
+            held = await asyncio.to_thread(bytes_held, self.store, self.config.output_dir)
+        self.tenants.disk.clear()
+        self.tenants.disk.update(held)
 
     async def _watch(self) -> None:
         while True:
@@ -406,23 +417,40 @@ class Service:
             return await self._models[model_id].offer(Request("load_weights", seq_id, body))
 
     async def _begin_model(self, record: ModelRecord) -> str:
-        """Begins a model, whose record is on the disk before its client is told so. Raises `BadRequest`, `OSError`, `TooMany`."""
+        """Begins a model, whose record is on the disk before its client is told so.
+
+        Raises `BadRequest`, `OSError`, `OverQuota` and `TooMany`.
+        """
         encoded(record)  # a record that is too long is refused now
-        async with self._opened(record.model_id):
-            former = await asyncio.to_thread(self.store.model, record.model_id)
-            if former is None:
-                await asyncio.to_thread(self.store.write, record)
-            elif msgspec.structs.replace(former, created=record.created) != record:
-                raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
         request_id = f"{record.model_id}:{CREATE}"
-        self.results.begin(request_id, record.owner, lambda: self._create(record))
+        try:
+            async with self._opened(record.model_id):
+                former = await asyncio.to_thread(self.store.model, record.model_id)
+                if former is None:
+                    self.tenants.check_models(record.owner, self.open_models(record.owner))
+                    self._beginning[record.model_id] = record.owner
+                    await asyncio.to_thread(self.store.write, record)
+                elif msgspec.structs.replace(former, created=record.created) != record:
+                    raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
+            self.results.begin(request_id, record.owner, lambda: self._create(record))
+        except BaseException:
+            self._beginning.pop(record.model_id, None)
+            raise
         return request_id
 
+    def open_models(self, owner: str) -> int:
+        """Returns how many models an owner has open, those among them that are about to be."""
+        found = {name for name, model in self._models.items() if model.record.owner == owner}
+        return len(found | {name for name, whose in self._beginning.items() if whose == owner})
+
     async def _create(self, record: ModelRecord) -> Result:
-        async with self._opened(record.model_id):
-            if record.model_id not in self._models:
-                await self._open(record)
-            run = self._models[record.model_id].run
+        try:
+            async with self._opened(record.model_id):
+                if record.model_id not in self._models:
+                    await self._open(record)
+                run = self._models[record.model_id].run
+        finally:
+            self._beginning.pop(record.model_id, None)
         await run.admitted()
         return answer(model_id=record.model_id, type=record.created_by)
 
@@ -445,7 +473,7 @@ class Service:
         model = Model(
             record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
-            self.replays.of(record.owner),
+            self.replays.of(record.owner), self.tenants.disk,
         )  # fmt: skip
         try:
             await model.start()
@@ -461,8 +489,19 @@ class Service:
             raise BadRequest(f"base_model = {name[:120]!r} is not served; expected {', '.join(sorted(self.names))}")
 
     async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str) -> str:
-        """Takes a request of a model; returns its id. Raises `NotFound`, `Gone`, `TooMany` and `ValueError`."""
-        return await (await self.model(model_id, owner)).offer(Request(kind, seq_id, body))
+        """Takes a request of a model; returns its id. Raises `NotFound`, `Gone`, `TooMany`, `OverQuota` and `ValueError`.
+
+        Over a quota of bytes, a save has its place in the order all the same, and fails.
+        """
+        model, refusal = await self.model(model_id, owner), ""
+        if model.may_wait(kind, seq_id):
+            self.tenants.check_tokens(owner)
+        if kind in SAVES:
+            try:
+                self.tenants.check_disk(owner)
+            except OverQuota as error:
+                refusal = str(error)
+        return await model.offer(Request(kind, seq_id, body, refusal))
 
 
 def _check_optimizer(asked: OptimizerRequest) -> None:

@@ -20,6 +20,7 @@ from counterpoint.service.tinker.store import Store
 from counterpoint.transport.wires.open import open_connection
 
 KEYS = [f"tml-{letter * 20}" for letter in "ab"]
+NAMES = ["anna", ""]
 
 
 @asynccontextmanager
@@ -34,10 +35,9 @@ async def serving(
     """A client of the service, and the service."""
     config = ServiceConfig(output_dir=directory, model="m", name="tiny", **values)
     connection = open_connection(config.transport, directory)
-    service = Service(
-        config, Store(directory / "service"), connection, cast(Samplers, samplers), None, chat, has_experts=has_experts
-    )
-    app = Endpoints(service, frozenset(map(digest, KEYS))).app()
+    keys, store = dict(zip(map(digest, KEYS), NAMES, strict=True)), Store(directory / "service")
+    service = Service(config, store, connection, cast(Samplers, samplers), None, keys, chat, has_experts=has_experts)
+    app = Endpoints(service, keys).app()
     app.on_response_prepare.append(_close)
     server = TestServer(app)
     await server.start_server(auto_decompress=False)  # as the service's own listener

@@ -12,7 +12,7 @@ import orjson
 import pytest
 import zstandard
 
-from counterpoint.service.config import TinkerConfig
+from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
 from counterpoint.service.tinker.app import MAX_BODY_BYTES, MAX_JSON_BYTES
 from counterpoint.service.tinker.bodies import CreateSession
@@ -138,8 +138,16 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, text: str, said: str) ->
     file.write_text(text)
     with pytest.raises(UserError, match=said):
         check_access(TinkerConfig(keys_file=file))
-    file.write_text(f"# ours\n{KEYS[0]}\n")
-    assert check_access(TinkerConfig(keys_file=file)) == {digest(KEYS[0])}
+    file.write_text(f"# ours\n{KEYS[0]}\n{KEYS[1]} anna\n")
+    assert check_access(TinkerConfig(keys_file=file)) == {digest(KEYS[0]): "", digest(KEYS[1]): "anna"}
+
+
+@pytest.mark.parametrize(("names", "quotas"), [("a/b", ""), ("a b", ""), ("anna", "berta")])
+def test_wrong_names_of_keys_are_refused(tmp_path: Path, names: str, quotas: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEYS[0]} {names}\n")
+    with pytest.raises(UserError, match="name"):
+        check_access(TinkerConfig(keys_file=file, quotas={quotas: QuotaConfig()} if quotas else {}))
 
 
 def test_other_machines_need_keys() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,9 +53,8 @@ def model_of(directory: Path, run: Run) -> Model:
     futures, store = Futures(10, 1000), Store(directory)
     journal = Journal(directory / "items", "s1_train_0", 1000)
     replay = Replay(ServiceConfig(output_dir=directory, model="m"), has_experts=False)
-    return Model(
-        record, cast(Any, run), journal, store, futures, cast(Any, None), 10, 10, directory, asyncio.Lock(), replay
-    )
+    driven, servers, lock = cast(Any, run), cast(Any, None), asyncio.Lock()
+    return Model(record, driven, journal, store, futures, servers, 10, 10, directory, lock, replay, Counter())
 
 
 class Journalling(Run):

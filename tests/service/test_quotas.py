@@ -1,0 +1,148 @@
+"""What a key may use: refusals in words, after which nothing is begun, and the SDK waits or ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+
+from counterpoint.service import ledger
+from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
+from counterpoint.service.keys import digest
+from counterpoint.service.ledger import Ledger, Used
+from counterpoint.service.tinker.bodies import CreateSession
+from counterpoint.service.tinker.models import Request
+from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.refusals import OverQuota
+from counterpoint.service.tinker.retention import bytes_held
+from counterpoint.service.tinker.store import SavedRecord
+from counterpoint.service.tinker.tenants import Tenants, cost
+from tests.service.serving import KEYS, serving
+from tests.service.test_models import Run, model_of
+from tests.service.test_rest import OWNERS, a_model, a_state, answered, published
+from tests.service.test_sampling import PROMPT, parameters, sampling
+from tests.support.polling import until
+
+pytestmark = pytest.mark.slow
+
+
+async def asked(client: Any, path: str, body: object, key: int = 0) -> tuple[int, Any]:
+    response = await client.post(f"/api/v1/{path}", json=body, headers={"X-API-Key": KEYS[key]})
+    return response.status, await response.json()
+
+
+def test_a_keys_quotas_are_its_own_and_else_those_of_all(tmp_path: Path) -> None:
+    config = TinkerConfig(
+        quota=QuotaConfig(models=2, disk_bytes=5), quotas={"anna": QuotaConfig(models=3, tokens_per_day=7)}
+    )
+    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(tmp_path))
+    assert tenants.quota(OWNERS[0]) == QuotaConfig(models=3, tokens_per_day=7, disk_bytes=5)
+    assert tenants.quota(OWNERS[1]) == QuotaConfig(models=2, disk_bytes=5)
+    assert tenants.name(OWNERS[1]) == f"key-{OWNERS[1][:8]}"
+
+
+def test_use_has_a_price() -> None:
+    price = PriceConfig(trained=2, forward=1, prompt=0.5, sampled=4, second=0.01)
+    assert cost(Used(10**6, 10**6, 10**6, 10**6, 100), price) == pytest.approx(8.5)
+
+
+async def test_a_further_model_is_refused_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, quota={"models": 1}) as (client, service):
+        lora = {"rank": 4}
+        sessions = [(await service.create_session(CreateSession(), owner)).session_id for owner in OWNERS]
+        body = {"session_id": sessions[0], "model_seq_id": 0, "base_model": "tiny", "lora_config": lora}
+        assert [(await asked(client, "create_model", body))[0] for _ in "ab"] == [200, 200], "it is the same"
+        status, said = await asked(client, "create_model", body | {"model_seq_id": 1})
+        assert (status, "anna has 1 models open" in said["detail"]) == (403, True)
+        assert len(service.store.models()) == 1
+        assert (await asked(client, "create_model", body | {"session_id": sessions[1]}, key=1))[0] == 200
+
+        def create() -> None:
+            made = tinker.ServiceClient(base_url=str(client.make_url("")), api_key=KEYS[0])
+            try:
+                made.create_lora_training_client(base_model="tiny", rank=4).result()
+            finally:
+                made.close("success").result()
+
+        with pytest.raises(tinker.PermissionDeniedError, match=r"tinker\.quota\.models"):
+            await asyncio.to_thread(create)
+        await service.finish_session(sessions[0], OWNERS[0], {})
+        assert service.open_models(OWNERS[0]) == 0
+
+
+async def test_the_sdk_waits_for_the_next_day_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sampling(tmp_path, quota={"tokens_per_day": 8}) as (sampler, servers, _, raw):
+        for _ in "ab":
+            await answered(sampler.sample(PROMPT, 1, parameters()))
+        waits = sampler.sample(PROMPT, 1, parameters())
+        body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 9, "prompt": {"chunks": []},
+                "sampling_params": {}}  # fmt: skip
+        status, said = await asked(raw, "asample", body)
+        assert (status, "anna has used 8 tokens today" in said["detail"]) == (402, True)
+        assert len(servers.asked) == 2
+        monkeypatch.setattr(ledger, "day_now", lambda: "2999-01-01")
+        assert [list(each.tokens) for each in (await answered(waits)).sequences] == [[1]]
+
+
+async def test_a_request_waits_for_the_next_day_unless_others_that_were_taken_need_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, quota={"tokens_per_day": 5}) as (client, service):
+        session = (await service.create_session(CreateSession(), OWNERS[0])).session_id
+        model = f"{session}:train:0"
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
+        assert (await asked(client, "create_model", body))[0] == 200
+
+        async def offer(kind: str, number: int) -> int:
+            if kind == "optim_step":
+                body = {"model_id": model, "seq_id": number, "adam_params": {}}
+                return (await asked(client, kind, body))[0]
+            message = MESSAGES["ForwardBackwardRequest"](model_id=model, seq_id=number).SerializeToString()
+            headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf"}
+            response = await client.post("/api/v1/forward_backward", data=message, headers=headers)
+            return int(response.status)
+
+        assert await offer("forward_backward", 2) == 200
+        await service.store.ledger.count(OWNERS[0], "s0:train:0:1", Used(trained=5))
+        assert await offer("forward_backward", 3) == 402
+        assert await offer("forward_backward", 1) == 200, "the second waits for it"
+        assert await offer("forward_backward", 1) == 200, "it is known"
+        assert await offer("forward_backward", 3) == 402
+        assert await offer("optim_step", 4) == 402, "the third waits"
+        assert await offer("optim_step", 3) == 200
+
+
+async def test_a_save_over_the_quota_keeps_its_place_and_saves_nothing(tmp_path: Path) -> None:
+    run = Run()
+    run.headers.append(None)  # type: ignore[arg-type]  # the first may be journalled, too
+    model = model_of(tmp_path, run)
+    await model.start()
+    await model.offer(Request("save_weights", 1, b'{"model_id": "", "seq_id": 1}', "there is no room"))
+    await until(lambda: "s1:train:0:1" in model._futures._results, "the refusal")
+    told = await model._futures.fetch("s1:train:0:1", 1)
+    assert told is not None
+    assert b"there is no room" in told.body
+    assert not run.headers[1].saves
+    await model.close()
+    model._futures.close()
+
+
+async def test_the_disk_is_counted_by_owner_and_place(tmp_path: Path) -> None:
+    async with serving(tmp_path, quota={"disk_bytes": 150}) as (_, service):
+        store = service.store
+        models = [a_model(store, number, OWNERS[number]) for number in (0, 1)]
+        for name in ("one", "same"):
+            store.write(a_state(tmp_path, models[0], name, 1, size=100))
+        store.write(a_state(tmp_path, models[1], "other", 1, size=7))
+        link = published(tmp_path, models[0], 3)
+        shown = SavedRecord(models[0].model_id, "sampler_weights", "shown", 3, 1, str(link), size=50)
+        store.write(shown)
+        assert bytes_held(store, tmp_path) == {OWNERS[0]: 150, OWNERS[1]: 7}
+        await service.sweep()
+        with pytest.raises(OverQuota, match="150 bytes"):
+            service.tenants.check_disk(OWNERS[0])
+        service.tenants.check_disk(OWNERS[1])
+        store.delete(shown)
+        await service.sweep()
+        service.tenants.check_disk(OWNERS[0])
