@@ -19,7 +19,7 @@ from counterpoint.trainer.faults import ModelLost, is_fatal
 from counterpoint.trainer.lora.multi_lora import apply_lora_to_model
 from counterpoint.trainer.lora.targets import prove_layers
 from counterpoint.trainer.model.compiled import compile_layers
-from counterpoint.trainer.model.compiler import keep_to_own_cache
+from counterpoint.trainer.model.compiler import compilations, keep_to_own_cache
 from counterpoint.trainer.model.head import compile_head
 from counterpoint.trainer.model.load import load_model, trainable_parameters
 from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
@@ -68,6 +68,7 @@ class LoadedModel:
         prove_layers(model)
         if compiles := config.compiles(ranks.device.type):
             keep_to_own_cache()
+            compilations.watch()
             compile_head(model)
         rest(model)
         replay = RouterReplay(model) if config.router_replay else None
@@ -116,7 +117,7 @@ class LoadedModel:
     def add_adapters(self, manager: MultiRunManager, lora: LoraConfig) -> None:
         """Gives a run's target layers room for the adapters of every slot, and registers them with the manager."""
         together = self.config.divided or self.ranks.context is not None
-        if together and trainable_parameters(self.model):
+        if (together or self._compiles) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
         n_adapters = 2 * self.config.max_runs  # for the adapters that are kept, too
         manager.forget_modules()  # all anew, in the model's order, since the random numbers of a new adapter are drawn in it

@@ -66,8 +66,8 @@ class _Chunked(torch.autograd.Function):
         of_tokens = [hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4)]
         for rows in _slices(len(hidden_PH), _tile() // len(weight_VH)):
             logits_CV = nn.functional.linear(hidden_PH[rows], weight_VH, bias_V)
-            divisor_C1 = None if divisor_P is None else divisor_P[rows, None]
-            found = arithmetic.summed_up(logits_CV, targets_P[rows, None], divisor_C1, bias_V is not None)
+            of_chunk = (_column(targets_P, rows), _column(divisor_P, rows))
+            found = arithmetic.of(logits_CV).summed_up(logits_CV, *of_chunk, bias_V is not None)
             del logits_CV  # before the next chunk's
             for whole_P, part_C1 in zip(of_tokens, found, strict=True):
                 whole_P[rows] = part_C1[:, 0]
@@ -98,7 +98,7 @@ class _Chunked(torch.autograd.Function):
         rounded = weight_VH.dtype if grad_bias is None else exact
         for rows in _slices(tokens, height):
             of_tokens = [
-                None if each is None else each[rows, None]
+                _column(each, rows)
                 for each in (
                     divisor_P,
                     highest_P,
@@ -112,7 +112,7 @@ class _Chunked(torch.autograd.Function):
                 weight_WH = weight_VH[part]
                 logits_CW = nn.functional.linear(hidden_PH[rows], weight_WH, None if bias_V is None else bias_V[part])
                 place_C1 = targets_P[rows, None] - part.start
-                grad_CW = ctx.arithmetic.slope(logits_CW, rounded, place_C1, *of_tokens)
+                grad_CW = ctx.arithmetic.of(logits_CW).slope(logits_CW, rounded, place_C1, *of_tokens)
                 del logits_CW
                 if grad_bias is not None:
                     grad_bias[part] += grad_CW.sum(0)
@@ -195,6 +195,15 @@ class Arithmetic(NamedTuple):
         A graph is made for chunks of any size: otherwise the last one of a row, and the next row, would be compiled anew.
         """
         return cls(torch.compile(_summed_up, dynamic=True), torch.compile(_slope, dynamic=True))
+
+    def of(self, logits_CW: Tensor) -> Arithmetic:
+        """Returns what computes these: of one token, or one number of each, what is not compiled, since that would be anew."""
+        return Arithmetic() if 1 in logits_CW.shape else self
+
+
+def _column(each_P: Tensor | None, rows: slice) -> Tensor | None:
+    """Returns a copy, `[C, 1]`: of a view the compiler would check what it is a part of, and compile anew for another whole."""
+    return None if each_P is None else each_P[rows, None].clone(memory_format=torch.contiguous_format)
 
 
 def _tile() -> int:

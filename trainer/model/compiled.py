@@ -1,6 +1,7 @@
 """Compiles the decoder layers of a model (torch.compile), each by itself: equal layers share their graphs, whatever their number.
 
-A graph is made for rows of any length. What differs from row to row stays outside of it, between the compiled parts of a layer:
+A graph is made for rows of any length, and none for passes without gradients, which call the layers as they are: the probe's and
+a reference's. What differs from row to row stays outside of it, between the compiled parts of a layer:
 attention over samples of other lengths, where ranks that share a row gather its keys and values, and the experts of a mixture
 with their recorded routing, where tokens go to the ranks that own their experts. Hooks on a layer, such as
 FSDP's, and its checkpointing surround the compiled function. Adapters stay outside, too, since a row may be of any runs: what is
@@ -40,11 +41,14 @@ LEAST_BOUND = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 ROUNDING_FACTOR = 4.0
 """How many times more a compiled log-probability may differ than one whose layers' results are rounded otherwise."""
 
-_TOKENS = 24
+_TOKENS = 22
+"""Of the row that is compared. No size of a layer is that, or half of it, since the compiler takes equal sizes for one."""
 
 
 def compile_layers(model: nn.Module, passes: Passes | None = None, context: ContextGroup | None = None) -> None:
     """Compiles the layers of a model, and tests it by a row, with its gradient. Those of which this was tried stay as they are.
+
+    Frozen token embeddings have to `differentiate_inputs`, so that all layers have the same graphs.
 
     If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
     With the `passes` of a model that is divided, or of which the ranks of `context` share rows, every rank calls it. Where it
@@ -83,9 +87,8 @@ def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module]) -> str:
                 rounding = float((_row(model) - expected_P).abs().max())
         for layer in layers:
             _compile(layer)
-        with _differentiable(model):
-            found_P = _row(model)
-            found_P.sum().backward()
+        found_P = _row(model)
+        found_P.sum().backward()
     except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
         if is_fatal(error):
             raise
@@ -116,18 +119,6 @@ def _rounded_otherwise(layers: Sequence[nn.Module]) -> Iterator[None]:
             handle.remove()
 
 
-@contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
-    """Gives a frozen model, whose adapters alone are trained, a gradient inside: by its token embeddings."""
-    embeddings = model.get_input_embeddings().weight
-    before = embeddings.requires_grad
-    embeddings.requires_grad_()
-    try:
-        yield
-    finally:
-        embeddings.requires_grad_(before)
-
-
 def _leave_adapters_out(layer: nn.Module) -> bool:
     """Cuts the compiled layer at its adapters; returns whether all were left out before."""
     new = [each for each in layer.modules() if isinstance(each, MultiLora) and "forward" not in each.__dict__]
@@ -137,8 +128,8 @@ def _leave_adapters_out(layer: nn.Module) -> bool:
 
 
 def computes(layer: nn.Module) -> Any:
-    """Returns what computes a layer: the compiled function if there is one, else its class's own."""
-    compiled = getattr(layer, "computes", None)
+    """Returns what computes a layer: the compiled function for gradients if there is one, else its class's own."""
+    compiled = getattr(layer, "computes", None) if torch.is_grad_enabled() else None
     return partial(type(layer).forward, layer) if compiled is None else compiled
 
 

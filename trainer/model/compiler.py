@@ -1,4 +1,4 @@
-"""How this process uses torch's compiler: from where it takes what is compiled, and what becomes of what cannot be compiled."""
+"""How this process uses torch's compiler: where it keeps graphs, what becomes of one that cannot be made, which come too late."""
 
 from __future__ import annotations
 
@@ -13,18 +13,64 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
+class Compilations:
+    """What torch's compiler does in this process. A row for which it works stands still for seconds."""
+
+    def __init__(self) -> None:
+        self.late = 0
+        """How often it worked for a row, when the graphs of all rows should have been there."""
+        self._due = 0
+        self._watched = False
+
+    def watch(self) -> None:
+        """Counts from now on, and has torch make no graph that holds for short rows alone."""
+        from torch._dynamo.callback import callback_handler  # only a process that compiles needs these packages
+        from torch._inductor import config
+
+        # Otherwise a kernel that adds up in both directions is for 5 * 2**20 elements and more, and each graph checks that.
+        config.triton.mix_order_reduction_non_strict_mode = True
+        if not self._watched:
+            self._watched = True
+            callback_handler.register_start_callback(self._begins)
+
+    @contextmanager
+    def due(self) -> Iterator[None]:
+        """Has the graphs that are made inside, in any thread, be in time."""
+        self._due += 1
+        try:
+            yield
+        finally:
+            self._due -= 1
+
+    def _begins(self, compilation: Any) -> None:
+        if self._due:
+            return
+        self.late += 1
+        logger.warning(
+            "torch compiles graph %s for a row, which stands still meanwhile; this is number %d since the start. All graphs "
+            "should have been there: please report the model and the length of the row",
+            compilation.compile_id,
+            self.late,
+        )
+
+
+compilations = Compilations()
+"""Those of this process, as torch's compiler is one for each process."""
+
+
 @contextmanager
 def failing_aloud() -> Iterator[None]:
     """Has a function that cannot be compiled raise inside. After that torch logs it, and calls the function as it is.
 
-    Some graphs are made for the rows of runs, when the disk may be full: that is not the fault of these runs. It holds in this
-    thread alone; a GPU's backward pass is in another one (`Fallback`).
+    A graph that is made for the row of a run, when the disk may be full, is not the fault of this run. It holds in this thread
+    alone; a GPU's backward pass is in another one (`Fallback`).
     """
-    from torch._dynamo import config  # only a process that compiles needs this package
+    from torch._dynamo import config
 
     config.suppress_errors = False
     try:
-        yield
+        with compilations.due():
+            yield
     finally:
         config.suppress_errors = True
 

@@ -39,6 +39,10 @@ _TRIED = (-30.0, -3.0, -0.25, 0.5, 1.0, 20.0)
 """Made-up logits, to see what a model does with them; a soft cap bends the large ones."""
 
 
+_COPIES = 32
+"""Of tokens with which the compiled head is compared: kernels are made for numbers such as those at the first call."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
     """What the model says of chosen tokens of a row."""
@@ -137,9 +141,10 @@ def _differs_compiled(model: nn.Module, arithmetic: Arithmetic) -> str:
     found: list[str] = []
 
     def forward(hidden_1PH: Tensor) -> Tensor:
+        hidden_PH, targets_P = hidden_1PH[0].repeat(_COPIES, 1), tokens_T.repeat(_COPIES)
         for entropy_gradient in (False, True):
             plain, compiled = (
-                _differentiated(head, hidden_1PH[0], tokens_T, entropy_gradient, each) for each in (None, arithmetic)
+                _differentiated(head, hidden_PH, targets_P, entropy_gradient, each) for each in (None, arithmetic)
             )
             for name, own, other in zip(("log-probabilities", "entropies", "gradients"), compiled, plain, strict=True):
                 precision = _LEAST_BOUND if name != "gradients" else _ROUNDINGS * torch.finfo(other.dtype).eps

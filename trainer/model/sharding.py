@@ -180,7 +180,7 @@ def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
 def differentiate_inputs(model: nn.Module) -> None:
     """Gives the token embeddings of a frozen model a gradient, so that every backward pass goes through all layers.
 
-    Otherwise which layers a rank gathers would depend on the adapters in its row.
+    Otherwise which layers a rank gathers would depend on the adapters in its row, and the first layer would be compiled twice.
     """
 
     def require_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:

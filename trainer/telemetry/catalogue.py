@@ -69,6 +69,11 @@ PHASE = Metric(
     LONG_SECONDS,
 )
 ROWS = Metric("counterpoint_trainer_rows", "counter", "rows that all ranks have trained, each of one run or of several")
+LATE_GRAPHS = Metric(
+    "counterpoint_trainer_late_graphs",
+    "counter",
+    "graphs that torch compiled for a row on rank 0, although those of all rows should have been there: each took seconds",
+)
 RUNS = Metric("counterpoint_trainer_runs", "gauge", "runs by their stage at the trainer", labels=("stage",))
 SLOTS = Metric("counterpoint_trainer_slots", "gauge", "runs that can be trained at once")
 WAITING = Metric(
@@ -165,7 +170,7 @@ TRAINER = Process(
     (
         STEP, STEPPED_AT, EPOCH, LOSS, ENTROPY, MISMATCH, RATIO_MEAN, RATIO_MAX, MASKED, REPLAYED, REFERENCE_KL, VALUE_LOSS,
         VALUE_MEAN, RETURN_MEAN, CUSTOM, OF_ENVIRONMENT, GRADIENT, UPDATES, LEARNING_RATE, TOKENS_PER_SECOND, TOKENS,
-        TRAINED, TRAINED_IN, SAMPLES, PHASE, ROWS, RUNS, SLOTS, WAITING, OUTAGE_START,
+        TRAINED, TRAINED_IN, SAMPLES, PHASE, ROWS, LATE_GRAPHS, RUNS, SLOTS, WAITING, OUTAGE_START,
         DEVICE_MEMORY,
     ),
     LINES,

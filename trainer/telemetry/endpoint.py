@@ -14,6 +14,7 @@ import torch
 
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.compiler import compilations
 from counterpoint.trainer.runs.record import Stage
 from counterpoint.trainer.runs.registry import RunRegistry
 from counterpoint.trainer.telemetry import catalogue
@@ -58,11 +59,12 @@ class TrainerEndpoint:
         self._values.add(catalogue.ROWS, number)
 
     def note(self, registry: RunRegistry, outages: Outages, work: Work) -> None:
-        """Notes the runs' stages, what waits, who is out, and the memory, if the last note is old."""
+        """Notes the runs' stages, what waits, who is out, the memory and the compiler's work, if the last note is old."""
         now = time.monotonic()
         if now - self._noted < NOTE_SECONDS:
             return
         self._noted = now
+        self._values.set(catalogue.LATE_GRAPHS, compilations.late)
         stages = Counter({stage.value: 0 for stage in Stage})
         stages.update(record.stage.value for record in registry)
         occupied = registry.at(Stage.ADMITTED, Stage.TRAINING, Stage.FINISHED)

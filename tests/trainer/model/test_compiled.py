@@ -8,12 +8,14 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
@@ -23,8 +25,11 @@ from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.model.adapted_layer import MultiLora
 from counterpoint.trainer.model.compiled import compile_layers
-from counterpoint.trainer.model.compiler import Fallback, keep_to_own_cache
+from counterpoint.trainer.model.compiler import Compilations, Fallback, compilations, keep_to_own_cache
+from counterpoint.trainer.model.head import compile_head, prove_head
 from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.trainer.model.recompute import checkpoint_layers
+from counterpoint.trainer.model.sharding import differentiate_inputs
 from tests.trainer.compiled_learner import TRACED, WAYS
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.forked_ranks import launch
@@ -36,10 +41,10 @@ STEPS = 20
 HEAD_GRAPHS = 3
 """Those of the output layer: forward, and backward with and without a gradient of the entropies."""
 
-GRAPHS = 16 + HEAD_GRAPHS
-"""More than a layer has, with and without gradient, with those; far below one for each of the rows."""
+GRAPHS = 8 + HEAD_GRAPHS
+"""More than a layer has, with those; far below one for each of the rows."""
 
-ADAPTED_GRAPHS = 32
+ADAPTED_GRAPHS = 16 + HEAD_GRAPHS
 """The same, of layers that are cut at seven adapters each."""
 
 TIMES = {"tokens_per_second", "phase/train"}
@@ -55,6 +60,7 @@ def _anew() -> Iterator[None]:
 
 
 def assert_same_steps(compiled: LoneRun, plain: LoneRun, routed: bool) -> None:
+    late = compilations.late
     for step in range(1, STEPS + 1):
         lengths = tuple(5 + (step * 7 + sample * 3) % 17 for sample in range(2 + step % 5))
         lines = [lone.train(make_batch(step, lengths, routed=routed)) for lone in (compiled, plain)]
@@ -63,6 +69,7 @@ def assert_same_steps(compiled: LoneRun, plain: LoneRun, routed: bool) -> None:
     weights = compiled.weights()
     for name, weight in plain.weights().items():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-5)
+    assert compilations.late == late, "every graph was there before the first step"
 
 
 @pytest.mark.slow
@@ -118,13 +125,62 @@ def test_rows_of_any_runs_take_the_same_graphs(dense_directory: Path, monkeypatc
     monkeypatch.setattr(torch, "compile", TRACED)
     plain, compiled = (_with_three_adapters(dense_directory) for _ in range(2))
     compile_layers(compiled)
-    graphs = 0
+    graphs = counters["stats"]["unique_graphs"]
     for spans in ([(0, 9)], [(0, 5), (1, 7)], [(0, 4), (1, 6), (2, 5)], [(2, 30)]):
         (found, own), (expected, wanted) = (_row_of(model, spans) for model in (compiled, plain))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-5)
-        graphs = graphs or counters["stats"]["unique_graphs"]
     assert 0 < counters["stats"]["unique_graphs"] == graphs <= ADAPTED_GRAPHS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["full", "adapters", "checkpointing"])
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_no_row_is_compiled_for_whatever_its_length(
+    dense_directory: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Rows with gradients, and those without, as the probe's and a reference's. 16 is a size of the layers; 2 is one token."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    adapted = way == "adapters"
+    model = (
+        _with_three_adapters(dense_directory)
+        if adapted
+        else load_model(dense_directory, "float32", torch.device("cpu"))
+    )
+    if way == "checkpointing":
+        checkpoint_layers(model, None)
+    prove_head(model)
+    compilations.watch()
+    late = compilations.late
+    compile_head(model)
+    compile_layers(model)
+    assert counters["stats"]["unique_graphs"] <= (ADAPTED_GRAPHS if adapted else GRAPHS)
+    for length in (24, 2000, 6000, 16, 3, 2):
+        samples = [length - length // 2, length // 2] if length > 16 else [length]
+        spans = list(enumerate(samples))
+        with torch.no_grad():
+            _values_of(model, spans, adapted)
+        values_P, entropies_P = _values_of(model, spans, adapted)
+        (values_P + entropies_P).sum().backward()
+    assert compilations.late == late
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_a_graph_for_a_row_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    seen = Compilations()
+    seen.watch()
+    try:
+        function = torch.compile(lambda tensor: tensor + 1, backend="eager", dynamic=False)
+        with seen.due():
+            function(torch.ones(4))
+        assert (seen.late, "for a row" in caplog.text) == (0, False)
+        function(torch.ones(5))
+        assert (seen.late, "for a row" in caplog.text) == (1, True)
+    finally:
+        callback_handler.remove_start_callback(seen._begins)
+    assert inductor.triton.mix_order_reduction_non_strict_mode, "graphs would check the length of a row"
 
 
 def _with_three_adapters(directory: Path) -> Any:
@@ -134,20 +190,28 @@ def _with_three_adapters(directory: Path) -> Any:
             layer.admit(slot, 4, 8.0, generator)
             for parameter in layer.adapter_parameters(slot).values():
                 parameter.data.normal_(std=0.1, generator=generator)
+    differentiate_inputs(model)
     return model
 
 
 def _row_of(model: Any, spans: list[tuple[int, int]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Log-probabilities of a row with a sample of each run, and the gradients of the adapters."""
+    values_P, _ = _values_of(model, spans, adapted=True)
+    layers = [module for module in model.modules() if isinstance(module, MultiLora)]
+    own = [each for layer in layers for slot, _ in spans for each in layer.adapter_parameters(slot).values()]
+    return values_P.detach(), list(torch.autograd.grad(values_P.sum(), own))
+
+
+def _values_of(model: Any, spans: list[tuple[int, int]], adapted: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies, with gradient, of a row with a sample of each slot and length."""
     lengths = [length for _, length in spans]
     tokens_T = torch.arange(sum(lengths)) * 7 % VOCABULARY
     positions_T = torch.cat([torch.arange(length) for length in lengths])
     every = torch.arange(len(tokens_T) - 1)
-    with adapter_spans(model, spans):
-        values_P, _ = log_probabilities(model, tokens_T, positions_T, lengths, every, tokens_T[1:], 1.0)
-    layers = [module for module in model.modules() if isinstance(module, MultiLora)]
-    own = [each for layer in layers for slot, _ in spans for each in layer.adapter_parameters(slot).values()]
-    return values_P.detach(), list(torch.autograd.grad(values_P.sum(), own))
+    with adapter_spans(model, spans) if adapted else nullcontext():
+        return log_probabilities(
+            model, tokens_T, positions_T, lengths, every, tokens_T[1:], 1.0, entropy_gradient=len(spans) > 1
+        )
 
 
 @pytest.mark.slow
@@ -165,11 +229,11 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("factor", [1.0, 0.97])
+@pytest.mark.parametrize("factor", [1.0, 0.9])
 def test_compiled_layers_may_be_off_by_rounding_alone(
     moe_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dtype: str, factor: float
 ) -> None:
-    """A compiler that is wrong by 3 % is wrong by 0.1 nats."""
+    """A compiler that is wrong by 10 % is wrong by 0.15 nats."""
     model = load_model(moe_directory, dtype, torch.device("cpu"))
 
     def other(forward: Any, **_: Any) -> Any:
@@ -234,8 +298,7 @@ def test_what_others_may_write_is_not_run_as_compiled_code(
 def test_a_graph_that_cannot_be_compiled_for_a_row_does_not_fail_its_run(
     dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first row of an adapter needs other graphs than the row that is compared when the model is loaded."""
-
+    """Such as when torch knows of a size that it has to be compiled for again, and the disk is full."""
     refused: list[GraphModule] = []
 
     def backend(graph: GraphModule, _: list[Any]) -> Any:
@@ -251,6 +314,7 @@ def test_a_graph_that_cannot_be_compiled_for_a_row_does_not_fail_its_run(
     compiled = make_lone_run(tmp_path / "compiled", dense_directory, {"compile": True}, **training)
     assert counters["stats"]["unique_graphs"] > 0
     full = True
+    torch._dynamo.reset()
     found, expected = (lone.train(make_batch(1)) for lone in (compiled, plain))
     assert refused
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
