@@ -96,8 +96,12 @@ class ServerUnreachable(ServerFailure):
     """Nothing listens at the address any more: the connection was refused, reset or cut."""
 
 
+OPTIONAL_PARAMETERS = ("json_schema", "alternatives", "seed")
+"""Sampling parameters that are sent where they ask for something."""
+
+
 class SamplingParameters(Sampling):
-    """How one completion is sampled, without a seed of its own. Raises `ValueError` for what vLLM would refuse."""
+    """How one completion is sampled. Raises `ValueError` for what vLLM would refuse."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -109,6 +113,8 @@ class SamplingParameters(Sampling):
     """A JSON schema, as text, that the completion fits; its log-probabilities are those after the constraint. Empty: any text."""
     alternatives: AlternativeCount = 0
     """The most probable tokens to return at each place. It has no effect on what is sampled."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """By which the same prompt has the same completion, as far as other requests beside it change no rounding; 0: none."""
 
     def replaced(self, **values: Any) -> SamplingParameters:
         """Returns it with other values, which are checked."""
@@ -116,13 +122,13 @@ class SamplingParameters(Sampling):
 
     @cached_property
     def named(self) -> Mapping[str, Any]:
-        """All but schema and alternatives, by their names in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
-        return self.model_dump(exclude={"json_schema", "alternatives"})
+        """All but the optional ones, by their names in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
+        return self.model_dump(exclude=set(OPTIONAL_PARAMETERS))
 
     @cached_property
     def packed(self) -> bytes:
         """All of them as `wire` sends them: those of `named`, the others where they ask for something. Every turn asks for it."""
-        asked = {name: value for name in ("json_schema", "alternatives") if (value := getattr(self, name))}
+        asked = {name: value for name in OPTIONAL_PARAMETERS if (value := getattr(self, name))}
         packed: bytes = msgpack.packb({**self.named, **asked})
         return packed
 

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from counterpoint.inference.base import (
     MOST_STOP_TOKENS,
+    OPTIONAL_PARAMETERS,
     REQUEST_ID_BYTES,
     Completion,
     GenerateRequest,
@@ -65,8 +66,6 @@ MAX_MODEL_NAME = 4096
 MAX_DESCRIPTION_BYTES = 1 << 15
 """Longest description of a response: it is kept after the response is gone. It names an adapter and an owner."""
 
-_OPTIONAL = ("json_schema", "alternatives")
-"""Sampling parameters that are sent where they ask for something."""
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
 
@@ -125,7 +124,7 @@ def _sampling(packed: bytes) -> SamplingParameters:
     """Reads the sampling parameters: those and no others, so that one which a client of another version has is not ignored."""
     given = _fields(packed, "the map of sampling parameters")
     for name in SamplingParameters.model_fields:
-        if name not in given and name not in _OPTIONAL:
+        if name not in given and name not in OPTIONAL_PARAMETERS:
             raise ValueError(f"{name}: the request has no such field, which this server expects")
     try:
         return SamplingParameters.model_validate(given, strict=True)

@@ -122,6 +122,7 @@ class OpenAIClient:
                 "routed_experts_prompt_start": request.routed_experts_start,
                 "cache_salt": self._salt,
                 **({"structured_outputs": {"json": schema}} if schema else {}),
+                **({"seed": request.sampling.seed} if request.sampling.seed else {}),
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
         )

@@ -148,6 +148,7 @@ class CounterpointRoutes:
             structured_outputs=StructuredOutputsParams(json=schema)
             if (schema := request.sampling.json_schema)
             else None,
+            seed=request.sampling.seed or None,
             logprobs=(alternatives := min(request.sampling.alternatives, self.vocabulary_size)),
             flat_logprobs=True,
             # Stop strings are searched in the text, which is not needed otherwise.

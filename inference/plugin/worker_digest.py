@@ -50,6 +50,10 @@ class WeightReader:
         from counterpoint.inference.plugin.engine.sampler import use_whole_sampler
 
         use_whole_sampler(self.model_runner)
+        if self.device.type == "cpu":
+            from counterpoint.inference.plugin.cpu.seeds import spare_generators
+
+            spare_generators(self.model_runner)
         if self.vllm_config.aux_output_config.enabled and self.device.type == "cpu":
             from counterpoint.inference.plugin.cpu.routed_experts import capture_routed_experts
 

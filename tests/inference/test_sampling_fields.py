@@ -28,7 +28,7 @@ from counterpoint.environments.sampling import (
     SamplingOverrides,
 )
 from counterpoint.inference import wire
-from counterpoint.inference.base import GenerateRequest, SamplingParameters, ScoreRequest
+from counterpoint.inference.base import OPTIONAL_PARAMETERS, GenerateRequest, SamplingParameters, ScoreRequest
 from counterpoint.inference.clients import openai_client
 from counterpoint.orchestrator.rollouts.play import _overridden, sampling_parameters
 from counterpoint.transport.records import MOST_ALTERNATIVES
@@ -120,21 +120,29 @@ def assert_given(params: Any, expected: SamplingParameters) -> None:
     schema = params.structured_outputs.json if params.structured_outputs else ""
     assert schema == expected.json_schema
     assert params.logprobs == expected.alternatives
+    assert params.seed == (expected.seed or None)
     assert params.repetition_penalty == 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm")
-@given(VALUES, VALUES, st.sampled_from(["", '{"type":"string"}']), st.integers(0, MOST_ALTERNATIVES))
+@given(
+    VALUES,
+    VALUES,
+    st.sampled_from(["", '{"type":"string"}']),
+    st.integers(0, MOST_ALTERNATIVES),
+    st.integers(0, 2**63 - 1),
+)
 def test_what_is_configured_reaches_vllm_by_both_routes(
-    run: dict[str, Any], call: dict[str, Any], schema: str, alternatives: int
+    run: dict[str, Any], call: dict[str, Any], schema: str, alternatives: int, seed: int
 ) -> None:
     overrides = CallOverrides(**call, json_schema=schema, alternatives=alternatives)
     sampling = _overridden(sampling_parameters(SamplingConfig(**run), cast(Chat, Template())), overrides)
     neutral = {name: field.default for name, field in Sampling.model_fields.items()}
     expected = {**neutral, **run, **call, "stop_token_ids": [7, 2], "ignore_eos": False}
-    expected |= {"json_schema": schema, "alternatives": alternatives}
+    expected |= {"json_schema": schema, "alternatives": alternatives, "seed": 0}
     assert sampling.model_dump() == expected
+    sampling = sampling.replaced(seed=seed)
     request = request_of(sampling)
     assert_given(at_our_route(wire.encode_request(request)), sampling)
     completion, *measuring = bodies_of_the_stock_client(request)
@@ -179,7 +187,7 @@ def test_a_wrong_value_of_an_agent_is_refused_with_its_field(name: str, value: A
         assert used == value or value is None or (value < used and not isinstance(value, bool))
 
 
-@pytest.mark.parametrize("name", sorted(SamplingParameters.model_fields.keys() - {"json_schema", "alternatives"}))
+@pytest.mark.parametrize("name", sorted(SamplingParameters.model_fields.keys() - set(OPTIONAL_PARAMETERS)))
 def test_a_request_that_lacks_a_field_is_refused(name: str) -> None:
     request = request_of(SamplingParameters())
     fields = {each: value for each, value in request.sampling.named.items() if each != name}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,3 +190,27 @@ async def test_the_most_probable_tokens_come_beside_the_sampled_ones_and_change_
             plain = await client.generate(request(moe_server, GREEDY))
             assert free.token_ids.tolist() == plain.token_ids.tolist()
             assert plain.alternatives is None
+
+
+async def test_a_seed_gives_the_same_completion_also_where_the_prompt_is_prefilled_in_parts(
+    moe_server: ServerProcess,
+) -> None:
+    """A CPU's generators cannot be turned back, as vLLM does after each part. More tokens come at once than a step takes."""
+    prompt = np.resize(PROMPT, 400).astype(np.int32)
+    sampling = SamplingParameters(temperature=1.0, max_tokens=24, seed=3)
+    async with clients_of(moe_server) as clients:
+        found = []
+        for client in clients:
+            for seed in (3, 3, 4):
+                asked = [
+                    replace(
+                        request(moe_server, sampling.replaced(seed=seed)),
+                        prompt_ids=np.append([first], prompt).astype(np.int32),
+                    )
+                    for first in range(5, 21)
+                ]
+                beside = [replace(each, sampling=sampling.replaced(seed=0), request_id=b"0" * 16) for each in asked]
+                answers = await asyncio.gather(*(client.generate(each) for each in asked + beside))
+                found.append([each.token_ids.tolist() for each in answers[: len(asked)]])
+    assert found[0] == found[1] == found[3] == found[4]
+    assert found[2] == found[5] != found[0]
