@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +87,6 @@ def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParamete
         "record_stability_info": "; it is for the loss stable_reinforce, in whose place ppo, cispo or gspo can be given",
     }
     unserved = {
-        "sampling_params.seed": asked.sampling_params.seed is not None,
         "topk_prompt_logprobs": asked.topk_prompt_logprobs > 0,
         "target_prompt_logprobs": asked.target_prompt_logprobs is not None,
         "prompt_alt_tokens_k": asked.prompt_alt_tokens_k > 0,
@@ -96,6 +96,8 @@ def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParamete
         raise BadRequest(f"{found[0]} is not served{instead.get(found[0], '; leave it out')}")
     if not 0 <= asked.topk_sample_logprobs <= MOST_ALTERNATIVES:
         raise BadRequest(f"topk_sample_logprobs = {asked.topk_sample_logprobs}; expected 0 to {MOST_ALTERNATIVES}")
+    if (seed := asked.sampling_params.seed) is not None and not -(2**63) <= seed < 2**63:
+        raise BadRequest(f"sampling_params.seed = {str(seed)[:40]}; expected a number of 64 bits")
     if any(chunk.type != "encoded_text" for chunk in asked.prompt.chunks):
         raise BadRequest("the prompt has a chunk that is no text; only text is served")
     if not 1 <= asked.num_samples <= MOST_SAMPLES:
@@ -151,7 +153,12 @@ async def sample(
     adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
     names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
     async with asyncio.TaskGroup() as tasks:
-        turns = [tasks.create_task(samplers.sample(adapter, prompt, parameters, name)) for name in names]
+        turns = [
+            tasks.create_task(
+                samplers.sample(adapter, prompt, _seeded(parameters, asked.sampling_params.seed, index), name)
+            )
+            for index, name in enumerate(names)
+        ]
         first = max(1, len(prompt) - (asked.prompt_logprobs_last_n or len(prompt)))
         scored: asyncio.Task[Float32Array] | None = None
         if asked.prompt_logprobs and len(prompt) > 1:
@@ -172,6 +179,14 @@ def used_by(asked: Sample, response: bytes) -> Used:
     prompt = sum(len(chunk.tokens) for chunk in asked.prompt.chunks)
     sequences = MESSAGES["SampleResponse"].FromString(response).sequences
     return Used(prompt=prompt, sampled=sum(len(each.tokens) for each in sequences) // np.dtype(np.int32).itemsize)
+
+
+def _seeded(parameters: SamplingParameters, seed: int | None, index: int) -> SamplingParameters:
+    """Returns how one sample of a request is sampled: each has a seed of its own, which that of the request gives it."""
+    if seed is None:
+        return parameters
+    given = blake2b(f"{seed} {index}".encode(), digest_size=8).digest()
+    return parameters.replaced(seed=int.from_bytes(given) >> 1 or 1)
 
 
 def _add(response: Any, turn: Turn) -> None:

@@ -122,7 +122,7 @@ async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path:
 async def test_what_the_servers_cannot_do_is_refused_in_words(tmp_path: Path) -> None:
     async with sampling(tmp_path) as (sampler, _, _, _):
         refused: list[tuple[str, Callable[[], Any]]] = [
-            ("seed", lambda: sampler.sample(PROMPT, 1, parameters(seed=1))),
+            ("seed", lambda: sampler.sample(PROMPT, 1, parameters(seed=2**63))),
             ("topk_prompt_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_prompt_logprobs=2)),
             ("topk_sample_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_sample_logprobs=99)),
             ("prompt_logprobs_last_n", lambda: sampler.compute_logprobs(PROMPT, 3)),
@@ -131,6 +131,17 @@ async def test_what_the_servers_cannot_do_is_refused_in_words(tmp_path: Path) ->
         for said, ask in refused:
             with pytest.raises(tinker.RequestFailedError, match=said):
                 await answered(ask())
+
+
+async def test_each_sample_of_a_request_has_a_seed_of_its_own_and_the_same_each_time(tmp_path: Path) -> None:
+    async with sampling(tmp_path) as (sampler, servers, _, _):
+        for seed in (7, 7, -(2**63)):
+            await answered(sampler.sample(PROMPT, 3, parameters(seed=seed)))
+        first, again, other = ([given.seed for _, given, _ in servers.asked[at : at + 3]] for at in (0, 3, 6))
+        assert first == again
+        assert len({*first, *other}) == 6
+        await answered(sampler.sample(PROMPT, 1, parameters()))
+        assert servers.asked[-1][1].seed == 0
 
 
 def test_what_is_refused_names_what_there_is_instead() -> None:
