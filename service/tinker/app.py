@@ -28,7 +28,7 @@ from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.listing import Page, Search, checkpoint, session_summary, time_text, training_run
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota
-from counterpoint.service.tinker.sampling import Sample
+from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of

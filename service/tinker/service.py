@@ -32,7 +32,6 @@ from counterpoint.service.tinker.bodies import (
     LoadWeights,
     OptimizerRequest,
 )
-from counterpoint.service.tinker.client_samplers import ClientSamplers
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
 from counterpoint.service.tinker.models import SAVES, Model, Request
@@ -40,6 +39,7 @@ from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.retention import bytes_held, end_session, sweep
+from counterpoint.service.tinker.samples.samplers import ClientSamplers
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import (
     LossRecord,

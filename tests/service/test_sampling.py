@@ -20,7 +20,7 @@ from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
-from counterpoint.service.tinker.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
+from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.store import SamplerRecord, SavedRecord, Store
 from counterpoint.transport.records import Alternatives, Turn

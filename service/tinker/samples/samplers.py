@@ -16,7 +16,7 @@ from counterpoint.service.tinker.models import NEWEST, Model
 from counterpoint.service.tinker.refusals import Gone, NotFound
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.sampling import MOST_SAMPLES, Sample, sample, used_by
+from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, sample, used_by
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import SamplerRecord, Store
 from counterpoint.service.tinker.tenants import Tenants
