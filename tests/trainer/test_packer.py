@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -47,6 +48,19 @@ def test_a_row_carries_the_samples_own_values() -> None:
     for start, sample, length in ((0, 2, 11), (11, 0, 9)):
         rows = micro.routed_experts_TLK[start : start + length - 1]
         assert rows.tolist() == np.concatenate(batch.routed_experts[sample]).tolist()
+
+
+def test_tokens_after_those_with_routing_have_none() -> None:
+    batch = make_batch(lengths=(9, 6, 11), routed=True)
+    chunks = batch.routed_experts[2][0][:4]
+    batch = replace(batch, routed_experts=(batch.routed_experts[0], (), (chunks,)))
+    micro = pack([(batch, [2, 1, 0])], LIMITS, CPU)
+    has = [[True] * len(chunks) + [False] * (11 - len(chunks)), [False] * 6, [True] * 8 + [False]]
+    places = {11: has[0], 6: has[1], 9: has[2]}
+    assert micro.has_record_T.tolist() == [each for length in micro.sample_lengths for each in places[length]]
+    assert micro.routed_experts_TLK is not None
+    start = sum(itertools.takewhile(lambda length: length != 11, micro.sample_lengths))
+    assert micro.routed_experts_TLK[start : start + len(chunks)].tolist() == chunks.tolist()
 
 
 def test_wide_routing_survives() -> None:
