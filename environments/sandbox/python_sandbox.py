@@ -86,7 +86,7 @@ class Sandbox:
         at_once = at_once or len(os.sched_getaffinity(0))
         self._settings: dict[str, Any] = {
             "namespaces": mode == "namespaces",
-            "as_root": _has_nobody(),
+            "as_root": has_nobody(),
             "output_bytes": output_bytes,
             "files_bytes": files_mib << 20,
             "threads": max(LEAST_THREADS, THREADS_EACH * at_once),
@@ -108,7 +108,7 @@ class Sandbox:
                 raise RuntimeError("the sandbox is closed")
             await self._end()
             if self._mode == "namespaces":
-                _check_machine()
+                check_machine()
             try:
                 async with asyncio.timeout(START_SECONDS):
                     await self._start_zygote()
@@ -135,7 +135,7 @@ class Sandbox:
             said = await loop.sock_recv(ours, 1024)
             if said == b"unshared":
                 try:
-                    _map_users(self._process.pid)
+                    map_users(self._process.pid)
                 except OSError as error:
                     raise SandboxUnavailable(_advice(f"users cannot be mapped: {error}")) from error
                 await loop.sock_sendall(ours, b"mapped")
@@ -241,7 +241,8 @@ def _paths() -> dict[str, list[str]]:
     }
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """Raises `SandboxUnavailable` on a machine that the sandbox does not know."""
     system = os.uname()
     if sys.platform != "linux" or system.machine not in MACHINES:
         raise SandboxUnavailable(
@@ -254,17 +255,17 @@ def _check_machine() -> None:
         )
 
 
-def _has_nobody() -> bool:
-    """Whether we are root, and may map the user nobody: root of a container may have been given a single user."""
+def has_nobody() -> bool:
+    """Returns whether we are root, and may map the user nobody: root of a container may have been given a single user."""
     if os.geteuid() != 0:
         return False
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(int(first) <= NOBODY < int(first) + int(count) for first, _, count in ranges)
 
 
-def _map_users(pid: int) -> None:
+def map_users(pid: int) -> None:
     """Gives the zygote's user namespace its users: our own as its root and, if that is root, nobody for the programs."""
-    as_root = _has_nobody()
+    as_root = has_nobody()
     second = f"\n1000 {NOBODY} 1" if as_root else ""
     if not as_root:
         Path(f"/proc/{pid}/setgroups").write_text("deny")
@@ -273,8 +274,13 @@ def _map_users(pid: int) -> None:
 
 
 def _advice(reason: str) -> str:
+    return f'{confining_advice(reason)}, or run without any protection by sandbox = "none", for code that you trust'
+
+
+def confining_advice(reason: str) -> str:
+    """Returns why a process cannot be confined, and what lets it."""
     return (
         f"the sandbox cannot confine programs here: {reason}. Allow unprivileged user namespaces (sysctl "
         "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; in a container, a seccomp profile that allows "
-        'unshare), or run without any protection by sandbox = "none", for code that you trust'
+        "unshare)"
     )

@@ -1,5 +1,7 @@
 """The filter of system calls for code in the sandbox: no processes, no sockets, nothing that administers or debugs a system.
 
+Commands of a box (`builder`) may start processes and use sockets, and nothing more than code.
+
 A refused call fails with EPERM. Calls of another architecture's ABI (32 bits, x32) kill the process, since their numbers mean
 something else. The kernel keeps the filter for the rest of the process's life.
 """
@@ -51,16 +53,41 @@ _REFUSED = {
     "mbind": (237, 235), "migrate_pages": (256, 238), "move_pages": (279, 239), "set_mempolicy": (238, 237),
 }
 # fmt: on
+_OF_COMMANDS = {
+    "fork",
+    "vfork",
+    "execve",
+    "execveat",
+    "socket",
+    "connect",
+    "bind",
+    "listen",
+    "pidfd_open",
+    "pidfd_send_signal",
+    "shmget",
+    "shmat",
+    "msgget",
+    "semget",
+    "mq_open",
+    "memfd_create",
+    "sched_setscheduler",
+    "setpriority",
+    "ioprio_set",
+}  # fmt: skip
+"""What commands may do beside code."""
+_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: sockets of the network's namespace. One of AF_VSOCK could reach the machine's host."""
 
 
 def _refuse(error: int) -> int:
     return _ERRNO | error
 
 
-def filter_program(machine: str) -> bytes:
-    """Returns the filter as BPF instructions for `machine`, as `os.uname` names it."""
+def filter_program(machine: str, *, commands: bool = False) -> bytes:
+    """Returns the filter as BPF instructions for `machine`, as `os.uname` names it; for `commands` of a box, or for code."""
     column = tuple(_ARCHITECTURES).index(machine)
-    refused = sorted(number for numbers in _REFUSED.values() if (number := numbers[column]) is not None)
+    names = _REFUSED.keys() - _OF_COMMANDS if commands else _REFUSED.keys()
+    refused = sorted(number for name in names if (number := _REFUSED[name][column]) is not None)
     instruction = struct.Struct("=HBBI").pack
     program = [
         instruction(_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
@@ -75,28 +102,39 @@ def filter_program(machine: str) -> bytes:
     ]
     for number in refused:
         program += [instruction(_JUMP_EQUAL, 0, 1, number), instruction(_RETURN, 0, 0, _refuse(_EPERM))]
+    if commands:
+        socket_number = _REFUSED["socket"][column]
+        assert socket_number is not None
+        program += [
+            instruction(_JUMP_EQUAL, 0, len(_FAMILIES) + 3, socket_number),
+            instruction(_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
+            *(instruction(_JUMP_EQUAL, len(_FAMILIES) - place, 0, each) for place, each in enumerate(_FAMILIES)),
+            instruction(_RETURN, 0, 0, _refuse(_EPERM)),
+            instruction(_RETURN, 0, 0, _ALLOW),
+        ]
     program += [
         instruction(_JUMP_EQUAL, 1, 0, _CLONE[machine]),
         instruction(_RETURN, 0, 0, _ALLOW),
-        # Threads only.
         instruction(_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
         instruction(_JUMP_ANY_BIT, 0, 1, _CLONE_NEW_NAMESPACES),
         instruction(_RETURN, 0, 0, _refuse(_EPERM)),
-        instruction(_JUMP_ANY_BIT, 1, 0, _CLONE_THREAD),
-        instruction(_RETURN, 0, 0, _refuse(_EPERM)),
-        instruction(_RETURN, 0, 0, _ALLOW),
     ]
-    return b"".join(program)
+    if not commands:  # threads only
+        program += [
+            instruction(_JUMP_ANY_BIT, 1, 0, _CLONE_THREAD),
+            instruction(_RETURN, 0, 0, _refuse(_EPERM)),
+        ]
+    return b"".join([*program, instruction(_RETURN, 0, 0, _ALLOW)])
 
 
 class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
 
-def install() -> None:
+def install(*, commands: bool = False) -> None:
     """Puts the filter on this process, which must have set `no_new_privs`."""
     machine = os.uname().machine
-    instructions = filter_program(machine)
+    instructions = filter_program(machine, commands=commands)
     memory = ctypes.create_string_buffer(instructions, len(instructions))
     program = _Program(len(instructions) // 8, ctypes.cast(memory, ctypes.c_void_p))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -138,7 +138,7 @@ async def test_a_machine_without_user_namespaces_is_refused(monkeypatch: pytest.
     def refuse(pid: int) -> None:
         raise SandboxUnavailable(python_sandbox._advice("unshare(user): No space left on device"))
 
-    monkeypatch.setattr(python_sandbox, "_map_users", refuse)
+    monkeypatch.setattr(python_sandbox, "map_users", refuse)
     sandbox = Sandbox()
     with pytest.raises(SandboxUnavailable, match=r"user\.max_user_namespaces"):
         await sandbox.run("print(1)")
