@@ -24,6 +24,7 @@ BUILT_IN = {
     "arithmetic": "counterpoint.environments.tasks.arithmetic:Arithmetic",
     "closest-number": "counterpoint.environments.tasks.closest_number:ClosestNumber",
     "guess-number": "counterpoint.environments.tasks.guess_number:GuessNumber",
+    "harbor": "counterpoint.environments.tasks.harbor:Harbor",
     "reverse-text": "counterpoint.environments.tasks.reverse_text:ReverseText",
     "seat": "counterpoint.environments.seats.seat:Seat",
     "single-turn": "counterpoint.environments.rewards.single_turn:SingleTurn",

@@ -42,7 +42,14 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-NEEDS_ARGUMENTS = {"agent": "command", "seat": "host", "single-turn": "data", "tools": "tools", "verifiers": "id"}
+NEEDS_ARGUMENTS = {
+    "agent": "command",
+    "harbor": "path",
+    "seat": "host",
+    "single-turn": "data",
+    "tools": "tools",
+    "verifiers": "id",
+}
 """Kinds that cannot be loaded without any, and what they ask for. Their own tests load them."""
 
 

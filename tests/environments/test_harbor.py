@@ -1,0 +1,268 @@
+"""Harbor's directories: played with a shell in a box, scored by tests that the policy cannot reach, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.sandbox.box import Box
+from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable
+from counterpoint.environments.scripted import ScriptedModel, play
+from counterpoint.environments.tasks.harbor import Harbor
+from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.transport.records import Rollout
+
+NO_NETWORK = '[environment]\nnetwork_mode = "no-network"\nstorage_mb = 64\n'
+DOCKERFILE = "FROM python:3-slim\nWORKDIR /app\nENV GREETING=hello\nCOPY data/ ./data/\n"
+TEST = """#!/bin/bash
+if [ "$(cat /app/answer.txt 2>/dev/null)" = 42 ]; then echo 1 > /logs/verifier/reward.txt
+else echo 0 > /logs/verifier/reward.txt; fi
+"""
+
+
+@pytest.fixture
+async def boxes() -> None:
+    """Skips where the machine confines no box."""
+    try:
+        async with Box(1, 256) as box:
+            await box.begin()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+def task(root: Path, name: str = "one", test: str = TEST, toml: str = NO_NETWORK, dockerfile: str = DOCKERFILE) -> Path:
+    directory = root / name
+    for place in ("environment/data", "tests"):
+        (directory / place).mkdir(parents=True)
+    (directory / "task.toml").write_text(toml)
+    (directory / "instruction.md").write_text("<!-- a canary of this set -->\n\nWrite 42 to answer.txt.\n")
+    (directory / "environment/Dockerfile").write_text(dockerfile)
+    (directory / "environment/data/number.txt").write_text("42\n")
+    (directory / "tests/test.sh").write_text(test)
+    return directory
+
+
+def bash(command: str) -> str:
+    return write_hermes("bash", {"command": command})
+
+
+def told(chat: Chat, rollout: Rollout) -> str:
+    """The conversation as text."""
+    *_, last = rollout.turns
+    (text,) = chat.transcribe([[*last.prompt_ids.tolist(), *last.completion_ids.tolist()]])
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_a_task_is_played_and_its_tests_decide(tmp_path: Path, chat: Chat) -> None:
+    task(tmp_path)
+    environment = Harbor(str(tmp_path))
+    assert environment.example(0).prompt == "Write 42 to answer.txt."
+    commands = [
+        "pwd; ls /tests | wc -l; echo $GREETING",
+        "cp data/number.txt answer.txt; python3 -c 'import ssl; print(7)'",
+    ]
+    rollout = await play(environment, 0, chat, *map(bash, commands), "Done.")
+    assert rollout.reward == 1.0
+    assert "/app\n0\nhello" in told(chat, rollout)
+    assert "<tool_response>7\n" in told(chat, rollout)
+    assert rollout.metrics["tools/bash/calls"] == 2.0
+    assert (await play(environment, 0, chat, "I will not.")).reward == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_what_a_command_leaves_is_there_for_the_next_and_what_fails_is_told(tmp_path: Path, chat: Chat) -> None:
+    task(tmp_path)
+    serve = "mkdir -p /out; echo 42 > /out/index.html; (cd /out; python3 -m http.server 8000 >/dev/null 2>&1 &)"
+    ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/').read().decode())"
+    fetch = f'for _ in $(seq 300); do python3 -c "{ask}" > answer.txt 2>/dev/null && break; sleep 0.1; done'
+    commands = [serve, fetch, "false", "sleep 100"]
+    rollout = await play(Harbor(str(tmp_path), call_seconds=20.0), 0, chat, *map(bash, commands[:3]), "Done.")
+    assert rollout.reward == 1.0
+    assert "[exit code 1]" in told(chat, rollout)
+    late = await play(
+        Harbor(str(tmp_path), call_seconds=0.5), 0, chat, bash("echo 42 > answer.txt; sleep 100"), "Done."
+    )
+    assert late.reward == 1.0
+    assert late.metrics["tools/bash/errors"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_at_the_agents_deadline_what_it_did_is_scored(tmp_path: Path, chat: Chat) -> None:
+    task(tmp_path, toml=f"{NO_NETWORK}[agent]\ntimeout_sec = 3.0\n")
+    rollout = await play(Harbor(str(tmp_path)), 0, chat, bash("echo 42 > answer.txt; sleep 1000"), "never")
+    assert (rollout.reward, rollout.metrics["timed_out"]) == (1.0, 1.0)
+
+
+HOSTILE = {
+    "writes the reward": "mkdir -p /logs/verifier; echo 1 | tee /logs/verifier/reward.txt /logs/reward.txt /reward.txt",
+    "writes it as JSON": "mkdir -p /logs/verifier; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+    "writes after its end": "(setsid bash -c 'while true; do echo 1 > /logs/verifier/reward.json; done' >/dev/null 2>&1 &)",
+    "waits for the tests": "nohup setsid bash -c 'while true; do echo \"echo 1 > /logs/verifier/reward.txt; exit\" > "
+    "/tests/test.sh; done' >/dev/null 2>&1 & true",
+    "replaces the tests": "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod -w /tests",
+    "moves the tests": "rmdir /tests; mkdir /app/t; ln -s /app/t /tests; "
+    "echo 'echo 1 > /logs/verifier/reward.txt' > /app/t/test.sh",
+    "links the logs": "rm -rf /logs; mkdir -p /app/l/verifier; ln -s /app/l /logs; echo 1 > /app/l/verifier/reward.txt",
+    "links the verifier's": "rm -rf /logs/*; ln -s /app /logs/verifier; echo '{\"reward\": 1}' > /app/reward.json",
+    "links its logs to the tests": "rm -rf /logs/agent; ln -s /tests /logs/agent",
+    "replaces programs": "for p in cat bash sh echo; do for d in /usr/local/bin /usr/bin /bin /python/bin /app; do "
+    "printf '#!/usr/bin/python3\\nprint(42)' > $d/$p; chmod +x $d/$p; done; done; mv /bin /b; mv /python /p; mv /usr /u",
+    "changes the environment": "export PATH=/app BASH_ENV=/app/e; echo 'echo 1 > /logs/verifier/reward.txt; exit' | tee "
+    "/app/e ~/.bashrc ~/.profile ~/.bash_profile /etc/profile /etc/ld.so.preload /etc/bash.bashrc",
+    "preloads Python": "mkdir -p ~/.local/lib/python3.11/site-packages; echo 'open(\"/logs/verifier/reward.txt\",\"w\")"
+    ".write(\"1\")' > ~/.local/lib/python3.11/site-packages/usercustomize.py",
+    "mounts": "unshare -rm bash -c 'mount -t tmpfs x /tests'; umount /usr /etc /proc; mount --bind /app /logs",
+    "stops the first process": "kill -9 1; kill -STOP 1; gdb -p 1; cat /proc/1/environ; ls /proc/1/fd",
+    "fills its files": "head -c 2G /dev/zero > /app/zero; rm /app/zero; mkfifo /logs/verifier; exec 9<>/logs/verifier",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+@pytest.mark.parametrize("attempt", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_the_reward_is_not_the_policys_to_write(tmp_path: Path, chat: Chat, attempt: str) -> None:
+    task(tmp_path)
+    rollout = await play(Harbor(str(tmp_path), call_seconds=20.0), 0, chat, bash(attempt), bash(attempt), "Done.")
+    assert rollout.reward == 0.0, told(chat, rollout)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_no_process_of_the_policys_meets_the_tests(tmp_path: Path, chat: Chat) -> None:
+    seen = """#!/bin/bash
+n=$(cat /proc/[0-9]*/comm | grep -c sleep); echo "{\\"reward\\": 0, \\"left\\": $n}" > /logs/verifier/reward.json
+"""
+    task(tmp_path, test=seen)
+    leave = "for _ in 1 2 3; do (setsid nohup sleep 1000 >/dev/null 2>&1 &); done; "
+    leave += "until [ $(cat /proc/[0-9]*/comm | grep -c sleep) = 3 ]; do :; done; echo three"
+    rollout = await play(Harbor(str(tmp_path)), 0, chat, bash(leave), "Done.")
+    assert "<tool_response>three" in told(chat, rollout)
+    assert rollout.metrics["reward/left"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("true", "neither reward.json nor reward.txt"),
+        ("echo nan > /logs/verifier/reward.txt", "reward.txt is 'nan"),
+        ("echo '{\"score\": 1}' > /logs/verifier/reward.json", "reward.json"),
+        ("echo '{\"reward\": true}' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", "reward.json"),
+        ("ln -s /etc/hostname /logs/verifier/reward.txt", "reward.txt"),
+        ("mkfifo /logs/verifier/reward.json", "no regular file"),
+        ("head -c 2M /dev/zero > /logs/verifier/reward.txt", "more than"),
+        ("rm -r /logs/verifier; ln -s / /logs/verifier", "reward.json"),
+        ("sleep 100", "deadline"),
+    ],
+)
+async def test_tests_that_say_no_reward_fail_the_rollout(tmp_path: Path, chat: Chat, test: str, why: str) -> None:
+    task(tmp_path, test=test, toml=f"{NO_NETWORK}[verifier]\ntimeout_sec = 2.0\n")
+    state: dict[str, Any] = {}
+    environment = Harbor(str(tmp_path))
+    with pytest.raises((ValueError, RuntimeError), match=why):
+        await environment.rollout(environment.example(0), ScriptedModel(chat, ["Done."]), state)
+
+
+@pytest.mark.parametrize(
+    ("toml", "dockerfile", "needs"),
+    [
+        ("", DOCKERFILE, "network_mode"),
+        ('[environment]\nnetwork_mode = "public"', DOCKERFILE, "network_mode"),
+        ("[environment]\nallow_internet = true", DOCKERFILE, "network_mode"),
+        (f'{NO_NETWORK}[verifier]\nnetwork_mode = "public"', DOCKERFILE, r"\[verifier\] network_mode"),
+        (f'{NO_NETWORK}[verifier]\nenvironment_mode = "separate"', DOCKERFILE, "environment of their own"),
+        (f"{NO_NETWORK}gpus = 1", DOCKERFILE, "gpus"),
+        (f'{NO_NETWORK}os = "windows"', DOCKERFILE, "os is windows"),
+        (f'{NO_NETWORK}mcp_servers = [{{name = "a", url = "http://a"}}]', DOCKERFILE, "mcp_servers"),
+        (f'{NO_NETWORK}env = {{ KEY = "${{KEY}}" }}', DOCKERFILE, "KEY"),
+        (f'{NO_NETWORK}[[steps]]\nname = "a"', DOCKERFILE, "steps"),
+        (f'{NO_NETWORK}[agent]\nuser = "nobody"', DOCKERFILE, "user is nobody"),
+        (f"{NO_NETWORK}[agent]\ntimeout_sec = 0", DOCKERFILE, "timeout_sec"),
+        (NO_NETWORK, "FROM ubuntu:24.04\nRUN apt-get install -y tmux", "RUN apt-get"),
+        (NO_NETWORK, "FROM ghcr.io/somebody/image:1", "ghcr.io/somebody/image:1"),
+        (NO_NETWORK, "FROM python:2.7", "python:2.7"),
+        (NO_NETWORK, "FROM debian AS a\nFROM debian", "FROM"),
+        (NO_NETWORK, "FROM debian\nFROM debian", "several stages"),
+        (NO_NETWORK, "FROM debian\nCOPY --from=x /a /b", "COPY"),
+        (NO_NETWORK, "FROM debian\nCOPY missing /app/", "missing"),
+        (NO_NETWORK, "FROM debian\nCOPY ../tests /app/", "tests"),
+        (NO_NETWORK, "FROM debian\nCOPY data /tests", "/tests"),
+        (NO_NETWORK, "FROM debian\nCOPY data /usr/local/bin", "/usr/local/bin"),
+        (NO_NETWORK, "FROM debian\nADD data /app", "ADD"),
+        (NO_NETWORK, "WORKDIR /app", "no FROM"),
+    ],
+)  # fmt: skip
+def test_what_needs_more_than_a_box_is_refused_by_name(tmp_path: Path, toml: str, dockerfile: str, needs: str) -> None:
+    task(tmp_path, "fine")
+    task(tmp_path, "more", toml=toml, dockerfile=dockerfile)
+    with pytest.raises(ValueError, match=rf"(?s)1 of 2 tasks.*more: .*{needs}") as refused:
+        Harbor(str(tmp_path))
+    assert "fine:" not in str(refused.value)
+    assert len(Harbor(str(tmp_path), tasks=["f*"])) == 1
+
+
+def test_a_compose_file_and_missing_files_are_refused(tmp_path: Path) -> None:
+    directory = task(tmp_path)
+    (directory / "environment/docker-compose.yaml").write_text("services: {}")
+    (directory / "tests/test.sh").unlink()
+    with pytest.raises(ValueError, match=r"(?s)compose.*tests/test\.sh"):
+        Harbor(str(tmp_path))
+    with pytest.raises(ValueError, match=r"no task\.toml"):
+        Harbor(str(tmp_path / "one" / "tests"))
+
+
+def test_the_fingerprint_is_that_of_the_tasks(tmp_path: Path) -> None:
+    directory = task(tmp_path)
+    before = Harbor(str(tmp_path)).fingerprint
+    assert Harbor(str(tmp_path)).fingerprint == before
+    (directory / "tests/test.sh").write_text("true")
+    assert Harbor(str(tmp_path)).fingerprint != before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_an_environments_files_are_where_its_dockerfile_puts_them(tmp_path: Path, chat: Chat) -> None:
+    dockerfile = (
+        "# syntax=docker/dockerfile:1\nFROM debian:12\nWORKDIR /srv\nCOPY . all\nCOPY data/*.txt /one/\n"
+        'COPY ["data/number.txt", "renamed.txt"]\nWORKDIR in\nCOPY \\\n  data/number.txt .\nENV A=1 B="x y"\nCMD ["sh"]\n'
+    )
+    task(tmp_path, dockerfile=dockerfile)
+    rollout = await play(
+        Harbor(str(tmp_path)), 0, chat, bash("pwd; find /srv /one -type f | sort; echo $A-$B"), "Done."
+    )
+    found = told(chat, rollout).partition("<tool_response>")[2].split()
+    files = [
+        "/one/number.txt",
+        "/srv/all/Dockerfile",
+        "/srv/all/data/number.txt",
+        "/srv/in/number.txt",
+        "/srv/renamed.txt",
+    ]
+    assert found[:8] == ["/srv/in", *files, "1-x", "y"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_an_archive_leads_nowhere_outside(tmp_path: Path, chat: Chat) -> None:
+    directory = task(tmp_path, dockerfile="FROM debian\nCOPY out /app/out\nCOPY data/number.txt /app/out/number.txt\n")
+    target = tmp_path / "outside"
+    target.mkdir()
+    (directory / "environment/out").symlink_to(target)
+    with pytest.raises(ValueError, match="out"):
+        Harbor(str(tmp_path))
+    (directory / "environment/out").unlink()
+    (directory / "environment/out").mkdir()
+    (directory / "environment/out/link").symlink_to(target)
+    rollout = await play(Harbor(str(tmp_path)), 0, chat, bash(f"echo 1 > /app/out/link/x; ls {target}"), "Done.")
+    assert [*target.iterdir()] == []
+    assert "No such file" in told(chat, rollout)
+    assert json.dumps(rollout.state)
