@@ -35,6 +35,7 @@ from counterpoint.job.tracking.sinks_of import check_extras
 from counterpoint.run.config import RunConfig
 from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access
+from counterpoint.service.tinker.imports import check_adapters
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
@@ -109,6 +110,7 @@ def check_job(config: JobConfig) -> None:
     check_extras(Destinations.of(config))
     if config.tinker is not None:
         check_access(config.tinker)
+        check_adapters(config.tinker.adapters, config.tinker.max_rank)
 
 
 def check_fit(config: JobConfig) -> None:

@@ -71,6 +71,9 @@ class TinkerConfig(Config):
     models: list[str] = []
     """Further names by which clients may ask for the job's model, such as `meta-llama/Llama-3.2-1B`."""
 
+    adapters: dict[Identifier, Path] = {}
+    """Directories of adapters in PEFT's format that clients may begin with, as `tinker://import/weights/NAME`."""
+
     client_flags: list[Literal["proto_compress_fwdbwd", "sample_use_retrieve_futures"]] = []
     """Flags of the SDK that are set for all clients: their training data come compressed, or they ask for many samples' results
     at once, of which a new start of the service loses those that were not fetched."""

@@ -28,6 +28,7 @@ from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import Endpoints
+from counterpoint.service.tinker.imports import check_adapters
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.store import Store
 from counterpoint.transport.files.rotated_lines import RotatedLines
@@ -55,6 +56,7 @@ def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
     `config.model` is a directory. Returns the exit code: 1 without servers, else 0. Raises `UserError` for a wrong configuration.
     """
     keys = check_access(config)
+    check_adapters(config.adapters, config.max_rank)
     with (
         StopSignals(end_at_second_request) as stop,
         infrequent_gc(),

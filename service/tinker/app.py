@@ -303,8 +303,7 @@ class Endpoints:
         return _promise(await self._service.offer(kind, asked.model_id, asked.seq_id, body, owner))
 
     async def _weights_info(self, request: web.Request, owner: str) -> web.Response:
-        saved = await self._service.weights.named((await _body(request, _PathBody)).tinker_path, owner)
-        record = await self._service.owned_model(saved.model_id, owner)
+        record = await self._service.source((await _body(request, _PathBody)).tinker_path, owner)
         return _json(
             base_model=self._service.base_model,
             is_lora=True,

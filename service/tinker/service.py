@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,7 @@ from counterpoint.service.tinker.bodies import (
 )
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
+from counterpoint.service.tinker.imports import imported
 from counterpoint.service.tinker.models import SAVES, Model, Request
 from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.replay import Replays
@@ -54,9 +56,6 @@ from counterpoint.service.tinker.weights import Weights
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
-
-ALPHA = 32.0
-"""The scale of every adapter: clients give a rank alone."""
 
 CREATE, UNLOAD = "create", "unload"
 """The last parts of the ids of requests that create or unload a model; other ids end with a number."""
@@ -367,19 +366,29 @@ class Service:
         model_id = f"{session.session_id}:train:{asked.model_seq_id}"
         source, start = await self._start_of(asked.path, owner)
         record = ModelRecord(
-            model_id, run_of(model_id), owner, source.rank, source.target_modules, *start,
-            asked.optimizer, asked.user_metadata or source.user_metadata, "load_weights", time.time(),
+            model_id, run_of(model_id), owner, source.rank, source.target_modules, start_optimizer=asked.optimizer,
+            user_metadata=asked.user_metadata or source.user_metadata, created_by="load_weights", created=time.time(),
+            **start,
         )  # fmt: skip
         return await self._begin_model(record)
 
-    async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, tuple[str, int]]:
-        """Returns the model whose state a URI names, and the run and step to begin with. Raises `BadRequest`, `NotFound`."""
+    async def source(self, path: str, owner: str) -> ModelRecord:
+        """Returns the model whose weights a URI names. Raises `BadRequest` and `NotFound`."""
+        found = await asyncio.to_thread(imported, self.config.adapters, path)
+        return found or await self.owned_model((await self.weights.named(path, owner)).model_id, owner)
+
+    async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, dict[str, Any]]:
+        """Returns the model whose state a URI names, and what of a record begins with that. Raises `BadRequest`, `NotFound`."""
+        source = await self.source(path, owner)
+        own = {name: getattr(source, name) for name in ("start_run", "start_step", "start_adapter", "alpha")}
+        if source.run_id == "import":
+            return source, own
         saved = await self.weights.named(path, owner)
         if saved.kind != "weights":
             raise BadRequest(f"{path} has weights for samplers, without an optimizer; expected one of save_state")
-        source = await asyncio.to_thread(self.store.model, saved.model_id)
-        assert source is not None
-        return source, (source.run_id, saved.step) if saved.step else (source.start_run, source.start_step)
+        return source, own | (
+            {"start_run": source.run_id, "start_step": saved.step, "start_adapter": ""} if saved.step else {}
+        )
 
     async def _load_into(self, model_id: str, seq_id: int, asked: LoadWeights, owner: str, body: bytes) -> str:
         """Begins a model anew that has no request yet, with a saved state, as another run."""
@@ -403,8 +412,7 @@ class Service:
                         f"rank {former.rank} and {', '.join(former.target_modules)}"
                     )
                 record = msgspec.structs.replace(
-                    former, run_id=f"{former.run_id}.l", start_run=start[0], start_step=start[1],
-                    start_optimizer=asked.optimizer, created_by="load_weights",
+                    former, run_id=f"{former.run_id}.l", start_optimizer=asked.optimizer, created_by="load_weights", **start,
                 )  # fmt: skip
                 await asyncio.to_thread(self.store.write, record)
                 await self._models.pop(model_id).close()
@@ -455,7 +463,10 @@ class Service:
         return answer(model_id=record.model_id, type=record.created_by)
 
     async def _open(self, record: ModelRecord) -> None:
-        lora = LoraConfig(rank=record.rank, alpha=ALPHA, target_modules=record.target_modules, seed=record.seed)
+        lora = LoraConfig(
+            rank=record.rank, alpha=record.alpha, target_modules=record.target_modules, seed=record.seed,
+            start_from=Path(record.start_adapter) if record.start_adapter else None,
+        )  # fmt: skip
         interval = self.config.checkpoint_interval
         described = TrainedRun(
             run_id=record.run_id,

@@ -60,6 +60,10 @@ class ModelRecord(msgspec.Struct, frozen=True):
     """When it was asked for, in seconds since 1970."""
     seed: int | None = None
     """That of its adapter; None: the job's."""
+    start_adapter: str = ""
+    """The directory of the adapter in PEFT's format that it began with; empty: none."""
+    alpha: float = 32.0
+    """The scale of its adapter. Clients give a rank alone; one that was trained elsewhere brings its own."""
 
     @property
     def start(self) -> StartFrom | None:

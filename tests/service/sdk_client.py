@@ -153,6 +153,9 @@ def main(url: str, model: str) -> None:
     found["external"] = client.save_weights_external("middle").result().path
     resumed = service.create_training_client_from_state_with_optimizer(path).result()
     fresh = service.create_training_client_from_state(path).result()
+    brought = service.create_training_client_from_state("tinker://import/weights/brought").result()
+    outputs = brought.forward([likely(0)], "cross_entropy").result().loss_fn_outputs
+    found["brought"] = [list(outputs[0]["logprobs"].data), brought.save_weights_external("same").result().path]
     for each in (client, resumed, fresh):
         each.forward_backward([likely(4)], "cross_entropy").result()
         each.optim_step(VALUES).result()

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from counterpoint.models.build import make_model
+from tests.service.sdk_client import TEXT
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
 from tests.support.running_job import RunningJob, assert_nothing_is_left
@@ -28,6 +29,25 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 
+def write_adapter(directory: Path) -> Path:
+    """An adapter that PEFT has made."""
+    base = AutoModelForCausalLM.from_pretrained(make_model("tiny-dense"))
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(base, config).save_pretrained(directory)
+    return directory
+
+
+def expected_of(adapter: Path) -> list[float]:
+    """What PEFT's model of an adapter has for the log-probabilities of the client's text."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(make_model("tiny-dense")), adapter)
+    tokens = torch.tensor(TEXT)
+    with torch.no_grad():
+        rows = model(tokens[None, :-1]).logits[0].log_softmax(-1)
+    found: list[float] = rows.gather(1, tokens[1:, None])[:, 0].tolist()
+    return found
+
+
 def write_job(directory: Path) -> Path:
     file = directory / "job.toml"
     job = {
@@ -35,7 +55,11 @@ def write_job(directory: Path) -> Path:
         "model": "tiny-dense",
         "inference": {"port": free_port(), "dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 256},
         "trainer": {"device": "cpu", "max_tokens": 64, "max_runs": 20},
-        "tinker": {"port": free_port(), "max_rank": 8},
+        "tinker": {
+            "port": free_port(),
+            "max_rank": 8,
+            "adapters": {"brought": str(write_adapter(directory / "adapter"))},
+        },
     }
     file.write_text(tomli_w.dumps(job))
     return file
@@ -65,7 +89,7 @@ def play(version: str, url: str) -> dict[str, Any]:
 
 def download(url: str, path: str, directory: Path) -> Path:
     """Fetches weights by the SDK's own command; returns their directory."""
-    place = directory / path.rpartition("/")[0].rpartition("/")[2]
+    place = directory / path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
     command = ["tinker", "--format", "json", "checkpoint", "download", path, "--output", str(place)]
     variables = os.environ | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-the-key-of-a-test-0123456789"}
     done = subprocess.run(
@@ -131,7 +155,10 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
         seen, _ = client.communicate("go on\n", timeout=DEADLINE_SECONDS)
         assert client.returncode == 0, (job.output(), log.read_text())
         results = json.loads(seen.splitlines()[-1])
-        downloads = [download(found[1], path, tmp_path) for path in (results["external"], results["paths"][0])]
+        downloads = [
+            download(found[1], path, tmp_path)
+            for path in (results["external"], results["paths"][0], results["brought"][1])
+        ]
         played = {version: play(version, found[1]) for version in VERSIONS}
         job.wait_for("the deleted states", lambda: len(list(output.glob("trainer/*/saved/step_*"))) == 1)
         job.wait_for("weights in flight", lambda: not any(output.glob("service/models/*/inflight/[!.]*")))
@@ -163,7 +190,12 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
         assert [name for name, _ in chats] == [model] * 2
         assert chats[0][1] == chats[1][1] != ""
     assert base_chats[0][1] != adapters_chats[0][1]
-    out, of_state = (load_file(each / "adapter_model.safetensors") for each in downloads)
+    out, of_state, same = (load_file(each / "adapter_model.safetensors") for each in downloads)
+    assert results["brought"][0] == pytest.approx(expected_of(tmp_path / "adapter"), abs=1e-4)
+    given = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert same.keys() == given.keys()
+    assert all(torch.equal(tensor, given[name]) for name, tensor in same.items())
+    assert json.loads((downloads[2] / "adapter_config.json").read_text())["lora_alpha"] == 8
     assert out.keys() == of_state.keys()
     assert all(torch.equal(tensor, of_state[name]) for name, tensor in out.items())
     base = AutoModelForCausalLM.from_pretrained(make_model("tiny-dense"))

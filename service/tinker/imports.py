@@ -1,0 +1,63 @@
+"""Adapters that were trained elsewhere, in PEFT's format, as states that clients begin with: `tinker://import/weights/NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.store import ModelRecord
+from counterpoint.transport.errors import UserError
+
+PREFIX = "tinker://import/weights/"
+
+MOST_BYTES = 2**20
+"""The bytes of an adapter's description."""
+
+
+class _Description(msgspec.Struct, frozen=True):
+    r: int
+    lora_alpha: float
+    target_modules: list[str]
+
+
+def imported(adapters: Mapping[str, Path], path: str) -> ModelRecord | None:
+    """Returns what a model is that begins with the adapter that a URI names, for any owner; None for another URI.
+
+    The trainer checks the adapter itself. Blocks. Raises `BadRequest`.
+    """
+    if not path.startswith(PREFIX):
+        return None
+    name = path.removeprefix(PREFIX)
+    if (directory := adapters.get(name)) is None:
+        raise BadRequest(
+            f"{path[:120]!r} is not there; expected {', '.join(PREFIX + each for each in sorted(adapters))}"
+        )
+    try:
+        found = _read(directory)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadRequest(f"{path[:120]!r} cannot be read: {error}") from error
+    modules = sorted({each.rpartition(".")[2] for each in found.target_modules})
+    return ModelRecord(
+        "import", "import", "", found.r, modules, start_adapter=str(directory.absolute()), alpha=found.lora_alpha
+    )
+
+
+def check_adapters(adapters: Mapping[str, Path], max_rank: int) -> None:
+    """Raises `UserError` for a directory that has no adapter, or one of a higher rank."""
+    for name, directory in adapters.items():
+        try:
+            rank = _read(directory).r
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UserError(
+                f"tinker.adapters.{name} = {str(directory)!r} is no adapter in PEFT's format: {error}"
+            ) from None
+        if rank > max_rank:
+            raise UserError(f"tinker.adapters.{name} has rank {rank}, and tinker.max_rank = {max_rank}; raise that")
+
+
+def _read(directory: Path) -> _Description:
+    with (directory / "adapter_config.json").open("rb") as file:
+        return msgspec.json.decode(file.read(MOST_BYTES), type=_Description)
