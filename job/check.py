@@ -35,7 +35,7 @@ from counterpoint.job.tracking.sinks_of import check_extras
 from counterpoint.run.config import RunConfig
 from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access
-from counterpoint.service.tinker.imports import check_adapters
+from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.process.permanent_errors import is_passing, is_permanent

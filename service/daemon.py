@@ -28,9 +28,9 @@ from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import Endpoints
-from counterpoint.service.tinker.imports import check_adapters
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.store import Store
+from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.files.rotated_lines import RotatedLines
 from counterpoint.transport.http.listening import listening
 from counterpoint.transport.loopback import host_in_url

@@ -23,7 +23,6 @@ from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
-from counterpoint.service.tinker.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.listing import Page, Search, checkpoint, session_summary, time_text, training_run
 from counterpoint.service.tinker.proto import MESSAGES
@@ -33,6 +32,7 @@ from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
+from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import bearer_token, refused_coding
 

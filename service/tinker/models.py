@@ -30,14 +30,15 @@ from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
-from counterpoint.service.tinker.external import check_recipients
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.replay import Replay
-from counterpoint.service.tinker.retention import bytes_of
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.store import ModelRecord, Position, SamplerRecord, SavedRecord, Store
+from counterpoint.service.tinker.weights.external import check_recipients
+from counterpoint.service.tinker.weights.named import adapter_name, expiry
+from counterpoint.service.tinker.weights.retention import bytes_of
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.records import Batch, Float32Array, Int32Array
@@ -61,9 +62,6 @@ MOST_EARLY_BYTES = 512 * 2**20
 
 NEWEST = "newest"
 """The name of the weights that a model's samplers of the kind `inflight` follow."""
-
-LONGEST_TTL = 10 * 366 * 86_400
-"""Seconds for which weights are kept at most, unless they are kept for ever."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -546,17 +544,3 @@ def _checked_name(asked: SaveWeights) -> str:
     if not re.fullmatch(IDENTIFIER_PATTERN, name):
         raise BadRequest(f"path = {name[:80]!r} is no name: expected {IDENTIFIER_PATTERN}")
     return name
-
-
-def adapter_name(run_id: str, directory: str) -> str:
-    """Returns the name at the servers of what a run has published in a directory."""
-    return f"{run_id}.{Path(directory).name}"
-
-
-def expiry(ttl_seconds: int | None) -> float | None:
-    """Returns when weights expire that are kept for so many seconds from now; None for ever. Raises `BadRequest`."""
-    if ttl_seconds is None:
-        return None
-    if not 1 <= ttl_seconds <= LONGEST_TTL:
-        raise BadRequest(f"ttl_seconds = {ttl_seconds}; expected 1 to {LONGEST_TTL}")
-    return time.time() + ttl_seconds

@@ -35,12 +35,10 @@ from counterpoint.service.tinker.bodies import (
 )
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
-from counterpoint.service.tinker.imports import imported
 from counterpoint.service.tinker.models import SAVES, Model, Request
 from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.retention import bytes_held, end_session, sweep
 from counterpoint.service.tinker.samples.samplers import ClientSamplers
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import (
@@ -52,7 +50,9 @@ from counterpoint.service.tinker.store import (
     run_of,
 )
 from counterpoint.service.tinker.tenants import Tenants
-from counterpoint.service.tinker.weights import Weights
+from counterpoint.service.tinker.weights.imports import imported
+from counterpoint.service.tinker.weights.named import Weights
+from counterpoint.service.tinker.weights.retention import bytes_held, end_session, sweep
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import OverQuota
-from counterpoint.service.tinker.retention import bytes_held
 from counterpoint.service.tinker.store import SavedRecord
 from counterpoint.service.tinker.tenants import Tenants, cost
+from counterpoint.service.tinker.weights.retention import bytes_held
 from tests.service.serving import KEYS, serving
 from tests.service.test_models import Run, model_of
 from tests.service.test_rest import OWNERS, a_model, a_state, answered, published

@@ -16,10 +16,10 @@ import tinker
 from tinker import types
 
 from counterpoint.service.keys import digest
-from counterpoint.service.tinker import external
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
 from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Session, Store, run_of
+from counterpoint.service.tinker.weights import external
 from counterpoint.transport.files.atomic import STABLE
 from tests.service.serving import KEYS, serving
 

@@ -20,7 +20,7 @@ from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, s
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import SamplerRecord, Store
 from counterpoint.service.tinker.tenants import Tenants
-from counterpoint.service.tinker.weights import Weights
+from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.transport.records import Float32Array, Int32Array
 
 

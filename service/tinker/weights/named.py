@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from counterpoint.service.tinker.models import adapter_name, expiry
+from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store
+
+LONGEST_TTL = 10 * 366 * 86_400
+"""Seconds for which weights are kept at most, unless they are kept for ever."""
 
 
 class Weights:
@@ -53,3 +58,17 @@ class Weights:
         model = await asyncio.to_thread(self._store.model, saved.model_id)
         assert model is not None
         return adapter_name(model.run_id, saved.directory)
+
+
+def adapter_name(run_id: str, directory: str) -> str:
+    """Returns the name at the servers of what a run has published in a directory."""
+    return f"{run_id}.{Path(directory).name}"
+
+
+def expiry(ttl_seconds: int | None) -> float | None:
+    """Returns when weights expire that are kept for so many seconds from now; None for ever. Raises `BadRequest`."""
+    if ttl_seconds is None:
+        return None
+    if not 1 <= ttl_seconds <= LONGEST_TTL:
+        raise BadRequest(f"ttl_seconds = {ttl_seconds}; expected 1 to {LONGEST_TTL}")
+    return time.time() + ttl_seconds

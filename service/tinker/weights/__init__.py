@@ -1,0 +1,1 @@
+"""Saved weights: their names, how long they are kept, and how they leave and come."""
