@@ -177,7 +177,7 @@ class _Fitting:
         return servers.model_copy(update={"lora": lora})
 
     def _total(self, change: _Change, trainer: TrainerConfig, tokens: int) -> int:
-        return sum(rank_parts(self._directory, trainer, self._trained(change), tokens).values())
+        return sum(rank_parts(self._directory, trainer, self._trained(change), tokens, self._gpus.memory).values())
 
     def _room(self, change: _Change) -> int:
         if change.own_gpus or not self._shared:

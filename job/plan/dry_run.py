@@ -190,18 +190,26 @@ def _kind(name: str, parameter: Tensor) -> str:
 
 
 def step_bytes(
-    directory: Path, dtype: str, tokens: int, runs: list[TrainingConfig], *, checkpointing: bool, context: int = 1
+    directory: Path,
+    dtype: str,
+    tokens: int,
+    runs: list[TrainingConfig],
+    *,
+    checkpointing: bool,
+    context: int = 1,
+    memory: int | None = None,
 ) -> StepBytes:
     """Runs two rows of `tokens` tokens of one sample, as after the first of a step, and returns what lives at the peak.
 
     `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context`
     ranks that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if
-    these are alike: then models of two and of three layers are run. Raises `ValueError` as `model_sizes`.
+    these are alike: then models of two and of three layers are run. `memory` is that of the GPU, in bytes; None: on a CPU.
+    Raises `ValueError` as `model_sizes`.
     """
     given = tuple(run.model_dump_json() for run in runs)
 
     def run(layers: int | None) -> StepBytes:
-        return _step_bytes(directory, dtype, tokens, given, checkpointing, context, layers)
+        return _step_bytes(directory, dtype, tokens, given, checkpointing, context, memory, layers)
 
     with _plannable(directory):
         sizes = model_sizes(directory)
@@ -223,11 +231,12 @@ def _step_bytes(
     given: tuple[str, ...],
     checkpointing: bool,
     context: int,
+    memory: int | None,
     layers: int | None,
 ) -> StepBytes:
     runs = [TrainingConfig.model_validate_json(each) for each in given]
     AttentionInterface.register(_ATTENTION, partial(_attention, context))
-    with LiveBytes("meta") as live, _few_chunks():
+    with LiveBytes("meta") as live, _few_chunks(memory):
         model = make_model(directory, dtype, layers)
         model.logits_scale = 1.0
         weights = live.now
@@ -251,19 +260,22 @@ def _step_bytes(
 
 
 @contextmanager
-def _few_chunks() -> Iterator[None]:
-    """Computes the first two chunks of the output layer and the last one; the others hold the same."""
-    every = chunks._slices
+def _few_chunks(memory: int | None) -> Iterator[None]:
+    """Computes the first two chunks of the output layer, as with so much memory, and the last one; the others hold the same."""
+    every, before = chunks._slices, chunks.device_memory
 
     def few(length: int, size: int) -> Iterator[slice]:
         parts = list(every(length, size))
         return iter(parts[:2] + parts[2:][-1:])
 
-    chunks._slices = few
+    def of_device(device: torch.device) -> int | None:
+        return memory
+
+    chunks._slices, chunks.device_memory = few, of_device
     try:
         yield
     finally:
-        chunks._slices = every
+        chunks._slices, chunks.device_memory = every, before
 
 
 def moments_bytes(trained: int, training: TrainingConfig) -> int:

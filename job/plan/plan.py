@@ -75,8 +75,10 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     together = 0 if server is None else server.share * planned.servers_a_gpu
     room = gpus.memory - (together if shared else 0)
 
-    parts = rank_parts(directory, trainer, runs, trainer.max_tokens)
-    largest = largest_tokens(lambda tokens: sum(rank_parts(directory, trainer, runs, tokens).values()), room)
+    parts = rank_parts(directory, trainer, runs, trainer.max_tokens, gpus.memory)
+    largest = largest_tokens(
+        lambda tokens: sum(rank_parts(directory, trainer, runs, tokens, gpus.memory).values()), room
+    )
     problems, advice = [], []
     if len(used) > gpus.count:
         problems.append(Problem("GPUs", "gpus", f"the job uses {len(used)} GPUs; there are {gpus.count}"))

@@ -113,6 +113,6 @@ def _fits(directory: Path, trainer: TrainerConfig, training: TrainingConfig, ran
             changed.check_model(directory)
         except ValueError:
             continue
-        if sum(rank_parts(directory, changed, [training], changed.max_tokens).values()) <= gpus.memory:
+        if sum(rank_parts(directory, changed, [training], changed.max_tokens, gpus.memory).values()) <= gpus.memory:
             return True
     return False

@@ -28,10 +28,15 @@ def trainer_dtype(trainer: TrainerConfig) -> str:
     return "bfloat16" if trainer.dtype == "auto" else trainer.dtype
 
 
-def rank_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], tokens: int) -> dict[str, int]:
-    """Returns the bytes of each part of one rank on a GPU, at the peak of a step with `tokens` tokens of a row on this rank."""
+def rank_parts(
+    directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], tokens: int, memory: int | None
+) -> dict[str, int]:
+    """Returns the bytes of each part of one rank on a GPU, at the peak of a step with `tokens` tokens of a row on this rank.
+
+    `memory` is that of the GPU, in bytes, by which the trainer chooses the chunks of the output layer; None: as on a CPU.
+    """
     dtype, offload = trainer_dtype(trainer), trainer.optimizer_offload
-    whole = _whole(directory, trainer, runs, tokens)
+    whole = _whole(directory, trainer, runs, tokens, memory)
     sizes = model_sizes(directory)
     own, trained = own_share(sizes, trainer), trained_share(sizes, trainer, runs)
     parts = {
@@ -116,7 +121,7 @@ SHARED = "shared memory"
 def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig]) -> dict[str, int]:
     """Returns the bytes of each part of what rank 0 holds in its host's memory; the others have no published weights."""
     in_memory = trainer.broadcast == "memory" and runs[0].lora is None
-    whole = _whole(directory, trainer, runs, LEAST_TOKENS)
+    whole = _whole(directory, trainer, runs, LEAST_TOKENS, None)
     sizes = model_sizes(directory)
     version, trained = sizes.total * BYTES[trainer_dtype(trainer)], trained_share(sizes, trainer, runs)
     state = ceil((4 * whole.trained + whole.moments) * trained)
@@ -130,7 +135,9 @@ def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
     return {name: count for name, count in parts.items() if count}
 
 
-def _whole(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], tokens: int) -> StepBytes:
+def _whole(
+    directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], tokens: int, memory: int | None
+) -> StepBytes:
     """What one rank would hold of a model that is not divided."""
     return step_bytes(
         directory,
@@ -139,4 +146,5 @@ def _whole(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], 
         runs,
         checkpointing=trainer.activation_checkpointing,
         context=trainer.context_parallel,
+        memory=memory,
     )

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from counterpoint.job.plan.trainer_memory import rank_parts
+from counterpoint.trainer.model.chunks import device_memory
+from counterpoint.trainer.model.compiler import compilations
 from perf.step_speed import (
     SHAPES,
     Settings,
@@ -88,7 +90,7 @@ def trainer_alone(settings: Settings, directory: Path) -> Figures:
         if step:
             seconds.append(time.perf_counter() - began)
     rate = tokens / statistics.median(seconds)
-    figures: Figures = {"tokens a step": tokens, "tokens/s": round(rate)}
+    figures: Figures = {"tokens a step": tokens, "tokens/s": round(rate), "late graphs": compilations.late}
     if on_gpu:
         peak = next((each for name, each in PEAKS.items() if name in torch.cuda.get_device_name()), None)
         if peak is not None:
@@ -100,7 +102,8 @@ def trainer_alone(settings: Settings, directory: Path) -> Figures:
 
 def _planned(model: Path, directory: Path, settings: Settings) -> int:
     run, trainer = configurations(model, directory, settings)
-    parts = rank_parts(model, trainer, [run.training], settings.row_tokens)
+    memory = device_memory(torch.device(settings.device))
+    parts = rank_parts(model, trainer, [run.training], settings.row_tokens, memory)
     return sum(count for name, count in parts.items() if name != "context and fragments")
 
 

@@ -14,6 +14,7 @@ from counterpoint.run.loss import LossConfig
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.losses.objectives import divisor, token_weights
+from counterpoint.trainer.model.chunks import device_memory
 from counterpoint.trainer.ranks import Ranks
 from tests.job.plan.test_against_real_steps import TOKENS, models, two_rows
 from tests.perf.test_step_speed import SMALL, losses_of
@@ -122,7 +123,8 @@ def test_a_step_holds_what_was_planned(
 ) -> None:
     """Within 10 % of what the allocator gave out at most. The kernels of a GPU may keep less or more than a CPU's."""
     config = TrainingConfig.model_validate(training)
-    planned = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing)
+    memory = device_memory(gpu)
+    planned = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing, memory=memory)
     expected = planned.weights + planned.adapters + planned.masters + moments_bytes(planned.trained, config)
     expected += planned.gradients + planned.activations
     before = torch.cuda.memory_allocated(gpu)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_BYTES = 2**27
-"""Logits of one chunk in float32. Three tensors of this size are in use at once."""
+"""The least size of a chunk's logits in float32, and that on a CPU. Three tensors of this size are in use at once."""
+
+FULL_TOKENS = 1024
+"""Tokens of a chunk that keep a GPU busy: each is summed up by itself, on one of some hundred processors, several at once."""
+
+MEMORY_SHARE = 128
+"""A chunk's logits take at most one part in so many of a GPU's memory."""
+
+ALIGNMENT = 64
+"""What a part of the vocabulary is a multiple of, since products of other sizes are slow."""
 
 LEAST_LOGARITHM = -1000.0
 """The least logarithm of a probability p in p log p, which is 0 for less, in float64, too; and for p = 0, where it would be 0
@@ -64,7 +73,7 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_PH.dtype, torch.float32)
         of_tokens = [hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4)]
-        for rows in _slices(len(hidden_PH), _tile() // len(weight_VH)):
+        for rows in _slices(len(hidden_PH), _tile(hidden_PH.device, len(weight_VH)) // len(weight_VH)):
             logits_CV = nn.functional.linear(hidden_PH[rows], weight_VH, bias_V)
             of_chunk = (_column(targets_P, rows), _column(divisor_P, rows))
             found = arithmetic.of(logits_CV).summed_up(logits_CV, *of_chunk, bias_V is not None)
@@ -83,7 +92,9 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, grad_values_P: Tensor, grad_entropies_P: Tensor) -> tuple[Any, ...]:
         hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropies_P, highest_P, sums_P = ctx.saved_tensors
         tokens, vocabulary = len(hidden_PH), len(weight_VH)
-        height = max(1, min(tokens, 2 * math.isqrt(_tile())))
+        tile = _tile(hidden_PH.device, vocabulary)
+        height = max(1, min(tokens, 2 * math.isqrt(tile)))
+        width = tile // height
         # What several products are added up in is precise; autograd rounds the sum to the precision of its parameter.
         exact = torch.promote_types(weight_VH.dtype, torch.float32)
         grads = [
@@ -108,7 +119,7 @@ class _Chunked(torch.autograd.Function):
                     grad_entropies_P if ctx.entropy_gradient else None,
                 )
             ]
-            for part in _slices(vocabulary, _tile() // height):
+            for part in _slices(vocabulary, width - width % ALIGNMENT or width):
                 weight_WH = weight_VH[part]
                 logits_CW = nn.functional.linear(hidden_PH[rows], weight_WH, None if bias_V is None else bias_V[part])
                 place_C1 = targets_P[rows, None] - part.start
@@ -206,9 +217,24 @@ def _column(each_P: Tensor | None, rows: slice) -> Tensor | None:
     return None if each_P is None else each_P[rows, None].clone(memory_format=torch.contiguous_format)
 
 
-def _tile() -> int:
+def chunk_bytes(vocabulary: int, memory: int | None) -> int:
+    """Returns the bytes of a chunk's logits in float32, on a GPU with `memory` bytes, or on a CPU (None).
+
+    They are of `FULL_TOKENS` tokens where the memory allows it: 220, of 152,000 words, used a hundredth of an H200's bandwidth.
+    """
+    return (
+        CHUNK_BYTES if memory is None else max(CHUNK_BYTES, min(4 * vocabulary * FULL_TOKENS, memory // MEMORY_SHARE))
+    )
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Returns the bytes of a GPU's memory; None of another device."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def _tile(device: torch.device, vocabulary: int) -> int:
     """Returns the elements of one chunk."""
-    return CHUNK_BYTES // 4
+    return chunk_bytes(vocabulary, device_memory(device)) // 4
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:

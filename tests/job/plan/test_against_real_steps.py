@@ -18,7 +18,7 @@ from counterpoint.job.plan.live_bytes import LiveBytes
 from counterpoint.job.plan.trainer_memory import host_parts
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.model import attention
+from counterpoint.trainer.model import attention, chunks
 from counterpoint.trainer.model.context import ContextGroup, shared_rows
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.load import load_model
@@ -29,6 +29,7 @@ from tests.trainer.lone_run import make_lone_run
 pytestmark = pytest.mark.slow
 
 TOKENS = 512
+WORDS = 16_384
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 384,
@@ -44,6 +45,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.manual_seed(0)
     made = {
         "dense": Qwen3ForCausalLM(Qwen3Config(**SHAPE, vocab_size=2048, num_hidden_layers=6, tie_word_embeddings=True)),
+        "words": Qwen3ForCausalLM(
+            Qwen3Config(**SHAPE, vocab_size=WORDS, num_hidden_layers=2, tie_word_embeddings=True)
+        ),
         "mixture": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(
                 **SHAPE,
@@ -116,6 +120,31 @@ def test_a_real_step(
         lone.train(two_rows(2))
     assert expected == pytest.approx(live.peak, rel=0.1)
     assert planned.activations > 0.02 * live.peak
+
+
+def test_a_gpu_has_the_chunks_that_were_planned_for_it(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks of a small GPU and of a large one, whose logits are most of what its step holds."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * WORDS * 8)
+    activations = []
+    for tokens in (8, 256):
+        memory = chunks.MEMORY_SHARE * 4 * WORDS * tokens
+        planned = step_bytes(models["words"], "float32", TOKENS, [TrainingConfig()], checkpointing=True, memory=memory)
+        monkeypatch.setattr(chunks, "device_memory", lambda _device, memory=memory: memory)
+        model = load_model(models["words"], "float32", torch.device("cpu"))
+        model.logits_scale = 1.0
+        checkpoint_layers(model, None)
+        with LiveBytes("cpu") as live:
+            live.note(model.parameters())
+            live.note(model.buffers())
+            for length in (64, TOKENS):
+                ids_T, positions_T = torch.zeros(length, dtype=torch.int64), torch.arange(length)
+                outputs = token_outputs(model, ids_T, positions_T, [length], positions_T[:-1], ids_T[1:], 1.0)
+                outputs.log_probabilities_P.sum().backward()
+        assert planned.weights + planned.gradients + planned.activations == pytest.approx(live.peak, rel=0.1)
+        activations.append(planned.activations)
+    assert activations[1] > 1.3 * activations[0]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -234,7 +234,11 @@ def test_a_reference_is_divided_with_a_sharded_model(directories: dict[str, Path
     model, runs = directories["dense"], [TrainingConfig(reference=ReferenceConfig())]
     parts = {
         sharding: rank_parts(
-            model, TrainerConfig(output_dir=tmp_path, model=str(model), processes=2, sharding=sharding), runs, 1024
+            model,
+            TrainerConfig(output_dir=tmp_path, model=str(model), processes=2, sharding=sharding),
+            runs,
+            1024,
+            None,
         )
         for sharding in (False, True)
     }
@@ -252,12 +256,12 @@ def test_each_reference_counts_by_its_own_size(directories: dict[str, Path], tmp
             TrainingConfig(lora=LoraConfig(rank=4), reference=None if model is None else ReferenceConfig(model=model))
             for model in models
         ]
-        return rank_parts(small, trainer, runs, 256).get("reference", 0)
+        return rank_parts(small, trainer, runs, 256, None).get("reference", 0)
 
     sizes = {path: 2 * model_sizes(path).total for path in (small, other)}  # bfloat16
     assert reference(None) == 0
     assert reference(other) == sizes[other] != sizes[small]
-    weights = rank_parts(small, trainer, [TrainingConfig(lora=LoraConfig(rank=4))], 256)["weights"]
+    weights = rank_parts(small, trainer, [TrainingConfig(lora=LoraConfig(rank=4))], 256, None)["weights"]
     assert reference(small, other, other) == weights + sizes[other]
 
 
@@ -267,7 +271,7 @@ def test_a_first_adapter_that_is_the_reference_is_held_twice(directories: dict[s
     trainer = TrainerConfig(output_dir=tmp_path, model=str(model))
     lora = LoraConfig(rank=8, start_from=tmp_path)
     without, of_base, of_start = (
-        rank_parts(model, trainer, [TrainingConfig(lora=each, reference=reference)], 256)["adapters"]
+        rank_parts(model, trainer, [TrainingConfig(lora=each, reference=reference)], 256, None)["adapters"]
         for each, reference in ((lora, None), (LoraConfig(rank=8), ReferenceConfig()), (lora, ReferenceConfig()))
     )
     assert of_base == without > 0
@@ -279,7 +283,7 @@ def test_runs_have_adapters_of_different_ranks(directories: dict[str, Path], tmp
     model = directories["dense"]
     trainer = TrainerConfig(output_dir=tmp_path, model=str(model), max_runs=2)
     low, high = TrainingConfig(lora=LoraConfig(rank=4)), TrainingConfig(lora=LoraConfig(rank=16))
-    both, other = (rank_parts(model, trainer, runs, 256)["adapters"] for runs in ([low, high], [high, low]))
+    both, other = (rank_parts(model, trainer, runs, 256, None)["adapters"] for runs in ([low, high], [high, low]))
     assert both == other > 0
 
 
@@ -289,7 +293,7 @@ def test_moments_are_those_of_each_runs_optimizer(directories: dict[str, Path], 
     trainer = TrainerConfig(output_dir=tmp_path, model=str(model), max_runs=2)
     plain = TrainingConfig(lora=LoraConfig(rank=64), optimizer="sgd", momentum=0.0)
     adamw = TrainingConfig(lora=LoraConfig(rank=8))
-    alone, both = (rank_parts(model, trainer, runs, 256) for runs in ([adamw], [plain, adamw]))
+    alone, both = (rank_parts(model, trainer, runs, 256, None) for runs in ([adamw], [plain, adamw]))
     assert both["moments"] == alone["moments"] > 0
 
 

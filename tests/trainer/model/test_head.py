@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,46 @@ def test_agrees_with_the_definition_in_float64(
         if mine is not None and reference_input is not None:
             assert mine.grad.dtype == dtype
             torch.testing.assert_close(mine.grad.double(), reference_input.grad, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "memory", "tokens"),
+    [
+        (151_936, None, 220),
+        (151_936, 16 * 2**30, 220),
+        (151_936, 24 * 2**30, 331),
+        (151_936, 80 * 2**30, 1024),
+        (151_936, 140 * 2**30, 1024),
+        (32_000, 80 * 2**30, 1048),
+        (1_000_000, 80 * 2**30, 167),
+    ],
+)
+def test_a_gpu_with_the_memory_for_it_has_chunks_that_keep_it_busy(
+    vocabulary: int, memory: int | None, tokens: int
+) -> None:
+    found = chunks.chunk_bytes(vocabulary, memory)
+    assert found // (4 * vocabulary) == tokens
+    assert found == chunks.CHUNK_BYTES or (memory is not None and chunks.MEMORY_SHARE * found <= memory)
+
+
+def test_the_parts_of_a_chunk_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As products want it, whatever the number of tokens; and the results are those of whole logits."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 1000)
+    sizes, every = list[int](), chunks._slices
+
+    def noted(length: int, size: int) -> Iterator[slice]:
+        sizes.append(size)
+        return every(length, size)
+
+    monkeypatch.setattr(chunks, "_slices", noted)
+    hidden_PH, weight_VH = (torch.randn(rows, 6, dtype=torch.float64, requires_grad=True) for rows in (13, 300))
+    targets_P = torch.arange(13)
+    values_P, _ = chunked_outputs(hidden_PH, weight_VH, None, targets_P, None)
+    found = torch.autograd.grad(values_P.sum(), (hidden_PH, weight_VH))
+    expected_P = torch.log_softmax(hidden_PH @ weight_VH.T, -1)[range(13), targets_P]
+    torch.testing.assert_close(values_P, expected_P, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, torch.autograd.grad(expected_P.sum(), (hidden_PH, weight_VH)), rtol=0, atol=1e-12)
+    assert sizes == [3, 13, 64]
 
 
 def test_bfloat16_gradients_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
