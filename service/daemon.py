@@ -29,6 +29,7 @@ from counterpoint.service.keys import check_access
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
+from counterpoint.service.tinker.status import status_of, write_status
 from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.files.rotated_lines import RotatedLines
@@ -118,6 +119,10 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
     async def write() -> None:
         counts = {"pending": service.results.pending, "resident_bytes": resident_bytes(), **service.replays.counts}
         await asyncio.to_thread(lines.append, [{"time": time.time(), **health.take_metrics(), **counts}])
+        try:
+            await asyncio.to_thread(write_status, status_of(service), path.parent)
+        except OSError as error:
+            logger.warning("the page does not see how the service is: %s", error)
 
     async def at_times() -> None:
         while True:

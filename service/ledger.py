@@ -232,6 +232,11 @@ def owner_of(account: str) -> str:
     return account.partition("/")[0]
 
 
+def project_of(account: str) -> str:
+    """Returns the project of an account; empty if it is of none."""
+    return account.partition("/")[2]
+
+
 def day_now() -> str:
     """Returns today in UTC."""
     return datetime.now(UTC).date().isoformat()

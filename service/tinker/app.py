@@ -24,7 +24,16 @@ from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSa
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
 from counterpoint.service.tinker.futures import TooMany
-from counterpoint.service.tinker.listing import Page, Search, checkpoint, session_summary, time_text, training_run
+from counterpoint.service.tinker.listing import (
+    Page,
+    Search,
+    Window,
+    checkpoint,
+    session_summary,
+    time_text,
+    training_run,
+    usage_events,
+)
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.samples.sampling import Sample
@@ -243,6 +252,16 @@ class Endpoints:
         name = self._service.tenants.name(owner)
         details = {"org_details": {"name": "local"}, "user_details": {"email": name}}
         return _json(key_id=int(owner[:8] or "0", 16), name=name, note="", details=details)
+
+    async def _usage(self, request: web.Request, owner: str) -> web.Response:
+        service, window = self._service, _query(request, Window)
+        days, price = service.store.ledger.days(), service.config.price
+        return _json(data=usage_events(days, owner, window, service.base_model, price), sessions={})
+
+    async def _storage(self, request: web.Request, owner: str) -> web.Response:
+        saved, size = await self._saved_in(owner, None), self._service.tenants.disk[owner]
+        item = {"checkpoint_count": len(saved), "size_bytes": size, "size_gigabytes": size / 1e9}
+        return _json(data=[item])
 
     async def _unserved(self, request: web.Request, owner: str) -> web.Response:
         raise NotServed(
@@ -500,9 +519,6 @@ UNSERVED = (
     ("PUT", "/sessions/{session}/project"),
     ("GET", "/sessions/{session}/trace_export"),
     ("GET", "/audit"),
-    ("GET", "/billing/usage/events"),
-    ("GET", "/billing/usage/checkpoints/current"),
-    ("POST", "/billing/usage/events"),
 )
 """Method and path of the endpoints that the SDK knows and that are refused in words."""
 
@@ -519,6 +535,8 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/sessions/search", Endpoints._search),
     ("POST", "/telemetry", Endpoints._telemetry),
     ("GET", "/auth/apikey/me", Endpoints._key),
+    ("GET", "/billing/usage/events", Endpoints._usage),
+    ("GET", "/billing/usage/checkpoints/current", Endpoints._storage),
     ("POST", "/create_model", Endpoints._create_model),
     ("POST", "/create_custom_loss", Endpoints._create_custom_loss),
     ("POST", "/load_weights", Endpoints._load_weights),

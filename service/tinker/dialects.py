@@ -20,7 +20,7 @@ from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, 
 from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
 from counterpoint.service.ledger import Used
-from counterpoint.service.tinker.refusals import NotFound
+from counterpoint.service.tinker.refusals import NotFound, OverQuota
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.http.listening import PROVEN
 from counterpoint.transport.records import Turn
@@ -65,6 +65,10 @@ class Dialects:
                 raise Refused(
                     f"{self._open[owner]} requests of this key are not answered yet; wait for one", status=429
                 )
+            try:
+                self._service.tenants.check_tokens(owner)
+            except OverQuota as error:
+                raise Refused(str(error), status=429) from None
             self._open[owner] += 1
             try:
                 return await self._answered(request, owner)

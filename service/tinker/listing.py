@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from counterpoint.service.config import PriceConfig
 from counterpoint.service.keys import owner_name
+from counterpoint.service.ledger import Used, owner_of, project_of
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
 
@@ -166,3 +169,37 @@ def session_summary(session: Session, saved: Sequence[SavedRecord]) -> dict[str,
         "user_metadata": session.user_metadata,
         "checkpoint_storage_bytes": sum(each.size or 0 for each in saved),
     }
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The time for which use is asked: the days of UTC that begin in it."""
+
+    starting_on: Annotated[datetime, Meta(tz=True)]
+    ending_before: Annotated[datetime, Meta(tz=True)]
+
+
+def usage_events(
+    days: Mapping[str, Mapping[str, Used]], owner: str, window: Window, base_model: str, price: PriceConfig
+) -> list[dict[str, Any]]:
+    """Returns what an owner has used as the SDK's `BillingUsageEvent`s, each of a day in place of an hour."""
+    events: list[dict[str, Any]] = []
+    for day in sorted(days):
+        begin = datetime.fromisoformat(day).replace(tzinfo=UTC)
+        for account, used in sorted(days[day].items()):
+            if owner_of(account) != owner or not window.starting_on <= begin < window.ending_before:
+                continue
+            of_all: dict[str, Any] = {
+                "bucket_start": begin.isoformat(),
+                "bucket_end": (begin + timedelta(days=1)).isoformat(),
+            }
+            of_all |= {"base_model": base_model, "project_id": project_of(account) or None}
+            for info, count, rate in (
+                ({"type": "training"}, used.trained, price.trained),
+                ({"type": "training"}, used.forward, price.forward),
+                ({"type": "sampling_prefill", "cached": False}, used.prompt, price.prompt),
+                ({"type": "sampling_sample"}, used.sampled, price.sampled),
+            ):
+                if count:
+                    cost = {"estimated_cost_usd": rate * count / 1e6, "effective_rate_usd_per_million_tokens": rate}
+                    events.append({**of_all, **(cost if rate else {}), "event_info": {**info, "token_count": count}})
+    return events

@@ -451,6 +451,11 @@ class Service:
         found = {name for name, model in self._models.items() if model.record.owner == owner}
         return len(found | {name for name, whose in self._beginning.items() if whose == owner})
 
+    @property
+    def open_reasons(self) -> dict[str, str]:
+        """The models that are open, with why each waits; empty if the trainer takes its items."""
+        return {name: model.run.reason for name, model in self._models.items()}
+
     async def _create(self, record: ModelRecord) -> Result:
         try:
             async with self._opened(record.model_id):

@@ -23,6 +23,11 @@ class Tenants:
         self.disk = Counter[str]()
         """The bytes of saved weights by owner, as of the last look at the disk, and of what was saved since."""
 
+    @property
+    def owners(self) -> list[str]:
+        """The owners that there can be; one, of no key, where there are no keys."""
+        return [*self._names] or [""]
+
     def name(self, owner: str) -> str:
         """Returns the name of an owner."""
         return owner_name(owner, self._names.get(owner, ""))

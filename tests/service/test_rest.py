@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import tinker
 from tinker import types
 
 from counterpoint.service.keys import digest
+from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
 from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Session, Store, run_of
@@ -161,6 +163,23 @@ async def test_external_weights_are_fetched_by_signed_urls_of_each_file(tmp_path
 def test_recipients_that_are_none_are_refused(recipients: list[str]) -> None:
     with pytest.raises(BadRequest, match="age_encryption_recipients"):
         external.check_recipients(recipients)
+
+
+async def test_a_key_sees_what_it_has_used(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, _, service):
+        service.config.price.prompt = 2.0
+        for number, owner in enumerate(OWNERS):
+            await service.store.ledger.count(owner, f"s{number}:train:0:1", Used(trained=5, prompt=10**6, seconds=1.0))
+        today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        window = {"starting_on": today - timedelta(days=3), "ending_before": today + timedelta(days=3)}
+        with warnings.catch_warnings(action="ignore"):
+            data = (await answered(client.get_billing_usage(**window))).data
+            storage = (await answered(client.get_current_checkpoint_storage_usage())).data
+        assert [(each.event_info.type, each.event_info.token_count, each.estimated_cost_usd) for each in data] == [
+            ("training", 5, None),
+            ("sampling_prefill", 10**6, 2.0),
+        ]
+        assert [each.checkpoint_count for each in storage] == [0]
 
 
 async def test_sessions_are_searched(tmp_path: Path) -> None:

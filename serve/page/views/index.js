@@ -22,5 +22,6 @@ import * as rollouts from "./rollouts.js";
 import * as run from "./run.js";
 import * as step from "./step.js";
 import * as sweep from "./sweep.js";
+import * as tenants from "./tenants.js";
 
-export const views = [overview, job, fleet, population, sweep, cluster, logs, run, step, groups, rollouts, rollout, loop, profile];
+export const views = [overview, job, fleet, tenants, population, sweep, cluster, logs, run, step, groups, rollouts, rollout, loop, profile];

@@ -20,6 +20,7 @@ from tests.serve.browser.test_accessibility import findings
 from tests.serve.rollouts.jobs import name_model, spoken, write_step
 from tests.serve.test_cluster_api import Master
 from tests.serve.test_population_api import experiment, trial, write_results
+from tests.serve.test_tenants_api import write_service
 from tests.support.conversations import HOSTILE as HOSTILE_PROMPTS
 from tests.support.conversations import PROMPTS
 from tests.support.polling import DEADLINE_SECONDS
@@ -165,4 +166,14 @@ async def test_populations_sweeps_and_clusters_are_drawn(reader: Open, tmp_path:
         await stays_text(page)
         await page.go("/jobs/cluster/cluster")
         await expect(page.page.get_by_role("row").filter(has_text="running → restarting")).to_contain_text("<script>")
+        await stays_text(page)
+
+
+async def test_tenants_are_drawn(reader: Open, tmp_path: Path) -> None:
+    session = await write_service(tmp_path / "job")
+    async with reader(tmp_path / "job") as page:
+        await page.go("/jobs/job/tenants")
+        await expect(page.page.get_by_role("row").filter(has_text="anna").first).to_contain_text("500,000 of 1,000")
+        await expect(page.page.get_by_role("row").filter(has_text=f"{session}:train:0")).to_contain_text("closed")
+        await expect(page.page.get_by_role("row").filter(has_text="goes on")).to_contain_text("<script>")
         await stays_text(page)

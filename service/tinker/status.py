@@ -1,0 +1,93 @@
+"""What the service says of itself for the page, beside the records of `store.py`: its queue, its keys and the ledger."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from counterpoint.service.config import QuotaConfig
+from counterpoint.service.ledger import Used, owner_of, project_of
+from counterpoint.service.tinker.tenants import cost
+from counterpoint.transport.files.atomic import write_atomically
+
+if TYPE_CHECKING:  # the page's process needs none of it
+    from counterpoint.service.tinker.service import Service
+
+STATUS_FILE = "status.json"
+
+MOST_ROWS = 2000
+"""Rows of the ledger that are shown, the newest first."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """One key, and what its quota leaves it. None: no limit."""
+
+    name: str
+    models: int
+    """Models open."""
+    pending: int
+    """Requests without a result."""
+    tokens_today: int
+    disk_bytes: int
+    most_models: int | None = None
+    most_tokens: int | None = None
+    most_bytes: int | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What a key has used on one day, in one project."""
+
+    day: str
+    key: str
+    project: str
+    used: Used
+    cost: float | None = None
+    """None without prices."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    time: float
+    """When it was written, in seconds since 1970."""
+    keys: dict[str, Key]
+    """By owner."""
+    open: dict[str, str]
+    """The models that are open, with why each waits; empty if the trainer takes its items."""
+    ledger: list[Row]
+
+
+def status_of(service: Service) -> Status:
+    """Returns what is so now."""
+    tenants, config = service.tenants, service.config
+    ledger, days = service.store.ledger, service.store.ledger.days()
+    owners = {*tenants.owners, *(owner_of(account) for accounts in days.values() for account in accounts)}
+    has_prices = any(config.price.model_dump().values())
+    rows = [
+        Row(
+            day,
+            tenants.name(owner_of(account)),
+            project_of(account),
+            used,
+            cost(used, config.price) if has_prices else None,
+        )
+        for day in sorted(days, reverse=True)
+        for account, used in sorted(days[day].items())
+    ]
+
+    def key(owner: str) -> Key:
+        quota: QuotaConfig = tenants.quota(owner)
+        return Key(
+            tenants.name(owner), service.open_models(owner), service.results.of(owner).pending, ledger.today(owner),
+            tenants.disk[owner], quota.models, quota.tokens_per_day, quota.disk_bytes,
+        )  # fmt: skip
+
+    return Status(time.time(), {owner: key(owner) for owner in owners}, service.open_reasons, rows[:MOST_ROWS])
+
+
+def write_status(status: Status, directory: Path) -> None:
+    """Writes it. Blocks. Raises `OSError`."""
+    write_atomically(directory / STATUS_FILE, msgspec.json.encode(status), durable=False)
