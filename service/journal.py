@@ -1,8 +1,8 @@
 """The journal of one driven run: its items before they are sent, and what came of them before anybody is told.
 
 `item_N` is a file of frames (`transport/codec.py`): a note of the asker's, then the frames of the item; `answer_N` has those of
-the answer. `early_N` is a note that is no item yet: of a request that waits for an earlier one. Everything blocks: call it in a
-thread.
+the answer. `early_N` is a note that is no item yet: of a request that waits for an earlier one. `failed_N` is a note of a request
+that became none. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from pathlib import Path
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import as_bytes_view, write_atomically
 from counterpoint.transport.messages import Answered, Ask
+
+KEPT_FAILED = 256
+"""Numbers of requests for which it is known that they became no item."""
 
 
 class Journal:
@@ -75,6 +78,15 @@ class Journal:
     def forget_early(self, number: int) -> None:
         """Removes an early note, if it is there. Raises `OSError`."""
         (self.directory / f"early_{number}").unlink(missing_ok=True)
+
+    def write_failed(self, number: int, note: bytes) -> None:
+        """Writes, durably, that a request became no item; of such notes, old ones are forgotten. Raises `OSError`."""
+        write_atomically(self.directory / f"failed_{number}", note)
+        (self.directory / f"failed_{number - KEPT_FAILED}").unlink(missing_ok=True)
+
+    def failed(self) -> dict[int, bytes]:
+        """Returns the notes of requests that became no item, by number, ascending. Raises `OSError`."""
+        return {number: (self.directory / f"failed_{number}").read_bytes() for number in self._numbers("failed_")}
 
     def forget(self, up_to: int) -> None:
         """Removes the items up to this one, and their answers. Raises `OSError`."""

@@ -239,9 +239,8 @@ class Endpoints:
         )
 
     async def _own_sessions(self, owner: str) -> list[Session]:
-        found = await asyncio.to_thread(self._service.store.sessions)
-        mine = [each for each in found if each.owner == owner]
-        return sorted(mine, key=lambda each: (each.created, each.session_id), reverse=True)
+        found = await asyncio.to_thread(self._service.store.sessions, owner)
+        return sorted(found, key=lambda each: (each.created, each.session_id), reverse=True)
 
     async def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
         models = await self._service.models(owner, session_id)
@@ -266,7 +265,7 @@ class Endpoints:
     async def _unserved(self, request: web.Request, owner: str) -> web.Response:
         raise NotServed(
             f"{request.method} {request.path[:200]} is not served: weights are files of this machine, and there are "
-            "neither projects nor bills nor public weights here (docs/tinker.md)"
+            "neither projects nor public weights here (docs/tinker.md)"
         )
 
     async def _telemetry(self, request: web.Request, owner: str) -> web.Response:

@@ -85,6 +85,15 @@ class Request(msgspec.Struct, frozen=True):
             return True
 
 
+class _Failed(msgspec.Struct, frozen=True):
+    """A request that became no item."""
+
+    body: bytes
+    """Its result, in JSON."""
+    lacks: bool
+    """Whether an update would lack it."""
+
+
 class AdamParams(msgspec.Struct, frozen=True):
     """The values of an `optim_step`."""
 
@@ -196,9 +205,9 @@ class Model:
                 asked = await asyncio.to_thread(self._asked, request, ask)
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.spawn(self._finish(request, asked, number))
-        self._sequence.done = last
+        self._sequence.done = await self._take_up_failures(last)
         for seq_id in await asyncio.to_thread(self._journal.early):
-            if seq_id > last:
+            if seq_id > self._sequence.done:
                 note = await asyncio.to_thread(self._journal.read_early, seq_id)
                 self._futures.begin(self.request_id(seq_id), is_due=True)
                 self._take(msgspec.msgpack.decode(note, type=Request))
@@ -206,6 +215,19 @@ class Model:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
         await self.run.start()
         self._tasks.spawn(self._work())
+
+    async def _take_up_failures(self, last: int) -> int:
+        """Tells again what was told of requests without an item; returns the last request that had its place.
+
+        `last` is the last one with an item.
+        """
+        for seq_id, note in (await asyncio.to_thread(self._journal.failed)).items():
+            failed = msgspec.msgpack.decode(note, type=_Failed)
+            if seq_id == last + 1:
+                last = seq_id
+                self._lacks |= failed.lacks
+            await self._futures.complete(self.request_id(seq_id), Result(failed.body))
+        return last
 
     async def close(self) -> None:
         """Ends the model here; its run stays at the trainer."""
@@ -313,10 +335,10 @@ class Model:
         """Fails the requests that have waited too long for an earlier one."""
         for seq_id in self._sequence.overdue(time.monotonic() - MISSING_SECONDS):
             self._early.pop(seq_id, None)
+            said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
+            await self._fail(seq_id, said)
             with suppress(OSError):
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
-            said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
-            await self._futures.complete(self.request_id(seq_id), failure(said, "server"))
 
     async def _work(self) -> None:
         """Makes items of requests, one by one."""
@@ -333,13 +355,26 @@ class Model:
             except (RunLost, OSError, ValueError) as error:
                 self._lacks |= request.contributes
                 logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
-                await self._complete(request, failure(str(error), "server"))
+                self.saving.discard(request.seq_id)
+                await self._fail(request.seq_id, str(error), lacks=request.contributes)
             else:
                 self._lacks = False
                 self._tasks.spawn(self._finish(request, asked, number))
             self._written(request.seq_id)
             with suppress(OSError):  # the next start removes it
                 await asyncio.to_thread(self._journal.forget_early, request.seq_id)
+
+    async def _fail(self, seq_id: int, said: str, *, lacks: bool = False) -> None:
+        """Tells that a request has failed without an item, after a new start, too. `lacks`: an update would lack it."""
+        result = failure(said, "server")
+        try:
+            note = msgspec.msgpack.encode(_Failed(result.body, lacks))
+            await asyncio.to_thread(self._journal.write_failed, seq_id, note)
+        except OSError as error:
+            logger.warning(
+                "model %s: a new start will not know why request %d failed: %s", self.record.model_id, seq_id, error
+            )
+        await self._futures.complete(self.request_id(seq_id), result)
 
     async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
         try:

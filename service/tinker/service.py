@@ -72,6 +72,12 @@ SWEEP_SECONDS = 60.0
 LAPSED_SECONDS = 86_400.0
 """The silence after which a session's samplers keep no deleted weights on the disk."""
 
+ABANDONED_SECONDS = 7 * 86_400.0
+"""The silence after which a session is ended, over new starts of the service."""
+
+OPENED_AT_ONCE = 8
+"""Models that are opened beside each other at the start."""
+
 WATCH_SECONDS = 5.0
 """The time between two looks for what waits in vain, and for silent sessions."""
 
@@ -135,16 +141,27 @@ class Service:
 
     async def start(self) -> None:
         """Takes up the models of the store. One whose journal cannot be read stays away, and the log says why."""
-        for record in await asyncio.to_thread(self.store.models):
-            session = await asyncio.to_thread(self.store.session, session_of(record.model_id))
-            if session is not None and not session.finished:
-                try:
-                    await self._open(record)
-                except (OSError, ValueError, msgspec.MsgspecError):
-                    self._closed_saving.add(record.model_id)
-                    logger.exception("model %s cannot be taken up; the others are", record.model_id)
+        few = asyncio.Semaphore(OPENED_AT_ONCE)
+
+        async def take_up(record: ModelRecord) -> None:
+            async with few:
+                if await self._goes_on(session_of(record.model_id)):
+                    try:
+                        await self._open(record)
+                    except (OSError, ValueError, msgspec.MsgspecError):
+                        self._closed_saving.add(record.model_id)
+                        logger.exception("model %s cannot be taken up; the others are", record.model_id)
+
+        await asyncio.gather(*map(take_up, await asyncio.to_thread(self.store.models)))
+        for session_id in {session_of(source) for source in self.store.ledger.sources()}:
+            if not await self._goes_on(session_id):
+                await self.store.ledger.end(f"{session_id}:")
         self._tasks.spawn(self._watch())
         self._tasks.spawn(self._sweep_at_times())
+
+    async def _goes_on(self, session_id: str) -> bool:
+        session = await asyncio.to_thread(self.store.session, session_id)
+        return session is not None and not session.finished
 
     async def close(self) -> None:
         """Ends everything here; runs stay at the trainer."""
@@ -155,10 +172,24 @@ class Service:
     async def _sweep_at_times(self) -> None:
         while True:
             try:
+                await self._end_abandoned()
                 await self.sweep()
             except (OSError, msgspec.MsgspecError):
                 logger.exception("weights that nobody needs stay on the disk until the next look")
             await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _end_abandoned(self) -> None:
+        """Ends sessions whose clients have left without a word. Raises `OSError`."""
+
+        def found() -> list[Session]:
+            for session_id in self.sessions.heard_of(2 * SWEEP_SECONDS):
+                self.store.touch(session_id)
+            return self.store.silent_sessions(time.time() - ABANDONED_SECONDS)
+
+        for session in await asyncio.to_thread(found):
+            logger.info("session %s was silent for too long, and is ended", session.session_id)
+            ending = {"reason": {"type": "interrupted"}, "detail": "its client was silent for too long"}
+            await self.finish_session(session.session_id, session.owner, ending)
 
     async def sweep(self) -> None:
         """Deletes weights that have expired, and removes from the disk what nothing needs. Raises `OSError`."""
@@ -254,9 +285,8 @@ class Service:
 
     async def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
         """Returns an owner's models, or those of a session of its, the newest first."""
-        found = await asyncio.to_thread(self.store.models)
-        mine = [each for each in found if each.owner == owner and session_id in (None, session_of(each.model_id))]
-        return sorted(mine, key=lambda each: (each.created, each.model_id), reverse=True)
+        found = await asyncio.to_thread(self.store.models, owner, session_id or "*")
+        return sorted(found, key=lambda each: (each.created, each.model_id), reverse=True)
 
     async def owned_model(self, model_id: str, owner: str) -> ModelRecord:
         """Returns what is known of a model, also of a session that has ended. Raises `NotFound`."""

@@ -59,6 +59,10 @@ class Sessions:
         """Forgets when a session was last heard of."""
         self._seen.pop(session_id, None)
 
+    def heard_of(self, seconds: float) -> list[str]:
+        """Returns the sessions that were heard of in the last `seconds`."""
+        return [each for each, seen in self._seen.items() if seen >= time.monotonic() - seconds]
+
     def was_silent(self, session_id: str, seconds: float) -> bool:
         """Whether a session was not heard of for so long, in the time in which the service runs."""
         return self._seen.get(session_id, self._started) < time.monotonic() - seconds

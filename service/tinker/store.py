@@ -5,10 +5,12 @@ Names of clients are never names of files, but for what `IDENTIFIER_PATTERN` all
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -145,6 +147,8 @@ class Store:
         """Keeps them below `directory`. Raises `OSError`, and `UserError` for a damaged ledger."""
         self.directory = directory
         self.ledger = Ledger(directory / "ledger")
+        self._owners: dict[str, str] = {}
+        """The owners of records, by path: those of others are not read."""
         self._saving = threading.Lock()
         """Held while a name of saved weights changes its meaning."""
         for name in ("sessions", "models", "samplers", "losses"):
@@ -184,18 +188,35 @@ class Store:
         """Returns a session; None if there is none."""
         return self._read(self.directory / "sessions" / f"{file_name(session_id)}.json", Session)
 
-    def models(self) -> list[ModelRecord]:
-        """Returns all models."""
-        return self._all("models/*/model.json", ModelRecord)
+    def models(self, owner: str | None = None, session_id: str = "*") -> list[ModelRecord]:
+        """Returns the models of an owner, or of all; of one session, or of all."""
+        return self._all(f"models/{session_id}_train_*/model.json", ModelRecord, owner)
 
     def model(self, model_id: str) -> ModelRecord | None:
         """Returns a model; None if there is none."""
         found = self._read(self.run_directory(run_of(model_id)) / "model.json", ModelRecord)
         return found if found is not None and found.model_id == model_id else None
 
-    def sessions(self) -> list[Session]:
-        """Returns all sessions."""
-        return self._all("sessions/*.json", Session)
+    def sessions(self, owner: str | None = None) -> list[Session]:
+        """Returns the sessions of an owner, or of all."""
+        return self._all("sessions/*.json", Session, owner)
+
+    def touch(self, session_id: str) -> None:
+        """Notes that a session was heard of."""
+        with suppress(FileNotFoundError):
+            os.utime(self.directory / "sessions" / f"{file_name(session_id)}.json")
+
+    def silent_sessions(self, before: float) -> list[Session]:
+        """Returns the sessions that go on and were not heard of since a time, in seconds since 1970."""
+        old = [path for path in self.directory.glob("sessions/*.json") if path.stat().st_mtime < before]
+        return [each for path in old if (each := self._read(path, Session)) is not None and not each.finished]
+
+    def of_sessions(self) -> dict[str, list[Path]]:
+        """Returns the records of samplers and losses by the session that they end with."""
+        found: dict[str, list[Path]] = {}
+        for path in (*self.directory.glob("samplers/[!.]*.json"), *self.directory.glob("losses/[!.]*.json")):
+            found.setdefault(path.name.partition("_")[0], []).append(path)
+        return found
 
     def saved(self, path: str) -> SavedRecord | None:
         """Returns what a URI names; None if there is none, or its time is over."""
@@ -253,6 +274,10 @@ class Store:
         """Returns what was deleted of a run."""
         return self._all(f"models/{run_id}/*/.deleted-*.json", SavedRecord)
 
+    def forget(self, record: SavedRecord) -> None:
+        """Forgets that weights were deleted, whose item never comes again."""
+        self._tombstone_of(record).unlink(missing_ok=True)
+
     def _bury(self, record: SavedRecord) -> None:
         write_atomically(self._tombstone_of(record), encoded(record))
 
@@ -263,9 +288,15 @@ class Store:
         """Returns all samplers of a session, or of all."""
         return self._all(f"samplers/{session_id}_sample_*.json", SamplerRecord)
 
-    def _all(self, pattern: str, kind: type[Record]) -> list[Record]:
-        found = (self._read(path, kind) for path in sorted(self.directory.glob(pattern)))
-        return [record for record in found if record is not None]
+    def _all(self, pattern: str, kind: type[Record], owner: str | None = None) -> list[Record]:
+        paths = sorted(self.directory.glob(pattern))
+        if owner is None:
+            return [record for path in paths if (record := self._read(path, kind)) is not None]
+        own = [path for path in paths if self._owners.get(str(path), owner) == owner]
+        found = {str(path): record for path in own if (record := self._read(path, kind)) is not None}
+        owners = {path: str(getattr(record, "owner", "")) for path, record in found.items()}
+        self._owners |= owners
+        return [record for path, record in found.items() if owners[path] == owner]
 
     def sampler(self, sampler_id: str) -> SamplerRecord | None:
         """Returns a sampler; None if there is none."""

@@ -17,7 +17,7 @@ from counterpoint.service.journal import Journal
 from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.tinker import models
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Futures, TooMany
+from counterpoint.service.tinker.futures import Futures, Result, TooMany
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.replay import Replay
@@ -287,3 +287,43 @@ async def test_the_ledger_counts_an_item_once_however_often_its_model_is_opened(
         await model.close()
         model._futures.close()
     assert Store(tmp_path).ledger.days()[day_now()] == {"": Used(seconds=0.5)}
+
+
+async def test_a_failure_without_an_item_is_told_again_after_a_new_start_and_the_next_goes_on(tmp_path: Path) -> None:
+    message = MESSAGES["ForwardBackwardRequest"](model_id="s1:train:0", seq_id=1)
+    first = model_of(tmp_path, Run())
+    await first.start()
+    await first.offer(Request("forward_backward", 1, message.SerializeToString()))
+    await until(lambda: "s1:train:0:1" in first._futures._results, "the failure")
+    told = await first._futures.fetch("s1:train:0:1", 0)
+    await first.close()
+    first._futures.close()
+
+    run = Run()
+    run.headers.append(ItemHeader())  # the first may be journalled here
+    second = model_of(tmp_path, run)
+    await second.start()
+    assert await second._futures.fetch("s1:train:0:1", 0) == told
+    await second.offer(Request("optim_step", 2, b'{"model_id": "", "seq_id": 2, "adam_params": {}}'))
+    await until(lambda: len(run.headers) == 2, "the update")
+    assert run.headers[1].spoils, "the update would lack what has failed"
+    await second.close()
+    second._futures.close()
+
+
+async def test_a_request_that_has_waited_too_long_fails_after_a_new_start_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MISSING_SECONDS", 0.0)
+    told: list[Result | None] = []
+    for _ in range(2):
+        model = model_of(tmp_path, Run())
+        await model.start()
+        if not told:
+            await model.offer(Request("optim_step", 2, b"second"))
+            await model.fail_overdue()
+        told.append(await model._futures.fetch("s1:train:0:2", 0))
+        assert not model._sequence.knows(2)
+        await model.close()
+        model._futures.close()
+    assert told[0] == told[1] is not None

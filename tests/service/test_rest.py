@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,7 +22,15 @@ from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
-from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Session, Store, run_of
+from counterpoint.service.tinker.store import (
+    LossRecord,
+    ModelRecord,
+    SamplerRecord,
+    SavedRecord,
+    Session,
+    Store,
+    run_of,
+)
 from counterpoint.service.tinker.weights import external
 from counterpoint.transport.files.atomic import STABLE
 from tests.service.serving import KEYS, serving
@@ -307,3 +317,52 @@ async def test_what_is_not_served_is_refused_at_once(tmp_path: Path) -> None:
         service.store.models = broken  # type: ignore[method-assign,assignment]
         with pytest.raises(tinker.UnprocessableEntityError, match="service failed"):
             await answered(client.list_training_runs())
+
+
+async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, service):
+        store = service.store
+        ended, other = (a_model(store, number, OWNERS[0]) for number in (0, 1))
+        for model in (ended, other):
+            session = model.model_id.partition(":")[0]
+            store.write(SamplerRecord(f"{session}:sample:0", OWNERS[0]))
+            store.write(LossRecord(f"{session}:loss:0", msgspec.Raw(b"{}")))
+            items = store.run_directory(model.run_id) / "items"
+            items.mkdir()
+            (items / "item_3").write_bytes(b"an item")
+            for number in (3, 4):
+                record = SavedRecord(model.model_id, "snapshot", f"s{number}", number, number, f"{tmp_path}/none")
+                store.write(record)
+                if number == 4 or model is other:
+                    store.delete(record)
+        # The session ends, and the process before it has removed anything.
+        await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
+        for _ in "ab":
+            await service.sweep()
+
+        def left(model: ModelRecord) -> list[str]:
+            session = model.model_id.partition(":")[0]
+            found = [path for path in store.directory.rglob(f"{session}[_.]*") if path.is_file()]
+            found += [path for path in store.run_directory(model.run_id).rglob("*") if path.is_file()]
+            return sorted(path.name for path in found)
+
+        assert await asyncio.to_thread(left, ended) == ["model.json", "s0.json"]
+        assert await asyncio.to_thread(left, other) == [
+            ".deleted-3.json", "item_3", "model.json", "s1.json", "s1_loss_0.json", "s1_sample_0.json",
+        ]  # fmt: skip
+
+
+async def test_a_session_that_was_left_without_a_word_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, service):
+        left, goes_on = (a_model(service.store, number, OWNERS[0]) for number in (0, 1))
+        long_ago = time.time() - 8 * 86_400
+        for number in (0, 1):
+            os.utime(tmp_path / "service" / "sessions" / f"s{number}.json", (long_ago, long_ago))
+        await service.sessions.live("s1", OWNERS[0])
+        await service._end_abandoned()
+        assert [service.store.session(name).finished for name in ("s0", "s1")] == [True, False]  # type: ignore[union-attr]
+        body = {"sampling_session_id": "s0:sample:0", "seq_id": 1, "prompt": {"chunks": []}, "sampling_params": {}}
+        assert (await client.post("/api/v1/asample", json=body, headers={"X-API-Key": KEYS[0]})).status == 410
+        assert {each.model_id for each in await service.models(OWNERS[0])} == {left.model_id, goes_on.model_id}
+        assert await service.models(OWNERS[1]) == []
+        assert [each.model_id for each in await service.models(OWNERS[0], "s1")] == [goes_on.model_id]

@@ -110,8 +110,8 @@ class ClientSamplers:
 
         Raises `NotFound`, `Gone`, `TooMany`, and `OverQuota` for one that was not begun before.
         """
+        await self._sessions.live(session_of(asked.sampling_session_id), owner)
         sampler = await self.named(asked.sampling_session_id, owner)
-        await self._sessions.live(session_of(sampler.sampler_id), owner)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
         if not self._results.of(owner).knows(request_id):
             self._tenants.check_tokens(owner)

@@ -1,7 +1,8 @@
 """What is deleted from the disk: weights whose name was taken from them, or whose time is over, once nothing needs them.
 
 Weights are needed by a sampler whose session goes on, by another name of the same ones, and by a model that is to begin with
-them. Everything blocks: call it in a thread.
+them. With a session end its samplers, its losses, and the journals of its models; that weights were deleted is known as long as
+the item that made them may come again. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)
+
+OF_A_SESSION = ("snapshot", "inflight")
+"""The kinds of weights that samplers of a session alone have."""
 
 
 def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
@@ -30,7 +35,7 @@ def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
 def end_session(store: Store, model_ids: Iterable[str]) -> None:
     """Takes the names from the weights that samplers of a session alone have, for its models."""
     for model_id in model_ids:
-        for kind in ("snapshot", "inflight"):
+        for kind in OF_A_SESSION:
             for record in store.all_saved(model_id, kind):
                 store.delete(record)
 
@@ -42,8 +47,15 @@ def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_sav
     tried again the next time; the log says so.
     """
     models = store.models()
-    gone = [(model, record) for model in models for record in _gone(store, model)]
-    there = [(model, record) for model, record in gone if _exists(record, output_dir, model.run_id)]
+    is_over = _ends_of(store)
+    _end_records(store, models, is_over)
+    there = []
+    for model in models:
+        for record in _gone(store, model, is_over):
+            if _exists(record, output_dir, model.run_id):
+                there.append((model, record))
+            else:
+                _forget(store, model, record)
     if not there:
         return 0
     directories, states = _needed(store, output_dir, models, is_live)
@@ -67,6 +79,37 @@ def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_sav
             removed += 1
             logger.info("%s was removed from the disk", record.path)
     return removed
+
+
+def _ends_of(store: Store) -> Callable[[str], bool]:
+    """Returns what says, of the session of any id, whether it has ended."""
+
+    @cache
+    def has_ended(session_id: str) -> bool:
+        session = store.session(session_id)
+        return session is None or session.finished
+
+    return lambda any_id: has_ended(any_id.partition(":")[0])
+
+
+def _end_records(store: Store, models: list[ModelRecord], is_over: Callable[[str], bool]) -> None:
+    """Removes what ends with a session, of those that have ended."""
+    below = store.of_sessions()
+    for model in models:
+        for run_id in {run_of(model.model_id), model.run_id}:
+            if (items := store.run_directory(run_id) / "items").exists():
+                below.setdefault(model.model_id.partition(":")[0], []).append(items)
+    for path in (path for session_id, paths in below.items() if is_over(session_id) for path in paths):
+        if path.is_dir():
+            remove_directory(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _forget(store: Store, model: ModelRecord, record: SavedRecord) -> None:
+    """Forgets weights that are gone from the disk, unless a model that is opened again may make them anew."""
+    if not (store.run_directory(model.run_id) / "items" / f"item_{record.number}").exists():
+        store.forget(record)
 
 
 def bytes_held(store: Store, output_dir: Path) -> Counter[str]:
@@ -93,9 +136,11 @@ def _needed(
     return directories, states | {(model.start_run, model.start_step) for model in [*begun, *waiting]}
 
 
-def _gone(store: Store, model: ModelRecord) -> list[SavedRecord]:
+def _gone(store: Store, model: ModelRecord, is_over: Callable[[str], bool]) -> list[SavedRecord]:
     for record in store.all_saved(model.model_id, "*"):
-        if record.has_expired:
+        if record.kind in OF_A_SESSION and is_over(model.model_id):
+            store.delete(record)
+        elif record.has_expired:
             logger.info("%s has expired", record.path)
             store.delete(record)
     return store.deleted(run_of(model.model_id))
