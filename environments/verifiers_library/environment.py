@@ -75,10 +75,14 @@ class Verifiers:
     async def start(self, context: EnvironmentContext) -> None:
         """Starts what all episodes share: the library's interception server, tool servers of the taskset, the author's own.
 
-        Raises `NeedsMainThread` for an author's code that sets alarms, unless the environment has a process of its own.
+        Raises `NeedsMainThread` for an author's code that sets alarms, unless the environment has a process of its own, and
+        `ValueError` if a server that the taskset names does not answer.
         """
+        from counterpoint.environments.verifiers_library.loading import check_server, server_of
         from counterpoint.environments.verifiers_library.playing import Stage
 
+        if url := server_of(self._env.taskset):
+            await check_server(url)
         if context.own_process:
             self._loop = SameLoop()
         else:

@@ -8,12 +8,14 @@ machine instead of a rented sandbox.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import importlib
 import importlib.util
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -21,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import verifiers.v1 as vf
 from pydantic import BaseModel, ValidationError
@@ -32,12 +35,26 @@ from counterpoint.environments.import_path import LIBRARY_KEYS, check_allowed, i
 CHAT_HARNESS = "counterpoint_chat"
 MOST_TASKS = 10_000_000
 _DIGESTED = 1000
+_SERVER_SECONDS = 10.0
+_PACKAGES = {
+    "harbor": (
+        "harbor", (3, 12),
+        "it plays in Docker, or at a provider: pip install 'verifiers[harbor]'. Tasks that need no image are played by kind = "
+        "\"harbor\" without either (docs/environments.md)",
+    ),
+    "openenv": ("openenv", (3, 11), "pip install 'verifiers[openenv]'"),
+    "textarena": (
+        "textarena", (3, 11), "pip install 'verifiers[ta]'. Its games load word lists of NLTK from the network, once"
+    ),
+}  # fmt: skip
+"""What tasksets of the library's own need beside it: a package, the least Python, and what to do."""
 _OLD_FORM = re.compile(r"^(?:def load_environment\(|from \S+ import .*\bload_environment\b)", re.MULTILINE)
 
 
 def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
     """Returns the library's `Env`. Raises `ValueError` that names the key and value at fault."""
     _check_allowed({"id": identity, "taskset": taskset, "env": env})
+    _check_needs(identity, taskset)
     try:
         return _load(identity, taskset, env)
     except Exception as error:
@@ -64,6 +81,50 @@ def _load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> 
         return loaders.load_environment(loaders.resolve_env_config(settings))
     except ValidationError as error:
         raise ValueError(_described(error)) from error
+
+
+def _check_needs(identity: str, taskset: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a taskset of the library's own, if what it needs beside the library is not on this machine."""
+    name = identity.replace("-", "_").lower()
+    package, release, advice = _PACKAGES.get(name, ("", (3, 11), ""))
+    if sys.version_info < release:
+        raise ValueError(f"id = {identity!r} needs Python {release[0]}.{release[1]} or newer; {advice}")
+    if package and importlib.util.find_spec(package) is None:
+        raise ValueError(f"id = {identity!r} needs the package {package}; {advice}")
+    if name == "openenv" and not taskset.get("base_url"):
+        program = "docker" if taskset.get("use_docker") else "uv"
+        if shutil.which(program) is None:
+            raise ValueError(
+                f"id = 'openenv' without taskset.base_url starts a server by {program}, which is not on PATH; install it, or "
+                'start the server yourself and give taskset = { base_url = "http://..." }'
+            )
+    task = taskset.get("task")
+    if name == "nemo_gym" and not (isinstance(task, Mapping) and task.get("resources_url")):
+        raise ValueError(
+            "id = 'nemo_gym' needs a resource server of NeMo Gym that runs: start it, and give taskset = { dataset = ..., "
+            'task = { resources_url = "http://..." } }'
+        )
+
+
+def server_of(taskset: Any) -> str:
+    """Returns the URL of the server that a taskset of the library's own plays at, or an empty text."""
+    config = taskset.config
+    return str(getattr(config, "base_url", None) or getattr(getattr(config, "task", None), "resources_url", None) or "")
+
+
+async def check_server(url: str) -> None:
+    """Raises `ValueError` if nothing listens at the server of a taskset."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(_SERVER_SECONDS):
+            _, writer = await asyncio.open_connection(
+                parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+            )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the taskset's server does not answer at {url}: {error or type(error).__name__}; start it first"
+        ) from error
+    writer.close()
 
 
 def _check_allowed(table: Any, where: str = "") -> None:
