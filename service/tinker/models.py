@@ -310,8 +310,10 @@ class Model:
         else:
             unwritten.set_exception(error)
 
-    async def score(self, tokens: Int32Array, step: int) -> Float32Array:
+    async def score(self, tokens: Int32Array, step: int, targets: Int32Array | None = None) -> Float32Array:
         """Returns the log-probability of each token but the first, by the trainer, under the weights of update `step`.
+
+        `targets` are others in their places, `[N - 1, K]`, and so are then the log-probabilities.
 
         Raises `BadRequest` if these are not the newest any more, and `ItemFailed` and `RunLost`.
         """
@@ -319,7 +321,9 @@ class Model:
         datum = message.data.add()
         datum.model_input.add().encoded_text.tokens = tokens[:-1].tobytes()
         target = datum.loss_fn_inputs.add(key="target_tokens").value
-        target.dense, target.dtype = tokens[1:].tobytes(), INT32
+        wanted = tokens[1:] if targets is None else targets
+        target.dense, target.dtype = wanted.tobytes(), INT32
+        target.shape.extend(wanted.shape)
         asked = contribution_of(message, self.record.run_id, self._longest, self._vocabulary)
         number = await self.run.begin(ItemHeader(objective=asked.objective), asked.batch)
         answered = checked(await self.run.answer_to(number))
@@ -329,7 +333,7 @@ class Model:
                 f"prompt_logprobs: the sampler has the weights of update {step}, and the model is at update {answered.step}; "
                 "of an adapter, only the newest weights score prompts"
             )
-        return answered.columns["log_probabilities"][1:]
+        return answered.columns["log_probabilities"].reshape(-1, *wanted.shape[1:])[1:]
 
     async def fail_overdue(self) -> None:
         """Fails the requests that have waited too long for an earlier one."""

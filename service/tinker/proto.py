@@ -22,7 +22,9 @@ _KINDS = {
 _MESSAGES = {
     "TopkLogprobs": "token_ids:1:bytes logprobs:2:bytes k:3:int32 length:4:int32",
     "SampledSequence": "stop_reason:1:int32 tokens:2:bytes logprobs:3:bytes topk_sampled_logprobs:4:TopkLogprobs",
-    "SampleResponse": "sequences:1:SampledSequence* prompt_logprobs:2:bytes prompt_cache_hit_tokens:4:int32",
+    "SampleResponse": "sequences:1:SampledSequence* prompt_logprobs:2:bytes topk_prompt_logprobs:3:TopkLogprobs "
+    "prompt_cache_hit_tokens:4:int32 target_prompt_logprobs:5:Tensor prompt_alt_tokens:6:PromptAltTokens",
+    "PromptAltTokens": "tokens:1:Tensor logprobs:2:Tensor",
     "SparseCsr": "values:1:bytes crow_indices:2:bytes col_indices:3:bytes",
     "Tensor": "dense:1:bytes sparse_csr:2:SparseCsr dtype:3:int32 shape:4:int64*",
     "BatchedTensor": "data:1:bytes offsets:2:bytes dtype:3:int32 trailing_shape:4:int64*",

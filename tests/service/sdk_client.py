@@ -105,6 +105,26 @@ def chatted(url: str, model: str) -> list[tuple[str, str]]:
     return [(made.model, made.choices[0].message.content or ""), (said.model, text)]
 
 
+def told(sampler: tinker.SamplingClient) -> dict[str, Any]:
+    """What a sampler says of the places of a text."""
+    targets = types.TensorData(data=TEXT[1:], dtype="int64", shape=[len(TEXT) - 1, 1])
+    response = sampler.sample(
+        types.ModelInput.from_ints(TEXT), 2, types.SamplingParams(max_tokens=6, seed=3), include_prompt_logprobs=True,
+        topk_prompt_logprobs=5, target_prompt_logprobs=targets, prompt_alt_tokens_k=3,
+    ).result()  # fmt: skip
+    drawn, given = response.prompt_alt_tokens, response.target_prompt_logprobs
+    assert drawn is not None
+    assert given is not None
+    places = zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)
+    return {
+        "samples": [list(each.tokens) for each in response.sequences],
+        "own": (response.prompt_logprobs or [])[1:],
+        "given": [value for (value,) in given.tolist()],
+        "top": (response.topk_prompt_logprobs or [])[1:],
+        "drawn": [list(zip(*each, strict=True)) for each in places],
+    }
+
+
 def main(url: str, model: str) -> None:
     """Does all, and prints it."""
     found: dict[str, Any] = {}
@@ -129,6 +149,7 @@ def main(url: str, model: str) -> None:
         snapshot.compute_logprobs(text).result()[1:],
         list(client.forward([likely(0)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data),
     ]
+    found["told"] = [told(each) for each in (base, base, snapshot, snapshot)]
     samples = sampled(snapshot, 2)
     data = [rewarded(*sample, advantage) for sample, advantage in zip(samples, (1.0, -1.0), strict=True)]
     again = client.forward(data, "importance_sampling").result()

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
+from counterpoint.service.tinker.samples.prompts import Places, Targets, Tensor
 from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.store import SamplerRecord, SavedRecord, Store
@@ -119,11 +120,79 @@ async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path:
         assert Store(tmp_path / "service").ledger.today(owner) == 10
 
 
+def of(rows: list[list[int]]) -> types.TensorData:
+    return types.TensorData.from_numpy(np.array(rows, np.int64))
+
+
+async def test_the_places_of_a_prompt_have_what_is_asked_of_them(tmp_path: Path) -> None:
+    """The servers' scores are the place, negative; all they sample is 1."""
+    async with sampling(tmp_path) as (sampler, servers, _, _):
+        found = await answered(sampler.sample(PROMPT, 1, parameters(), topk_prompt_logprobs=3))
+        assert found.topk_prompt_logprobs == [None, [(1, -0.5), (2, -1.0)], [(1, -0.5), (2, -1.0)]]
+        last = sampler.sample(PROMPT, 1, parameters(), True, topk_prompt_logprobs=1, prompt_logprobs_last_n=1)
+        assert (await answered(last)).topk_prompt_logprobs == [None, None, [(1, -0.5)]]
+        dense = of([[7, -1], [8, 9]])
+        sparse = types.TensorData(
+            data=[7, 8], dtype="int64", shape=[2, 3], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[0, 2]
+        )
+        for given, expected in ((dense, [[-1.0, 0.0], [-2.0, -2.0]]), (sparse, [[-1.0, 0.0, 0.0], [0.0, 0.0, -2.0]])):
+            told = await answered(sampler.sample(PROMPT, 1, parameters(), target_prompt_logprobs=given))
+            assert told.target_prompt_logprobs.tolist() == expected
+            assert told.target_prompt_logprobs.sparse_col_indices == given.sparse_col_indices
+        for temperature, expected in ((1.0, [[-0.5] * 3] * 2), (0.5, [[-1.0] * 3, [-2.0] * 3])):
+            servers.asked.clear()
+            asked = parameters(temperature=temperature, seed=1)
+            drawn = (await answered(sampler.sample(PROMPT, 1, asked, prompt_alt_tokens_k=3))).prompt_alt_tokens
+            assert (drawn.tokens.tolist(), drawn.logprobs.tolist()) == ([[1] * 3] * 2, expected)
+            assert len({given.seed for _, given, _ in servers.asked}) == 1 + 2 * 3
+
+
+async def test_tokens_at_the_places_of_an_adapters_prompt_are_scored_by_its_trainer() -> None:
+    asked: list[Any] = []
+
+    async def score(prompt: Any, targets: Any) -> Any:
+        asked.append(targets.tolist())
+        return -targets.astype(np.float32) - np.arange(len(targets), dtype=np.float32)[:, None] / 10
+
+    prompt = np.array([5, 6, 7], np.int32)
+    places = Places(cast(Any, Servers()), ("a", Path()), prompt, score, "a", lambda each, _: each)
+    given = Tensor([7, -1, 8], shape=[2, 3], sparse_crow_indices=[0, 2, 3], sparse_col_indices=[0, 2, 1])
+    targets = Targets(given, 3)
+    values = await places.log_probabilities(targets.places, targets.ids)
+    assert asked == [[[7, 0], [8, 0]]]
+    assert values[[0, 2]].tolist() == pytest.approx([-7.0, -8.1])
+    drawn = (await places.draws(2, 0.5))[1]
+    assert drawn.ravel().tolist() == pytest.approx([-1.0, -1.0, -1.1, -1.1])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Tensor([1], dtype="float32", shape=[1, 1]),
+        Tensor([1], shape=[1]),
+        Tensor([1, 2, 3], shape=[2, 1]),
+        Tensor([1, -2], shape=[2, 1]),
+        Tensor([1], shape=[2, 2], sparse_crow_indices=[0, 1, 1]),
+        Tensor([1], shape=[2, 2], sparse_crow_indices=[0, 2, 1], sparse_col_indices=[0]),
+        Tensor([1], shape=[2, 2], sparse_crow_indices=[0, 1, 1], sparse_col_indices=[2]),
+        Tensor([1] * 3, shape=[2, 2], sparse_crow_indices=[0, 3, 3], sparse_col_indices=[0, 1, 1]),
+    ],
+)
+def test_targets_that_do_not_fit_a_prompt_are_refused(given: Tensor) -> None:
+    with pytest.raises(BadRequest, match="target_prompt_logprobs"):
+        Targets(given, 3)
+
+
 async def test_what_the_servers_cannot_do_is_refused_in_words(tmp_path: Path) -> None:
     async with sampling(tmp_path) as (sampler, _, _, _):
         refused: list[tuple[str, Callable[[], Any]]] = [
             ("seed", lambda: sampler.sample(PROMPT, 1, parameters(seed=2**63))),
-            ("topk_prompt_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_prompt_logprobs=2)),
+            ("topk_prompt_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_prompt_logprobs=21)),
+            ("calls", lambda: sampler.sample(PROMPT, 1, parameters(), prompt_alt_tokens_k=5000)),
+            (
+                "target_prompt",
+                lambda: sampler.sample(PROMPT, 1, parameters(), target_prompt_logprobs=of([[1], [2], [3]])),
+            ),
             ("topk_sample_logprobs", lambda: sampler.sample(PROMPT, 1, parameters(), topk_sample_logprobs=99)),
             ("prompt_logprobs_last_n", lambda: sampler.compute_logprobs(PROMPT, 3)),
             ("num_samples", lambda: sampler.sample(PROMPT, 0, parameters())),

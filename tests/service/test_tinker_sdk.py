@@ -131,6 +131,24 @@ def check_ledger(path: Path) -> None:
     assert any("prompt" in line and "sampled" in line for line in lines)
 
 
+def check_told(
+    base: dict[str, Any], again: dict[str, Any], snapshot: dict[str, Any], once_more: dict[str, Any]
+) -> None:
+    """Checks what two samplers say of the places of a text, each twice and by the same seed."""
+    for one, other in ((base, again), (snapshot, once_more)):
+        assert one["samples"] == other["samples"]
+        assert one["samples"][0] != one["samples"][1]
+        tokens, repeated = ([[token for token, _ in row] for row in each["drawn"]] for each in (one, other))
+        assert tokens == repeated
+        assert one["given"] == pytest.approx(one["own"], abs=1e-2)
+        for top, drawn, text, own in zip(one["top"], one["drawn"], TEXT[1:], one["own"], strict=True):
+            known, values = dict(top), [value for _, value in top]
+            assert (len(known), values) == (5, sorted(values, reverse=True))
+            for token, value in [*drawn, (text, own)]:
+                assert value == pytest.approx(known[token], abs=1e-2) if token in known else value < values[-1] + 1e-2
+    assert base["top"] != snapshot["top"]
+
+
 def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> None:
     output = tmp_path / "output"
     job = RunningJob(write_job(tmp_path), output, command="tinker")
@@ -183,6 +201,7 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
     ours, trainers = results["adapters_prompt"]
     assert ours == trainers != results["prompt_logprobs"][1:]
     assert "the sampler has the weights of update" in results["old_prompt"]
+    check_told(*results["told"])
     assert results["named"] == 1
     assert [path.rpartition("/")[0].rpartition("/")[2] for path in results["paths"]] == ["weights", "sampler_weights"]
     base_chats, adapters_chats = results["chats"]

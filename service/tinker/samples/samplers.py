@@ -156,8 +156,8 @@ class ClientSamplers:
         return await self._sampled_by(sampler, asked)
 
     async def _sampled_by(self, sampler: SamplerRecord, asked: Sample) -> bytes:
-        async def score(prompt: Int32Array) -> Float32Array:
-            return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step)
+        async def score(prompt: Int32Array, targets: Int32Array | None) -> Float32Array:
+            return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step, targets)
 
         response, turns = await sample(self._servers, sampler, asked, self._longest, score)
         replay = self._replays.of(sampler.owner)

@@ -6,7 +6,6 @@ Log-probabilities of samples are of the tempered distribution that was sampled, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +18,11 @@ from pydantic import ValidationError
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.ledger import Used
 from counterpoint.service.samplers import Samplers, affinities
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
+from counterpoint.service.tinker.samples.prompts import MOST_CALLS, Places, Score, Targets, Tensor, drawn
 from counterpoint.service.tinker.store import SamplerRecord
-from counterpoint.transport.records import MOST_ALTERNATIVES, Float32Array, Int32Array, Turn
-
-Score = Coroutine[Any, Any, Float32Array]
+from counterpoint.transport.records import MOST_ALTERNATIVES, Alternatives, Float32Array, Int32Array, Turn
 
 MOST_SAMPLES = 1024
 """Samples of one request."""
@@ -75,7 +73,7 @@ class Sample(msgspec.Struct, frozen=True):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
-    target_prompt_logprobs: Any = None
+    target_prompt_logprobs: Tensor | None = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None
@@ -83,19 +81,14 @@ class Sample(msgspec.Struct, frozen=True):
 
 def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParameters]:
     """Returns the prompt of a request, and how it is sampled. Raises `BadRequest` for what is not served."""
-    instead = {
-        "record_stability_info": "; it is for the loss stable_reinforce, in whose place ppo, cispo or gspo can be given",
-    }
-    unserved = {
-        "topk_prompt_logprobs": asked.topk_prompt_logprobs > 0,
-        "target_prompt_logprobs": asked.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": asked.prompt_alt_tokens_k > 0,
-        "record_stability_info": bool(asked.record_stability_info),
-    }
-    if found := [name for name, given in unserved.items() if given]:
-        raise BadRequest(f"{found[0]} is not served{instead.get(found[0], '; leave it out')}")
-    if not 0 <= asked.topk_sample_logprobs <= MOST_ALTERNATIVES:
-        raise BadRequest(f"topk_sample_logprobs = {asked.topk_sample_logprobs}; expected 0 to {MOST_ALTERNATIVES}")
+    if asked.record_stability_info:
+        raise BadRequest(
+            "record_stability_info is not served; it is for the loss stable_reinforce, in whose place ppo, cispo or gspo can be "
+            "given"
+        )
+    for name in ("topk_sample_logprobs", "topk_prompt_logprobs"):
+        if not 0 <= (count := getattr(asked, name)) <= MOST_ALTERNATIVES:
+            raise BadRequest(f"{name} = {count}; expected 0 to {MOST_ALTERNATIVES}")
     if (seed := asked.sampling_params.seed) is not None and not -(2**63) <= seed < 2**63:
         raise BadRequest(f"sampling_params.seed = {str(seed)[:40]}; expected a number of 64 bits")
     if any(chunk.type != "encoded_text" for chunk in asked.prompt.chunks):
@@ -141,15 +134,18 @@ def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingPara
 
 
 async def sample(
-    samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int, score: Callable[[Int32Array], Score]
+    samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int, score: Score
 ) -> tuple[bytes, list[Turn]]:
     """Returns the `SampleResponse` of a request, and its samples.
 
     Raises `BadRequest`, and what `Samplers.sample` and `score` raise.
 
-    `score` returns the log-probability of each token of a prompt but the first, under the sampler's adapter, if it has one.
+    `score` is that of the sampler's adapter, if it has one.
     """
     prompt, parameters = prompt_of(asked, longest)
+    first = max(1, len(prompt) - (asked.prompt_logprobs_last_n or len(prompt)))
+    targets = None if (given := asked.target_prompt_logprobs) is None else Targets(given, len(prompt))
+    _check_calls(asked, prompt, first, targets, has_adapter=bool(sampler.adapter))
     adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
     names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
     async with asyncio.TaskGroup() as tasks:
@@ -159,10 +155,9 @@ async def sample(
             )
             for index, name in enumerate(names)
         ]
-        first = max(1, len(prompt) - (asked.prompt_logprobs_last_n or len(prompt)))
         scored: asyncio.Task[Float32Array] | None = None
         if asked.prompt_logprobs and len(prompt) > 1:
-            scored = tasks.create_task(score(prompt) if adapter else samplers.score(prompt, first, names[0]))
+            scored = tasks.create_task(score(prompt, None) if adapter else samplers.score(prompt, first, names[0]))
     response = MESSAGES["SampleResponse"]()
     for turn in turns:
         _add(response, turn.result())
@@ -170,22 +165,51 @@ async def sample(
         rest = scored.result()[first - len(prompt) :] if scored is not None else np.zeros(0, np.float32)
         unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
+    seed = asked.sampling_params.seed
+    places = Places(samplers, adapter, prompt, score, names[0], lambda each, name: _seeded(each, seed, name))
+    if asked.topk_prompt_logprobs:
+        found = await places.most_probable(first, asked.topk_prompt_logprobs)
+        _add_top(response.topk_prompt_logprobs, found, first, asked.topk_prompt_logprobs)
+    if targets is not None:
+        values = await places.log_probabilities(targets.places, targets.ids)
+        response.target_prompt_logprobs.CopyFrom(targets.answer(values))
+    if asked.prompt_alt_tokens_k:
+        draws = await places.draws(asked.prompt_alt_tokens_k, parameters.temperature)
+        response.prompt_alt_tokens.CopyFrom(drawn(*draws))
     encoded: bytes = response.SerializeToString()
     return encoded, [turn.result() for turn in turns]
+
+
+def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool) -> None:
+    """Raises `BadRequest` if what is asked of the prompt takes too many calls to the servers."""
+    draws = (len(prompt) - 1) * asked.prompt_alt_tokens_k
+    if draws < 0:
+        raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected 0 or more")
+    calls = draws + (len(prompt) - first) * bool(asked.topk_prompt_logprobs)
+    if not has_adapter:
+        calls += (targets.calls if targets else 0) + draws * (asked.sampling_params.temperature != 1)
+    if calls > MOST_CALLS:
+        raise BadRequest(
+            f"topk_prompt_logprobs, target_prompt_logprobs and prompt_alt_tokens_k take {calls} calls to the servers, one for "
+            f"each token of the prompt, target and draw; at most {MOST_CALLS}: ask for fewer at once"
+        )
+    if has_adapter and asked.prompt_alt_tokens_k > MOST_TARGETS:
+        raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected at most {MOST_TARGETS}")
 
 
 def used_by(asked: Sample, response: bytes) -> Used:
     """Returns the tokens of a request and of its `SampleResponse`."""
     prompt = sum(len(chunk.tokens) for chunk in asked.prompt.chunks)
     sequences = MESSAGES["SampleResponse"].FromString(response).sequences
-    return Used(prompt=prompt, sampled=sum(len(each.tokens) for each in sequences) // np.dtype(np.int32).itemsize)
+    sampled = sum(len(each.tokens) for each in sequences) // np.dtype(np.int32).itemsize
+    return Used(prompt=prompt, sampled=sampled + max(0, prompt - 1) * asked.prompt_alt_tokens_k)
 
 
-def _seeded(parameters: SamplingParameters, seed: int | None, index: int) -> SamplingParameters:
+def _seeded(parameters: SamplingParameters, seed: int | None, name: object) -> SamplingParameters:
     """Returns how one sample of a request is sampled: each has a seed of its own, which that of the request gives it."""
     if seed is None:
         return parameters
-    given = blake2b(f"{seed} {index}".encode(), digest_size=8).digest()
+    given = blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
     return parameters.replaced(seed=int.from_bytes(given) >> 1 or 1)
 
 
@@ -195,8 +219,16 @@ def _add(response: Any, turn: Turn) -> None:
         tokens=turn.completion_ids.astype(np.int32).tobytes(),
         logprobs=turn.log_probabilities.astype(np.float32).tobytes(),
     )
-    if (found := turn.alternatives) is not None:
-        top, possible = sequence.topk_sampled_logprobs, found.log_probabilities_TK > _NEVER
-        top.token_ids = np.where(possible, found.token_ids_TK, 0).astype(np.int32).tobytes()
-        top.logprobs = np.where(possible, found.log_probabilities_TK, _NO_LOGPROB).astype(np.float32).tobytes()
-        top.length, top.k = found.token_ids_TK.shape
+    if turn.alternatives is not None:
+        _add_top(sequence.topk_sampled_logprobs, [turn.alternatives], 0, turn.alternatives.token_ids_TK.shape[1])
+
+
+def _add_top(message: Any, found: list[Alternatives], skipped: int, count: int) -> None:
+    """Adds the most probable tokens of places, after some that have none."""
+    ids = np.concatenate([np.zeros((skipped, count), np.int32), *(each.token_ids_TK for each in found)])
+    none = np.full((skipped, count), _NO_LOGPROB, np.float32)
+    values = np.concatenate([none, *(each.log_probabilities_TK for each in found)])
+    possible = values > _NEVER
+    message.token_ids = np.where(possible, ids, 0).astype(np.int32).tobytes()
+    message.logprobs = np.where(possible, values, _NO_LOGPROB).astype(np.float32).tobytes()
+    message.length, message.k = ids.shape
