@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from counterpoint import models as models
     from counterpoint import orchestrator as orchestrator
     from counterpoint import rewards as rewards
+    from counterpoint import service as service
     from counterpoint import sweep as sweep
     from counterpoint import testing as testing
     from counterpoint import trainer as trainer
