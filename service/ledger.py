@@ -32,6 +32,9 @@ KEPT_DAYS = 100
 MOST_STRETCHES = 1024
 """Stretches of counted numbers that are kept of one source. Only who leaves numbers out has more; the lowest are forgotten."""
 
+MOST_PROJECTS = 100
+"""Projects of an owner on one day; what is of further ones counts in none."""
+
 MOST_OWED = 65_536
 """Results that are not told yet and that do not count yet; of more, the oldest counts."""
 
@@ -92,6 +95,8 @@ class Ledger:
         for path in directory.glob("*.json*"):
             if path.stem.isdecimal() and int(path.stem) < self._number:
                 path.unlink()  # a kill has left it
+        self._projects: dict[str, str] = {}
+        """The projects of sessions that have one."""
         self._unwritten: list[_Line] = []
         self._owed: OrderedDict[str, _Line] = OrderedDict()
         """What is not told yet, by the ids of requests."""
@@ -104,16 +109,22 @@ class Ledger:
     def _lines(self) -> Path:
         return self._directory / f"{self._number}.jsonl"
 
-    async def count(self, account: str, request_id: str, used: Used) -> None:
-        """Counts a request for an account, unless it is counted; it is on the disk then."""
-        self._note(_line(account, request_id, used))
+    def assign(self, session_id: str, project: str) -> None:
+        """Has what a session uses from now on counted in a project of its owner, or in none."""
+        self._projects[session_id] = project
+        if not project:
+            del self._projects[session_id]
+
+    async def count(self, owner: str, request_id: str, used: Used) -> None:
+        """Counts a request, unless it is counted; it is on the disk then."""
+        self._note(self._line(owner, request_id, used))
         await self._write()
 
-    def owe(self, account: str, request_id: str, used: Used) -> None:
+    def owe(self, owner: str, request_id: str, used: Used) -> None:
         """Notes what a request has used: it counts once its client is `told`. A kill before loses both."""
         self._paid(request_id)
-        line = self._owed[request_id] = _line(account, request_id, used)
-        self._owed_tokens[line.day, owner_of(account)] += line.tokens
+        line = self._owed[request_id] = self._line(owner, request_id, used)
+        self._owed_tokens[line.day, owner] += line.tokens
         if len(self._owed) > MOST_OWED:
             self._note(self._paid(next(iter(self._owed))))
 
@@ -137,6 +148,7 @@ class Ledger:
             self._note(self._paid(request_id))
         await self._write()
         if prefix:
+            self._projects.pop(prefix.rstrip(":"), None)
             for source in [each for each in self._sum.counted if each.startswith(prefix)]:
                 del self._sum.counted[source]
 
@@ -154,6 +166,10 @@ class Ledger:
         """Returns what counts by day and account."""
         return self._sum.days
 
+    def _line(self, owner: str, request_id: str, used: Used) -> _Line:
+        account = account_of(owner, self._projects.get(request_id.partition(":")[0], ""))
+        return _Line(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
+
     def _note(self, line: _Line | None) -> None:
         if line is not None and self._add(line):
             self._unwritten.append(line)
@@ -163,6 +179,8 @@ class Ledger:
         if not _insert(self._sum.counted.setdefault(source, []), int(number)):
             return False
         day = self._sum.days.setdefault(line.day, {})
+        if line.account not in day and sum(map(owner_of(line.account).__eq__, map(owner_of, day))) > MOST_PROJECTS:
+            line.account = owner_of(line.account)
         day.setdefault(line.account, Used()).add(line)
         return True
 
@@ -202,10 +220,6 @@ class Ledger:
         self._number += 1
         former.unlink(missing_ok=True)
         former.with_suffix(".json").unlink(missing_ok=True)
-
-
-def _line(account: str, request_id: str, used: Used) -> _Line:
-    return _Line(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
 
 
 def _insert(stretches: list[list[int]], number: int) -> bool:

@@ -102,6 +102,10 @@ class _SamplerBody(msgspec.Struct, frozen=True):
     sampling_session_id: str
 
 
+class _ProjectBody(msgspec.Struct, frozen=True):
+    project_id: str
+
+
 class _TtlBody(msgspec.Struct, frozen=True):
     ttl_seconds: int | None
 
@@ -258,14 +262,32 @@ class Endpoints:
         return _json(data=usage_events(days, owner, window, service.base_model, price), sessions={})
 
     async def _storage(self, request: web.Request, owner: str) -> web.Response:
-        saved, size = await self._saved_in(owner, None), self._service.tenants.disk[owner]
-        item = {"checkpoint_count": len(saved), "size_bytes": size, "size_gigabytes": size / 1e9}
-        return _json(data=[item])
+        projects = {each.session_id: each.project for each in await self._own_sessions(owner)}
+        sizes: dict[str, list[int]] = {}
+        for saved in await self._saved_in(owner, None):
+            sizes.setdefault(projects.get(session_of(saved.model_id), ""), []).append(saved.size or 0)
+        wanted = request.query.get("project_id")
+        items = [
+            {
+                "project_id": name or None,
+                "checkpoint_count": len(each),
+                "size_bytes": sum(each),
+                "size_gigabytes": sum(each) / 1e9,
+            }
+            for name, each in sorted(sizes.items())
+            if wanted in (None, name)
+        ]
+        return _json(data=items)
+
+    async def _assign(self, request: web.Request, owner: str) -> web.Response:
+        project = (await _body(request, _ProjectBody)).project_id
+        await self._service.assign_project(request.match_info["session"], owner, project)
+        return _json()
 
     async def _unserved(self, request: web.Request, owner: str) -> web.Response:
         raise NotServed(
-            f"{request.method} {request.path[:200]} is not served: weights are files of this machine, and there are "
-            "neither projects nor public weights here (docs/tinker.md)"
+            f"{request.method} {request.path[:200]} is not served: weights are files of this machine, and none are "
+            "public (docs/tinker.md)"
         )
 
     async def _telemetry(self, request: web.Request, owner: str) -> web.Response:
@@ -332,10 +354,10 @@ class Endpoints:
         )
 
     async def _training_runs(self, request: web.Request, owner: str) -> web.Response:
-        page = _query(request, Page)
-        if "project_id" in request.query:
-            raise NotServed("project_id is not served: there are no projects; leave it out")
-        models = await self._service.models(owner)
+        page, models = _query(request, Page), await self._service.models(owner)
+        if (project := request.query.get("project_id")) is not None:
+            within = {each.session_id for each in await self._own_sessions(owner) if each.project == project}
+            models = [each for each in models if session_of(each.model_id) in within]
         return _json(
             training_runs=[await self._described(each) for each in page.of(models)], cursor=page.cursor(len(models))
         )
@@ -515,7 +537,6 @@ UNSERVED = (
     ("POST", _CHECKPOINT + "/publish"),
     ("DELETE", _CHECKPOINT + "/publish"),
     ("GET", _CHECKPOINT + "/archive"),
-    ("PUT", "/sessions/{session}/project"),
     ("GET", "/sessions/{session}/trace_export"),
     ("GET", "/audit"),
 )
@@ -532,6 +553,7 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/sessions", Endpoints._sessions),
     ("GET", "/sessions/{session}", Endpoints._session),
     ("POST", "/sessions/search", Endpoints._search),
+    ("PUT", "/sessions/{session}/project", Endpoints._assign),
     ("POST", "/telemetry", Endpoints._telemetry),
     ("GET", "/auth/apikey/me", Endpoints._key),
     ("GET", "/billing/usage/events", Endpoints._usage),

@@ -114,8 +114,6 @@ class Search(msgspec.Struct, frozen=True):
 
         Raises `BadRequest`.
         """
-        if self.project_ids is not None:
-            raise BadRequest("project_ids is not served: there are no projects; leave it out")
         if self.owner.type not in ("own", "accessible"):
             raise BadRequest(f"owner: {self.owner.type!r} is not served: each key sees its own sessions alone")
         found = sorted((each for each in sessions if self._matches(each)), key=_place, reverse=True)
@@ -130,6 +128,8 @@ class Search(msgspec.Struct, frozen=True):
         return page, Cursor(time_text(page[-1].created), page[-1].session_id) if further else None
 
     def _matches(self, session: Session) -> bool:
+        if self.project_ids is not None and session.project not in self.project_ids:
+            return False
         given = session.user_metadata or {}
         if any(given.get(key) != value for key, value in self.user_metadata.items()):
             return False
@@ -160,7 +160,7 @@ def session_summary(session: Session, saved: Sequence[SavedRecord]) -> dict[str,
         "session_id": session.session_id,
         "created_at": time_text(session.created),
         "owner": owner_name(session.owner),
-        "project_id": "",
+        "project_id": session.project,
         "status": {"type": "client_finished", **(session.ending or {"reason": {"type": "success"}})}
         if session.finished
         else {"type": "active"},

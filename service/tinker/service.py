@@ -49,7 +49,7 @@ from counterpoint.service.tinker.store import (
     encoded,
     run_of,
 )
-from counterpoint.service.tinker.tenants import Tenants
+from counterpoint.service.tinker.tenants import Tenants, check_project
 from counterpoint.service.tinker.weights.imports import imported
 from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.service.tinker.weights.retention import bytes_held, end_session, sweep
@@ -223,14 +223,19 @@ class Service:
 
     async def create_session(self, asked: CreateSession, owner: str) -> Session:
         """Begins a session. Raises `BadRequest` and `ValueError`."""
-        if asked.project_id is not None:
-            raise NotServed("project_id is not served: there are no projects; leave it out")
+        project = check_project(asked.project_id or "")
         session = Session(
             f"s{secrets.token_hex(8)}", owner,
             user_metadata=asked.user_metadata, display_name=asked.display_name, created=time.time(),
+            project=project,
         )  # fmt: skip
         await self.sessions.begin(session)
         return session
+
+    async def assign_project(self, session_id: str, owner: str, project: str) -> None:
+        """Has the ledger count in a project what a session uses from now on. Raises `BadRequest`, `NotFound`, `Gone`."""
+        session = await self.sessions.live(session_id, owner)
+        await self.sessions.change(msgspec.structs.replace(session, project=check_project(project)))
 
     async def finish_session(self, session_id: str, owner: str, ending: dict[str, Any]) -> None:
         """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NotFound`."""

@@ -28,7 +28,7 @@ class Sessions:
 
     async def begin(self, session: Session) -> None:
         """Takes a new session. Raises `OSError` and `ValueError`."""
-        await asyncio.to_thread(self._store.write, session)
+        await self.change(session)
         self._seen[session.session_id] = time.monotonic()
 
     async def live(self, session_id: str, owner: str) -> Session:
@@ -52,8 +52,13 @@ class Sessions:
 
     async def end(self, session: Session, ending: dict[str, Any]) -> None:
         """Ends a session. Raises `OSError`."""
-        finished = self._known[session.session_id] = msgspec.structs.replace(session, finished=True, ending=ending)
-        await asyncio.to_thread(self._store.write, finished)
+        await self.change(msgspec.structs.replace(session, finished=True, ending=ending))
+
+    async def change(self, session: Session) -> None:
+        """Takes what has changed of a session. Raises `OSError` and `ValueError`."""
+        self._known[session.session_id] = session
+        await asyncio.to_thread(self._store.write, session)
+        self._store.ledger.assign(session.session_id, "" if session.finished else session.project)
 
     def forget(self, session_id: str) -> None:
         """Forgets when a session was last heard of."""

@@ -41,6 +41,8 @@ class Session(msgspec.Struct, frozen=True):
     display_name: str | None = None
     created: float = 0.0
     """When it began, in seconds since 1970."""
+    project: str = ""
+    """What the ledger counts it in, beside its owner; empty: nothing."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
@@ -186,7 +188,10 @@ class Store:
 
     def session(self, session_id: str) -> Session | None:
         """Returns a session; None if there is none."""
-        return self._read(self.directory / "sessions" / f"{file_name(session_id)}.json", Session)
+        found = self._read(self.directory / "sessions" / f"{file_name(session_id)}.json", Session)
+        if found is not None and found.project and not found.finished:
+            self.ledger.assign(session_id, found.project)
+        return found
 
     def models(self, owner: str | None = None, session_id: str = "*") -> list[ModelRecord]:
         """Returns the models of an owner, or of all; of one session, or of all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,9 @@ from datetime import UTC, datetime, timedelta
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
 from counterpoint.service.keys import owner_name
 from counterpoint.service.ledger import Ledger, Used
+from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.refusals import OverQuota
+from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 
 class Tenants:
@@ -65,6 +68,13 @@ class Tenants:
                 f"the saved weights of {self.name(owner)} have {count:,} bytes, and its quota is {most:,} "
                 "(tinker.quota.disk_bytes): delete some, or let them expire; they leave the disk within a minute"
             )
+
+
+def check_project(project: str) -> str:
+    """Returns the name of a project, or of none. Raises `BadRequest`."""
+    if project and not re.fullmatch(IDENTIFIER_PATTERN, project):
+        raise BadRequest(f"project_id = {project[:80]!r} is no name: expected {IDENTIFIER_PATTERN}")
+    return project
 
 
 def cost(used: Used, price: PriceConfig) -> float:

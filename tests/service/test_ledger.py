@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from counterpoint.service import ledger
-from counterpoint.service.ledger import Ledger, Used, account_of
+from counterpoint.service.ledger import Ledger, Used
 
 
 def kept(directory: Path) -> dict[str, Used]:
@@ -46,9 +46,10 @@ async def test_what_was_not_told_counts_not_after_a_kill_and_at_an_end(tmp_path:
 async def test_the_disk_has_sums_in_place_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_LINE_BYTES", 2000)
     first = Ledger(tmp_path)
+    first.assign("s1", "p")
     for number in range(300):
-        await first.count(account_of("a", "p"), f"s1:train:0:{number}", Used(trained=1))
-    await first.count(account_of("a", "p"), "s1:train:0:7", Used(trained=1))
+        await first.count("a", f"s1:train:0:{number}", Used(trained=1))
+    await first.count("a", "s1:train:0:7", Used(trained=1))
     assert kept(tmp_path) == {"a/p": Used(trained=300)}
     assert first.today("a") == 300
     files = await asyncio.to_thread(lambda: [path.stat().st_size for path in tmp_path.iterdir()])
@@ -77,3 +78,15 @@ def test_numbers_are_kept_as_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_STRETCHES", 2)
     assert ledger._insert(found, 20)
     assert found == [[9, 9], [20, 20]]
+
+
+async def test_a_key_has_not_endless_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MOST_PROJECTS", 2)
+    first = Ledger(tmp_path)
+    for number in range(5):
+        first.assign(f"s{number}", f"p{number}")
+        await first.count("a", f"s{number}:train:0:1", Used(trained=1))
+        await first.count("b", f"s{number}:train:0:2", Used(trained=1))
+    assert kept(tmp_path)["a"] == Used(trained=2)
+    assert len([account for account in kept(tmp_path) if account.startswith("a")]) == 4
+    assert first.today("a") == 5

@@ -20,6 +20,7 @@ from tinker import types
 
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used
+from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
 from counterpoint.service.tinker.store import (
@@ -189,7 +190,33 @@ async def test_a_key_sees_what_it_has_used(tmp_path: Path) -> None:
             ("training", 5, None),
             ("sampling_prefill", 10**6, 2.0),
         ]
-        assert [each.checkpoint_count for each in storage] == [0]
+        assert storage == []
+
+
+async def test_a_project_is_a_label_of_sessions_by_which_the_ledger_counts(tmp_path: Path) -> None:
+    async with rest(tmp_path) as (client, _, service):
+        session = (await service.create_session(CreateSession(project_id="one"), OWNERS[0])).session_id
+        with pytest.raises(BadRequest, match="project_id"):
+            await service.create_session(CreateSession(project_id="../one"), OWNERS[0])
+        models = [a_model(service.store, number, OWNERS[0], float(number)) for number in (1, 2)]
+        service.store.write(a_state(tmp_path, models[0], "a", 1, size=3))
+        count = service.store.ledger.count
+        await count(OWNERS[0], f"{session}:sample:0:1", Used(sampled=1))
+        await answered(client.assign_session_project(session, "two"))
+        await answered(client.assign_session_project("s1", "two"))
+        await count(OWNERS[0], f"{session}:sample:0:2", Used(sampled=2))
+        store = Store(tmp_path / "service")  # as another process finds it
+        assert store.session("s1") is not None
+        await store.ledger.count(OWNERS[0], f"{models[0].model_id}:1", Used(trained=4))
+        [day] = Store(tmp_path / "service").ledger.days().values()
+        assert day == {f"{OWNERS[0]}/one": Used(sampled=1), f"{OWNERS[0]}/two": Used(sampled=2, trained=4)}
+        runs = (await answered(client.list_training_runs(project_id="two"))).training_runs
+        assert [each.training_run_id for each in runs] == ["s1:train:0"]
+        with warnings.catch_warnings(action="ignore"):
+            found = await answered(client.search_sessions(types.SessionSearchRequest(project_ids=["two"])))
+            storage = (await answered(client.get_current_checkpoint_storage_usage("two"))).data
+        assert {(each.session_id, each.project_id) for each in found.sessions} == {(session, "two"), ("s1", "two")}
+        assert [(each.project_id, each.size_bytes) for each in storage] == [("two", 3)]
 
 
 async def test_sessions_are_searched(tmp_path: Path) -> None:
@@ -301,8 +328,6 @@ async def test_what_is_not_served_is_refused_at_once(tmp_path: Path) -> None:
         service.store.write(a_state(tmp_path, model, "one", 1))
         refusals: list[Callable[[], Any]] = [
             lambda: client.publish_checkpoint_from_tinker_path("tinker://s0:train:0/weights/one"),
-            lambda: client.list_training_runs(project_id="mine"),
-            lambda: client.assign_session_project("s0", "mine"),
             lambda: client.export_session_trace("s0"),
         ]
         for refused in refusals:
