@@ -59,6 +59,9 @@ _UNBOUNDED = 1e30
 MOST_TARGETS = 256
 """Targets that a place may have."""
 
+MOST_NAMED = 16
+"""Samples that are looked at of those that a datum says its tokens are from."""
+
 MOST_SPARSE = 2**25
 """Numbers of all sparse inputs of a request, zeros included: some bytes could stand for any number of these."""
 
@@ -78,7 +81,7 @@ class Contribution:
     targets: tuple[int, ...]
     """How many targets each place has, as a shape: `()` or `(K,)`."""
     sequences: list[list[str]]
-    """The ids of the samples that each datum says its tokens are from, the last first."""
+    """The ids of the samples that each datum says its tokens are from, the last ones first."""
 
 
 def contribution_of(
@@ -163,10 +166,13 @@ def contribution_of(
         forward_only=request.forward_only,
     )
     batch = _batch(run_id, np.concatenate(tokens).astype(np.int32), lengths, joined)
-    sequences = [
-        [span.sampled_tokens.sequence_id for span in reversed(datum.model_input_spans)] for datum in request.data
-    ]
-    return Contribution(batch, objective, lengths, shape or (), sequences)
+    return Contribution(batch, objective, lengths, shape or (), [_sequences(datum) for datum in request.data])
+
+
+def _sequences(datum: Any) -> list[str]:
+    """Returns the ids of the samples that a datum says its tokens are from, the last ones first: these have the most of them."""
+    names = [span.sampled_tokens.sequence_id for span in datum.model_input_spans[-2 * MOST_NAMED :]]
+    return [name for name in reversed(names) if name][:MOST_NAMED]
 
 
 def _config(request: Any) -> dict[str, float]:

@@ -6,6 +6,7 @@ has most tokens in common from the first on, as far as these go. Source: `traine
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
@@ -124,10 +125,20 @@ class Replay:
         self._is_strict = config.strict_replay
         self._has_experts = has_experts
 
-    def note(self, sequence_id: str, turn: Turn) -> None:
-        """Takes a sample of a session."""
-        if turn.routed_experts is not None and not turn.routed_experts_start:
-            self.routings.note(sequence_id, turn.prompt_ids, turn.completion_ids, turn.routed_experts)
+    async def note(self, sequence_ids: Iterable[str], turns: Iterable[Turn]) -> None:
+        """Takes samples of a session; those without routing, as of a dense model, are none of its."""
+
+        def note() -> None:
+            for sequence_id, turn, routed_experts in routed:
+                self.routings.note(sequence_id, turn.prompt_ids, turn.completion_ids, routed_experts)
+
+        routed = [
+            (sequence_id, turn, turn.routed_experts)
+            for sequence_id, turn in zip(sequence_ids, turns, strict=True)
+            if turn.routed_experts is not None
+        ]
+        if routed:
+            await asyncio.to_thread(note)
 
     def routed(self, asked: Contribution, session_id: str) -> Batch:
         """Returns the batch of a contribution with the routing of its tokens.

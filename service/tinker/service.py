@@ -248,7 +248,7 @@ class Service:
             await self._shut(model_id)
         self.sessions.forget(session_id)
         self.results.of(owner).forget(f"{session_id}:")
-        self.replays.of(owner).routings.forget(session_id)
+        await asyncio.to_thread(self.replays.of(owner).routings.forget, session_id)
         await self.store.ledger.end(f"{session_id}:")
         models = await self.models(owner, session_id)
         # No request of theirs has a result any more.

@@ -160,9 +160,7 @@ class ClientSamplers:
             return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step, targets)
 
         response, turns = await sample(self._servers, sampler, asked, self._longest, score)
-        replay = self._replays.of(sampler.owner)
-        for sequence_id, turn in zip(_sequence_ids(sampler, asked), turns, strict=True):
-            replay.note(sequence_id, turn)
+        await self._replays.of(sampler.owner).note(_sequence_ids(sampler, asked), turns)
         return response
 
 
