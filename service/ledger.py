@@ -103,6 +103,8 @@ class Ledger:
         self._owed_tokens = Counter[tuple[str, str]]()
         """The tokens of these by day and owner."""
         self._writing = asyncio.Lock()
+        self._flushing: asyncio.Task[None] | None = None
+        """The flush that will write what is noted now."""
         self._tasks = Tasks("the ledger")
 
     @property
@@ -186,10 +188,13 @@ class Ledger:
 
     async def _write(self) -> None:
         """Flushes what was noted, with what others have noted meanwhile. Who does not wait for it any more leaves it as it is."""
-        await asyncio.shield(self._tasks.spawn(self._flush()))
+        if self._flushing is None:
+            self._flushing = self._tasks.spawn(self._flush())
+        await asyncio.shield(self._flushing)
 
     async def _flush(self) -> None:
         async with self._writing:
+            self._flushing = None  # what is noted from now on needs another
             if not self._unwritten:
                 return
             lines, self._unwritten = self._unwritten, []

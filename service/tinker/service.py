@@ -184,7 +184,8 @@ class Service:
         def found() -> list[Session]:
             for session_id in self.sessions.heard_of(2 * SWEEP_SECONDS):
                 self.store.touch(session_id)
-            return self.store.silent_sessions(time.time() - ABANDONED_SECONDS)
+            left = self.store.silent_sessions(time.time() - ABANDONED_SECONDS)
+            return [each for each in left if self.sessions.was_silent(each.session_id, SILENT_SECONDS)]
 
         for session in await asyncio.to_thread(found):
             logger.info("session %s was silent for too long, and is ended", session.session_id)

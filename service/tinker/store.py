@@ -149,6 +149,8 @@ class Store:
         """Keeps them below `directory`. Raises `OSError`, and `UserError` for a damaged ledger."""
         self.directory = directory
         self.ledger = Ledger(directory / "ledger")
+        self._finished: set[str] = set()
+        """The files of sessions that have ended: they are not read again."""
         self._owners: dict[str, str] = {}
         """The owners of records, by path: those of others are not read."""
         self._saving = threading.Lock()
@@ -213,8 +215,10 @@ class Store:
 
     def silent_sessions(self, before: float) -> list[Session]:
         """Returns the sessions that go on and were not heard of since a time, in seconds since 1970."""
-        old = [path for path in self.directory.glob("sessions/*.json") if path.stat().st_mtime < before]
-        return [each for path in old if (each := self._read(path, Session)) is not None and not each.finished]
+        paths = [path for path in self.directory.glob("sessions/[!.]*.json") if path.name not in self._finished]
+        found = [each for path in paths if path.stat().st_mtime < before and (each := self._read(path, Session))]
+        self._finished |= {f"{each.session_id}.json" for each in found if each.finished}
+        return [each for each in found if not each.finished]
 
     def of_sessions(self) -> dict[str, list[Path]]:
         """Returns the records of samplers and losses by the session that they end with."""
