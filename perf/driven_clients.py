@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ RANKS = (4, 8, 16, 32)
 ROUNDS = 3
 LIKELY = Objective({"kind": "sft"}, divisor=1.0, returns=True)
 VALUES = AdamW(1e-4, eps=1e-12)
+
+Show = Callable[[int, float, float, float, float], None]
 
 _ids = itertools.count(1)
 
@@ -75,23 +78,19 @@ async def seconds(config: TrainerConfig, connection: SharedConnection, count: in
     return took
 
 
-async def measure(config: TrainerConfig, counts: list[int], settings: Settings) -> None:
-    """Prints a row for each count."""
+async def measure(config: TrainerConfig, counts: list[int], settings: Settings, show: Show) -> None:
+    """Shows a row for each count: seconds of all steps, experiments, time of each, and that over one run of as many tokens."""
     connection = open_connection(config.transport, config.output_dir)
-    print("clients  seconds  experiments  time of each  over one run of as many tokens")
     for count in counts:
         larger, found = replace(settings, groups=settings.groups * count), []
         for _ in range(ROUNDS):  # in turns, so that other processes slow all
             cases = ((1, settings), (count, settings), (1, larger))
             found.append([await seconds(config, connection, *case) for case in cases])
         alone, joint, whole = (min(column) for column in zip(*found, strict=True))
-        print(
-            f"{count:7}  {joint:7.1f}  {count * alone / joint:10.2f}x  {joint / alone:11.2f}x  {joint / whole:.2f}x",
-            flush=True,
-        )
+        show(count, joint, count * alone / joint, joint / alone, joint / whole)
 
 
-async def measure_beside(trainer: Command, *asked: Any) -> None:
+async def _measure_beside(trainer: Command, *asked: Any) -> None:
     """Measures as long as the trainer runs. Raises `DemoError` if it ends."""
     measuring = asyncio.create_task(measure(*asked))
     while not (await asyncio.wait([measuring], timeout=1.0))[0]:
@@ -99,6 +98,29 @@ async def measure_beside(trainer: Command, *asked: Any) -> None:
             measuring.cancel()
             raise DemoError(f"the trainer ended with {trainer.code}{trainer.last_output()}")
     measuring.result()
+
+
+def run(directory: Path, counts: list[int], settings: Settings, show: Show) -> None:
+    """Measures in an empty directory. Raises `DemoError` if the trainer ends."""
+    model = write_model(directory / "model", settings)
+    config = TrainerConfig(
+        output_dir=directory / "job", model=str(model), device=settings.device, max_tokens=settings.row_tokens,
+        max_runs=ROUNDS * (2 * len(counts) + sum(counts)), stay=True,
+    )  # fmt: skip
+    config.output_dir.mkdir()
+    file = directory / "trainer.toml"
+    file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)))
+    with Command(directory / "trainer.log", "trainer", str(file)) as trainer:
+        asyncio.run(_measure_beside(trainer, config, counts, settings, show))
+
+
+def settings_of(shape: str, device: str, steps: int) -> Settings:
+    """Returns the task of one client: 32 samples of 96 tokens a contribution."""
+    return Settings(shape, device, 1, 32, 64, steps, 1024)
+
+
+def _print(count: int, seconds: float, experiments: float, each: float, whole: float) -> None:
+    print(f"{count:7}  {seconds:7.1f}  {experiments:10.2f}x  {each:11.2f}x  {whole:.2f}x", flush=True)
 
 
 def main() -> None:
@@ -109,18 +131,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
-    settings = Settings(given.shape, given.device, 1, 32, 64, given.steps, 1024)
+    print("clients  seconds  experiments  time of each  over one run of as many tokens")
     with tempfile.TemporaryDirectory(prefix="counterpoint-clients-") as directory:
-        model = write_model(Path(directory) / "model", settings)
-        config = TrainerConfig(
-            output_dir=Path(directory) / "job", model=str(model), device=given.device, max_tokens=settings.row_tokens,
-            max_runs=ROUNDS * (2 * len(given.counts) + sum(given.counts)), stay=True,
-        )  # fmt: skip
-        config.output_dir.mkdir()
-        file = Path(directory) / "trainer.toml"
-        file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)))
-        with Command(Path(directory) / "trainer.log", "trainer", str(file)) as trainer:
-            asyncio.run(measure_beside(trainer, config, given.counts, settings))
+        run(Path(directory), given.counts, settings_of(given.shape, given.device, given.steps), _print)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ takes more of the machine than the service does. The lag is what the service say
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +41,11 @@ ROUNDS = 3
 
 START_SECONDS = 60.0
 
+KEY = "tml-benchmark-of-samples"
+
+BEAT_SECONDS = 0.1
+"""The time between two heartbeats; the SDK sends one each 10 s."""
+
 
 def measure(size: Size) -> list[Case]:
     """Measures each number of samples at once, in short the first alone, with a service of its own."""
@@ -48,9 +56,10 @@ def _measured(at_once: int) -> Case:
     with tempfile.TemporaryDirectory() as directory, load_server(DELAY_SECONDS) as server:
         with _service(Path(directory), server) as url:
             sampler = _sampler(url)
-            seconds = [_sample(sampler, at_once) for _ in range(ROUNDS)]
+            with _heartbeats(url) as beats:
+                seconds = [_sample(sampler, at_once) for _ in range(ROUNDS)]
         lines = list(json_lines(Path(directory) / "service" / "health.jsonl"))
-    return Case(f"samples ({at_once:,})", _figures(at_once, seconds, lines))
+    return Case(f"samples ({at_once:,})", _figures(at_once, seconds, beats, lines))
 
 
 @contextmanager
@@ -85,8 +94,34 @@ def _sampler(url: str) -> Any:
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        client = tinker.ServiceClient(base_url=url, api_key="tml-benchmark-of-samples")
+        client = tinker.ServiceClient(base_url=url, api_key=KEY)
         return client.create_sampling_client(base_model="tiny").result()
+
+
+@contextmanager
+def _heartbeats(url: str) -> Iterator[list[float]]:
+    """Yields the seconds in which heartbeats of another session are answered, which go out during the block by a thread."""
+    ended, found = threading.Event(), list[float]()
+
+    def post(path: str, **body: object) -> Any:
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json", "X-API-Key": KEY}
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/api/v1/{path}", data, headers)) as response:
+            return json.load(response)
+
+    def beat() -> None:
+        session = post("create_session", tags=[], sdk_version="0")["session_id"]
+        while not ended.wait(BEAT_SECONDS):
+            began = time.perf_counter()
+            post("session_heartbeat", session_id=session)
+            found.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=beat, name="heartbeats")
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _sample(sampler: Any, at_once: int) -> float:
@@ -99,13 +134,16 @@ def _sample(sampler: Any, at_once: int) -> float:
     return time.perf_counter() - began
 
 
-def _figures(at_once: int, seconds: Sequence[float], lines: Sequence[dict[str, Any]]) -> list[Figure]:
+def _figures(
+    at_once: int, seconds: Sequence[float], beats: Sequence[float], lines: Sequence[dict[str, Any]]
+) -> list[Figure]:
     p99s = sorted(1e3 * line["event_loop_lag/p99"] for line in lines)
     resident = [line["resident_bytes"] / 2**20 for line in lines]
     return [
         Figure("samples at once", at_once, ""),
         Figure("samples a second, with the client's own work", ROUNDS * at_once / sum(seconds), "1/s"),
         Figure("lag: p99 of the median interval of 10 s", p99s[len(p99s) // 2], "ms", 20.0, rounds=tuple(p99s)),
+        Figure("heartbeat: the longest answer, with the client's own work", max(beats), "s", 10.0),
         Figure("lag: max", max(1e3 * line["event_loop_lag/max"] for line in lines), "ms"),
         Figure("resident size, at most", max(resident), "MiB", timed=False),
         Figure(

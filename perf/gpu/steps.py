@@ -13,6 +13,7 @@ import torch
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.trainer.model.chunks import device_memory
 from counterpoint.trainer.model.compiler import compilations
+from perf import driven_clients
 from perf.step_speed import (
     SHAPES,
     Settings,
@@ -144,3 +145,19 @@ def beside_trl(device: str, _directory: Path) -> Figures:
     if device == "cuda":
         figures |= {"peak GB": round(ours.peak / 1e9, 2), "TRL's peak GB": round(trl.peak / 1e9, 2)}
     return figures
+
+
+def clients_at_once(device: str, directory: Path) -> Figures:
+    """Returns how many times the experiments of one after the other are done by clients at once, and how long each takes.
+
+    They are the columns of the table of "C-LoRA" (31 May 2026: 2.81 times with 8, and 1.88 times as long with 4, of Qwen3-4B).
+    """
+    found: Figures = {}
+
+    def show(count: int, seconds: float, experiments: float, each: float, whole: float) -> None:
+        found.update({f"experiments_{count}": round(experiments, 2), f"time_of_each_{count}": round(each, 2)})
+
+    is_small = device != "cuda"
+    settings = driven_clients.settings_of("small" if is_small else "0.6b", device, 1 if is_small else STEPS)
+    driven_clients.run(directory, [2] if is_small else [1, 2, 4, 8], settings, show)
+    return found
