@@ -64,13 +64,14 @@ class Routings:
     def note(self, sequence_id: str, prompt: Int32Array, completion: Int32Array, routed_experts: RoutingArray) -> None:
         """Takes a sample; `routed_experts` has a row for each of its tokens but the last. The id begins with its session's."""
         tokens = _key(np.concatenate([prompt, completion]))
+        held = routed_experts.copy()  # else all that came with it in a server's answer would be held, and not counted
         with self._lock:
             self._drop(sequence_id)
             ordered = self._sorted[session_of(sequence_id)]
             before = [self._sampled[each] for each in self._beside(ordered, tokens)]
             begins = min([len(prompt), *(each.begins for each in before if each.rows_for(tokens))])
             self._number += 1
-            found = _Sampled((tokens, self._number), begins, routed_experts)
+            found = _Sampled((tokens, self._number), begins, held)
             ordered.insert(bisect_right(ordered, found.key), found.key)
             self._sampled[sequence_id], self._names[self._number] = found, sequence_id
             self.bytes_held += found.nbytes

@@ -90,11 +90,14 @@ def test_the_oldest_make_room(tokens: list[int], most: int) -> None:
 def test_of_equal_samples_the_named_one_counts() -> None:
     routings, tokens = Routings(2**20), (np.array([1], np.int32), np.array([2, 3], np.int32))
     for session, number in (("s1", 0), ("s1", 1), ("s2", 2)):
-        routings.note(f"{session}:sample:0:{number}:0", *tokens, routing(2, number))
+        answer = np.full((9, 2, 2), number, np.uint8)
+        routings.note(f"{session}:sample:0:{number}:0", *tokens, answer[:2])
     for names, mark in (([], 1), (["s1:sample:0:0:0"], 0), (["s2:sample:0:2:0", "nobody's"], 1)):
         found = routings.find("s1", np.array([1, 2, 3]), names)
         assert found is not None
         assert found[0, 0, 0] == mark
+        assert found.base is not None
+        assert found.base.nbytes == found.nbytes, "the whole answer is held"
 
 
 class Servers:
