@@ -406,7 +406,7 @@ class Service:
             user_metadata=asked.user_metadata or source.user_metadata, created_by="load_weights", created=time.time(),
             **start,
         )  # fmt: skip
-        return await self._begin_model(record)
+        return await self._begin_model(record, asked.path)
 
     async def source(self, path: str, owner: str) -> ModelRecord:
         """Returns the model whose weights a URI names. Raises `BadRequest` and `NotFound`."""
@@ -440,17 +440,18 @@ class Service:
             if model.record.created_by == "load_weights" and not is_loaded:
                 raise NotServed("the model was created with saved weights; create another client from the state")
             if model.is_untouched and not is_loaded:
-                source, start = await self._start_of(asked.path, owner)
-                former = model.record
-                if (former.rank, former.target_modules) != (source.rank, source.target_modules):
-                    raise BadRequest(
-                        f"{asked.path} has rank {source.rank} and {', '.join(source.target_modules)}; the model has "
-                        f"rank {former.rank} and {', '.join(former.target_modules)}"
-                    )
-                record = msgspec.structs.replace(
-                    former, run_id=f"{former.run_id}.l", start_optimizer=asked.optimizer, created_by="load_weights", **start,
-                )  # fmt: skip
-                await asyncio.to_thread(self.store.write, record)
+                async with self._removing:  # as in `_begin_model`
+                    source, start = await self._start_of(asked.path, owner)
+                    former = model.record
+                    if (former.rank, former.target_modules) != (source.rank, source.target_modules):
+                        raise BadRequest(
+                            f"{asked.path} has rank {source.rank} and {', '.join(source.target_modules)}; the model has "
+                            f"rank {former.rank} and {', '.join(former.target_modules)}"
+                        )
+                    record = msgspec.structs.replace(
+                        former, run_id=f"{former.run_id}.l", start_optimizer=asked.optimizer, created_by="load_weights", **start,
+                    )  # fmt: skip
+                    await asyncio.to_thread(self.store.write, record)
                 await self._models.pop(model_id).close()
                 await self._open(record)
             elif model.waits_for_first:
@@ -460,10 +461,10 @@ class Service:
                 )
             return await self._models[model_id].offer(Request("load_weights", seq_id, body))
 
-    async def _begin_model(self, record: ModelRecord) -> str:
-        """Begins a model, whose record is on the disk before its client is told so.
+    async def _begin_model(self, record: ModelRecord, path: str | None = None) -> str:
+        """Begins a model, whose record is on the disk before its client is told so; `path` names the state that it begins with.
 
-        Raises `BadRequest`, `OSError`, `OverQuota` and `TooMany`.
+        Raises `BadRequest`, `NotFound`, `OSError`, `OverQuota` and `TooMany`.
         """
         encoded(record)  # a record that is too long is refused now
         request_id = f"{record.model_id}:{CREATE}"
@@ -473,7 +474,12 @@ class Service:
                 if former is None:
                     self.tenants.check_models(record.owner, self.open_models(record.owner))
                     self._beginning[record.model_id] = record.owner
-                    await asyncio.to_thread(self.store.write, record)
+                    async with self._removing:  # who removes a state must know the record, or take the name before
+                        if path is not None:
+                            _, start = await self._start_of(path, record.owner)
+                            if any(getattr(record, name) != value for name, value in start.items()):
+                                raise BadRequest(f"{path[:120]} was saved anew meanwhile; load it again")
+                        await asyncio.to_thread(self.store.write, record)
                 elif msgspec.structs.replace(former, created=record.created) != record:
                     raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
             self.results.begin(request_id, record.owner, lambda: self._create(record))

@@ -15,9 +15,11 @@ import zstandard
 from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
 from counterpoint.service.tinker.app import MAX_BODY_BYTES, MAX_JSON_BYTES
-from counterpoint.service.tinker.bodies import CreateSession
+from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
+from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
@@ -28,6 +30,29 @@ from tests.support.polling import DEADLINE_SECONDS, until
 async def status(client: Any, key: str, path: str, body: object) -> int:
     response = await client.post(f"/api/v1/{path}", json=body, headers={"X-API-Key": key})
     return cast(int, response.status)
+
+
+@pytest.mark.parametrize("then", ["deleted", "saved anew"])
+async def test_a_state_that_goes_while_it_is_loaded_begins_no_model(tmp_path: Path, then: str) -> None:
+    owner = digest(KEYS[0]).hex()
+    async with serving(tmp_path) as (_, service):
+        session = (await service.create_session(CreateSession(), owner)).session_id
+        source = ModelRecord(f"{session}:train:1", run_of(f"{session}:train:1"), owner, 4, ATTENTION)
+        saved = SavedRecord(source.model_id, "weights", "a", 1, 1)
+        service.store.write(source)
+        service.store.write(saved)
+        asked = LoadWeights(path=saved.path, optimizer=True, session_id=session, model_seq_id=2)
+        async with service._removing:  # as while states are removed
+            loading = asyncio.create_task(service.load_weights(asked, owner, b""))
+            await until(lambda: f"{session}:train:2" in service._beginning, "the beginning of the model")
+            if then == "deleted":
+                await service.weights.delete(saved.path, owner)
+            else:
+                service.store.keep(SavedRecord(source.model_id, "weights", "a", 2, 2), overwrite=True)
+        with pytest.raises((NotFound, BadRequest)):
+            await loading
+        assert service.store.model(f"{session}:train:2") is None
+        assert not service._beginning
 
 
 async def test_weights_are_not_said_to_be_loaded_into_a_model_that_has_later_requests(tmp_path: Path) -> None:
