@@ -95,8 +95,8 @@ class Settings:
     """Tokens of the shortest completion; None: a quarter of the longest."""
     lora_rank: int = 0
     """The rank of the adapter that our side trains; 0 trains all weights."""
-    checkpointing: bool = False
-    """Ours computes each layer again in the backward pass."""
+    checkpointing: bool | int = False
+    """Ours computes each layer, or so many, again in the backward pass."""
     compiled: bool | None = None
     """Whether ours compiles the layers; None: as a trainer does by itself."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -53,9 +53,10 @@ class TrainerConfig(Config):
     max_tokens: int = Field(default=8192, ge=16)
     """Tokens of one micro-batch of one rank. A longer sample is refused."""
 
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
     """Keep only the inputs of the model's layers, and compute each layer again in the backward pass: much less memory for long
-    rows, for about a third more time. The results are the same."""
+    rows, for about a third more time. A number: of so many layers, the first ones; `counterpoint plan` says how many have to be.
+    The results are the same."""
 
     compile: bool | None = None
     """Compile the decoder layers and the output layer by torch.compile, which takes a C++ compiler or a GPU's Triton, seconds at
@@ -207,6 +208,11 @@ class TrainerConfig(Config):
         """Returns whether layers are compiled on this type of device."""
         together = self.divided or self.context_parallel > 1
         return device == "cuda" and not together if self.compile is None else self.compile
+
+    def checkpointed(self, layers: int) -> int:
+        """Returns how many of a model's layers are computed again in the backward pass."""
+        given = self.activation_checkpointing
+        return min(layers, given) if type(given) is int else layers * given
 
     @property
     def divided(self) -> bool:

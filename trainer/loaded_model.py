@@ -78,7 +78,8 @@ class LoadedModel:
             passes = Passes(model, agree, ranks.device, replay, context, (ranks.row, ranks.rows))
         rows = Rows(config.row_tokens if can_pack(model) else 1, passes, ranks)
         if config.activation_checkpointing:
-            checkpoint_layers(model, replay)
+            given = config.activation_checkpointing
+            checkpoint_layers(model, replay, None if given is True else given)
         # A compiled layer would be compiled anew for each other row of families.
         shares_prompts = can_share_prompts(model) and context is None and not compiles
         return cls(config, ranks, model, replay, passes, rows, _limits(config, model, replay, shares_prompts))

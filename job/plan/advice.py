@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,8 @@ def trainer_advice(planned: Planned, directory: Path, sizes: ModelSizes, gpus: G
             most = tokens if tokens is not None else fitting.tokens(change)
             if most and (words := fitting.words(change, most)) is not None:
                 taken.append(change)
+                change = fitting.fewest_layers(change, most)
+                words = fitting.words(change, most) or words
                 found.append(Advice(change.parts[0][0], words))
         if found:
             break
@@ -105,7 +108,7 @@ def _changes(planned: Planned, gpus: Gpus, shared: bool) -> Iterator[_Change]:
         words = f"trainer.sharding = true and trainer.processes = {free}"
         words += f", {apart}" if planned.servers is not None else ""
         places.append(_Change((("trainer.sharding", words),), update, own_gpus=True))
-    others = [] if trainer.activation_checkpointing else [_RECOMPUTE]
+    others = [] if trainer.activation_checkpointing is True else [_RECOMPUTE]
     if any(run.lora is None for run in planned.runs):
         adapter = _Change((planned.adapter,), adapter=True)
         others += [adapter, *(adapter + each for each in others)]
@@ -154,6 +157,22 @@ class _Fitting:
         words = [words or share for _, words in change.parts]
         words += [f"trainer.max_tokens = {tokens}"] if tokens != self.wanted else []
         return ", ".join(words)
+
+    def fewest_layers(self, change: _Change, tokens: int) -> _Change:
+        """Returns the change with as few layers computed again as suffice, where it has all of them computed again."""
+        if change.smaller_server or not set(_RECOMPUTE.trainer) <= set(change.trainer):
+            return change
+
+        def of(layers: int) -> _Change:
+            key, value = _RECOMPUTE.parts[0][0], f"{_RECOMPUTE.parts[0][0]} = {layers}"
+            parts = tuple((key, value) if part in _RECOMPUTE.parts else part for part in change.parts)
+            others = tuple(each for each in change.trainer if each not in _RECOMPUTE.trainer)
+            return replace(change, parts=parts, trainer=(*others, (_RECOMPUTE.trainer[0][0], layers)))
+
+        least = bisect_left(
+            range(1, self._sizes.layers), True, key=lambda layers: self.words(of(layers), tokens) is not None
+        )
+        return change if least == self._sizes.layers - 1 else of(least + 1)
 
     def _changed(self, change: _Change) -> TrainerConfig | None:
         """Returns the changed trainer; None for one that would be refused."""

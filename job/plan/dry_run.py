@@ -195,29 +195,35 @@ def step_bytes(
     tokens: int,
     runs: list[TrainingConfig],
     *,
-    checkpointing: bool,
+    checkpointing: bool | int,
     context: int = 1,
     memory: int | None = None,
 ) -> StepBytes:
     """Runs two rows of `tokens` tokens of one sample, as after the first of a step, and returns what lives at the peak.
 
-    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context`
-    ranks that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if
-    these are alike: then models of two and of three layers are run. `memory` is that of the GPU, in bytes; None: on a CPU.
-    Raises `ValueError` as `model_sizes`.
+    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context` ranks
+    that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if these are
+    alike: then models of two and of three layers are run. `checkpointing`: of all layers, or so many. `memory` is that of the
+    GPU, in bytes; None: on a CPU. Raises `ValueError` as `model_sizes`.
     """
     given = tuple(run.model_dump_json() for run in runs)
 
-    def run(layers: int | None) -> StepBytes:
-        return _step_bytes(directory, dtype, tokens, given, checkpointing, context, memory, layers)
+    def run(layers: int | None, again: int) -> StepBytes:
+        return _step_bytes(directory, dtype, tokens, given, again, context, memory, layers)
 
     with _plannable(directory):
         sizes = model_sizes(directory)
-        if not sizes.alike or sizes.layers < 3:
-            return run(None)
-        two, three = run(2), run(3)
+        again = int(checkpointing) if checkpointing is not True else sizes.layers
+        if not sizes.alike or sizes.layers < 3 or again > sizes.layers:
+            return run(None, again)
+        if again in (0, sizes.layers):
+            few = run(2, min(again, 2))
+            more = [(sizes.layers - 2, run(3, min(again, 3)))]
+        else:
+            few = run(2, 1)
+            more = [(again - 1, run(3, 2)), (sizes.layers - again - 1, run(3, 1))]
     numbers = {
-        name: getattr(two, name) + (sizes.layers - 2) * (getattr(three, name) - getattr(two, name))
+        name: getattr(few, name) + sum(count * (getattr(each, name) - getattr(few, name)) for count, each in more)
         for name in StepBytes.__dataclass_fields__
     }
     return StepBytes(**numbers)
@@ -229,7 +235,7 @@ def _step_bytes(
     dtype: str,
     tokens: int,
     given: tuple[str, ...],
-    checkpointing: bool,
+    again: int,
     context: int,
     memory: int | None,
     layers: int | None,
@@ -240,8 +246,8 @@ def _step_bytes(
         model = make_model(directory, dtype, layers)
         model.logits_scale = 1.0
         weights = live.now
-        if checkpointing:
-            checkpoint_layers(model, None)
+        if again:
+            checkpoint_layers(model, None, again)
         heads = [_value_head(model, run) for run in runs]
         parameters = [_trained(model, slot, runs, value_head) for slot, value_head in enumerate(heads)]
         adapters = live.now - weights

@@ -71,11 +71,12 @@ def forward_operations(sizes: ModelSizes, tokens: float) -> float:
     return 2 * weights_of(sizes).active * tokens + attention_operations(sizes, tokens, (tokens + 1) / 2)
 
 
-def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: float, *, checkpointing: bool) -> float:
+def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: float, *, checkpointing: float) -> float:
     """Returns the operations of all passes of a step over a sample of so many tokens.
 
-    The backward pass takes two operations a parameter and token for the inputs' gradients, and two for those of trained weights
-    (Kaplan et al., section 2.1); frozen weights have none, an adapter has its own.
+    `checkpointing` is the share of the layers that are computed again. The backward pass takes two operations a parameter and
+    token for the inputs' gradients, and two for those of trained weights (Kaplan et al., section 2.1); frozen weights have none,
+    an adapter has its own.
     """
     forward = forward_operations(sizes, tokens)
     attention = attention_operations(sizes, tokens, (tokens + 1) / 2)
@@ -86,7 +87,7 @@ def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: flo
     else:
         adapter = 2 * adapter_weights(sizes, training) * tokens
         forward, backward = forward + adapter, backward + 2 * adapter
-    passes = forward + backward + (forward if checkpointing else 0)
+    passes = forward + backward + checkpointing * forward
     measured = set(columns_to_measure(training))
     once = (REFERENCE in measured) + bool({OLD, VALUES} & measured)
     return training.epochs * passes + once * forward

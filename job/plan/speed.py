@@ -64,7 +64,8 @@ class Work:
     rollouts: Rollouts
     dtype: str
     """The trainer's precision."""
-    checkpointing: bool
+    checkpointing: float
+    """The share of the layers that the trainer computes again."""
     sequences: int
     """Sequences that fit into the KV cache of one server."""
     ranks: int = 1

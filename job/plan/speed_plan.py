@@ -97,7 +97,7 @@ def _work(job: JobConfig, directory: Path, gpus: Gpus, rollouts: Rollouts) -> Wo
         job.inference,
         rollouts,
         job.trainer.dtype,
-        job.trainer.activation_checkpointing,
+        job.trainer.checkpointed(sizes.layers) / sizes.layers,
         sequences,
         ranks=job.trainer.ranks,
         replicas=max(1, job.inference.replicas),

@@ -89,8 +89,9 @@ def exchange_bytes(sizes: ModelSizes, trainer: TrainerConfig, tokens: int, width
     """
     if trainer.expert_parallel == 1:
         return 0
-    pairs, kept = tokens * sizes.experts_per_token, 1 if trainer.activation_checkpointing else 4
-    return pairs * (4 * width * sizes.hidden + 8 * kept * sizes.expert_layers)
+    pairs = tokens * sizes.experts_per_token
+    kept = 4 * sizes.expert_layers - 3 * min(trainer.checkpointed(sizes.layers), sizes.expert_layers)
+    return pairs * (4 * width * sizes.hidden + 8 * kept)
 
 
 def row_bytes(sizes: ModelSizes, trainer: TrainerConfig, tokens: int) -> int:

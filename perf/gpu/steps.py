@@ -33,14 +33,16 @@ STEPS = 3
 """That are measured, after one that warms up."""
 
 
-def full(tokens: int, samples: int, *, compiled: bool | None = None, checkpointing: bool = False) -> Settings:
+def full(tokens: int, samples: int, *, compiled: bool | None = None, checkpointing: bool | int = False) -> Settings:
     """Returns the settings of Qwen3-0.6B with all weights trained, on a GPU: samples of `tokens` tokens, one a row."""
     return _settings("0.6b", tokens, samples, compiled=compiled, checkpointing=checkpointing)
 
 
-def lora(shape: str, tokens: int, samples: int, *, compiled: bool | None = None) -> Settings:
+def lora(
+    shape: str, tokens: int, samples: int, *, compiled: bool | None = None, checkpointing: bool | int = False
+) -> Settings:
     """Returns the settings of an adapter of rank 16 on a GPU."""
-    return _settings(shape, tokens, samples, lora_rank=16, compiled=compiled)
+    return _settings(shape, tokens, samples, lora_rank=16, compiled=compiled, checkpointing=checkpointing)
 
 
 def _settings(shape: str, tokens: int, samples: int, **more: Any) -> Settings:
@@ -72,6 +74,7 @@ def small(settings: Settings) -> Settings:
         shortest=row - 16,
         steps=1,
         row_tokens=row,
+        checkpointing=settings.checkpointing and 1,
     )
 
 

@@ -25,18 +25,24 @@ from counterpoint.trainer.model.exchange import Exchange, Route, rerouted, route
 from counterpoint.trainer.model.router_replay import RouterReplay
 
 
-def checkpoint_layers(model: nn.Module, replay: RouterReplay | None) -> None:
-    """Makes the decoder layers of `model` keep only their inputs. Layers that get adapters later do it as well.
+def checkpoint_layers(model: nn.Module, replay: RouterReplay | None, count: int | None = None) -> None:
+    """Makes the decoder layers of `model`, or the first `count`, keep only their inputs. So do those that get adapters later.
+
+    The last layers keep theirs best: the backward pass frees them first, before it computes others again.
 
     Raises:
-        ValueError: the model has no layers that can be computed again.
+        ValueError: the model has no layers that can be computed again, or fewer than `count`.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no layer that can be computed again; set activation_checkpointing = false"
         )
-    for layer in layers:
+    if count is not None and count > len(layers):
+        raise ValueError(
+            f"activation_checkpointing = {count}: {type(model).__name__} has {len(layers)} layers; set so many at most, or true"
+        )
+    for layer in layers[:count]:
         # Weak: a model in a cycle would keep its memory for a while after another one is loaded.
         layer.forward = partial(_checkpointed, weakref.ref(layer), replay)
 

@@ -92,6 +92,9 @@ def two_rows(step: int) -> Batch:
         ("dense", {}, True),
         ("dense", {"lora": {"rank": 8}}, False),
         ("dense", {"lora": {"rank": 8}}, True),
+        ("dense", {}, 4),
+        ("dense", {"lora": {"rank": 8}}, 1),
+        ("mixture", {"lora": {"rank": 8}}, 2),
         ("mixture", {}, False),
         ("mixture", {}, True),
         ("mixture", {"lora": {"rank": 8}}, False),
@@ -101,7 +104,7 @@ def two_rows(step: int) -> Batch:
     ],
 )
 def test_a_real_step(
-    models: dict[str, Path], tmp_path: Path, kind: str, training: dict[str, Any], checkpointing: bool
+    models: dict[str, Path], tmp_path: Path, kind: str, training: dict[str, Any], checkpointing: bool | int
 ) -> None:
     config = TrainingConfig.model_validate(training)
     planned = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing)
@@ -109,7 +112,7 @@ def test_a_real_step(
     expected = planned.weights + planned.adapters + planned.masters + moments + planned.gradients + planned.activations
     host = host_parts(models[kind], TrainerConfig(output_dir=tmp_path, model="", dtype="float32"), [config])
     expected += host.get("held copy", 0)
-    trainer = {"max_tokens": TOKENS, "activation_checkpointing": checkpointing, "router_replay": False}
+    trainer: dict[str, Any] = {"max_tokens": TOKENS, "activation_checkpointing": checkpointing, "router_replay": False}
     lone = make_lone_run(tmp_path, models[kind], trainer, **training)
     lone.train(two_rows(1))
     gc.collect()

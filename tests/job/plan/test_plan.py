@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,19 @@ def test_what_fits_and_what_does_not(
     said = capsys.readouterr().out
     assert "change trainer.max_tokens" in said
     assert f"would fit: trainer.max_tokens = {largest}" in said
-    assert "would fit: trainer.activation_checkpointing = true" in said
+    (again,) = re.findall(r"would fit: trainer.activation_checkpointing = (\d+)\n", said)
+    longer = [
+        file,
+        "--gpus",
+        "2xH100-80",
+        "--trainer.max_tokens",
+        str(2 * largest),
+        "--trainer.activation_checkpointing",
+    ]
+    assert 1 < int(again) < model_sizes(directories["dense"]).layers
+    assert main([*longer, again]) == 0, "so many layers suffice"
+    assert main([*longer, str(int(again) - 1)]) == 2, "and no fewer"
+    capsys.readouterr()
     assert main([file, "--gpus", "1xH100-80"]) == 2
     assert "the job uses 2 GPUs; there are 1; change gpus" in capsys.readouterr().out
     assert main([file, "--gpus", "2xSMALL-2", "--json"]) == 2

@@ -36,7 +36,7 @@ def directory(request: pytest.FixtureRequest) -> Path:
 class Adapted:
     """A model with adapters of two runs, slots 1 and 3, whose weights are all random."""
 
-    def __init__(self, directory: Path, checkpointed: bool) -> None:
+    def __init__(self, directory: Path, checkpointed: bool | int) -> None:
         self.bench = Bench(directory)
         self.model, self.replay = self.bench.model, self.bench.replay
         targets = [*TARGETS[:3], *(TARGETS[3:] if self.replay.experts else ["up_proj"])]
@@ -45,7 +45,7 @@ class Adapted:
             for parameter in self.bench.parameters(slot).values():
                 torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(slot))
         if checkpointed:
-            checkpoint_layers(self.model, self.replay)
+            checkpoint_layers(self.model, self.replay, None if checkpointed is True else checkpointed)
 
     def forward(self, seed: int, spans: Sequence[tuple[int, int]]) -> Tensor:
         """The loss of a row of three samples, with routing for the first two of them."""
@@ -86,11 +86,19 @@ def trained(adapted: Adapted, order: str) -> dict[str, Tensor | None]:
     return adapted.gradients()
 
 
+@pytest.mark.parametrize("checkpointed", [True, 1])
 @pytest.mark.parametrize("order", ["at once", "later"])
-def test_gradients_are_those_without(directory: Path, order: str) -> None:
+def test_gradients_are_those_without(directory: Path, order: str, checkpointed: bool | int) -> None:
     expected = trained(Adapted(directory, checkpointed=False), order)
     assert all(gradient is not None and float(gradient.abs().max()) > 1e-4 for gradient in expected.values())
-    torch.testing.assert_close(trained(Adapted(directory, checkpointed=True), order), expected, rtol=0, atol=1e-6)
+    found = trained(Adapted(directory, checkpointed), order)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_no_more_layers_than_there_are(directory: Path) -> None:
+    model = load_model(directory, "float32", CPU)
+    with pytest.raises(ValueError, match=r"activation_checkpointing = 3: .* has 2 layers"):
+        checkpoint_layers(model, None, 3)
 
 
 def test_layers_know_nothing_of_a_row_afterwards(moe_directory: Path) -> None:
