@@ -2,7 +2,7 @@
 
 A round contributes twice, kills the service, the trainer or the server before the update or right after it is asked for, and
 takes a sampler now and then. Afterwards a second model takes the same rounds undisturbed. Every loss and the adapters must be
-the same, bit for bit, and no call of the client may fail.
+the same, bit for bit, no call of the client may fail, and the ledger must have each trained token once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.processes_file import read_workers
+from counterpoint.service.ledger import Ledger
 from perf.chaos.progress import ChaosError, say
 from perf.commands import Command, is_ready, until
 from perf.figures import Case, Figure
@@ -39,6 +40,9 @@ ROUNDS_A_SAMPLER = 5
 
 TEXT_TOKENS, VOCABULARY = 24, 90
 """The tokens of a text, and the ids that it has: the model knows more."""
+
+DATA = 2
+"""The texts of a contribution."""
 
 CALL_SECONDS = 400.0
 """The longest that a call of the client may take, in seconds: a server is started again within a minute or two."""
@@ -69,6 +73,9 @@ def measure(given: argparse.Namespace) -> Case:
         undisturbed = play(client, given.rounds, output, lambda: None)
         workers = read_workers(output)
     differing = sum(one != other for one, other in zip(disturbed.losses, undisturbed.losses, strict=True))
+    ledger = Ledger(output / "service" / "ledger").days().values()
+    counted = sum(used.trained for accounts in ledger for used in accounts.values())
+    trained = len(disturbed.losses + undisturbed.losses) * DATA * (TEXT_TOKENS - 1)
     case = Case(
         "chaos of the service",
         [
@@ -78,6 +85,7 @@ def measure(given: argparse.Namespace) -> Case:
             Figure("losses", len(disturbed.losses), ""),
             Figure("losses unlike those of the undisturbed run", differing, "", 0, timed=False),
             Figure("adapters unlike it", int(disturbed.adapter != undisturbed.adapter), "", 0, timed=False),
+            Figure("tokens trained that the ledger lacks, or has twice", abs(counted - trained), "", 0, timed=False),
         ],
     )
     if given.keep is None and case.held:
@@ -106,7 +114,7 @@ def play(client: tinker.ServiceClient, rounds: int, output: Path, disturb: Calla
     texts = random.Random(0)
     for number in range(1, rounds + 1):
         began = time.monotonic()
-        parts = [model.forward_backward([datum(texts), datum(texts)], "cross_entropy") for _ in range(2)]
+        parts = [model.forward_backward([datum(texts) for _ in range(DATA)], "cross_entropy") for _ in range(2)]
         before = texts.random() < 0.5
         if before:
             disturb()
