@@ -68,10 +68,6 @@ class Dialects:
             try:
                 self._service.tenants.check_tokens(owner)
             except OverQuota as error:
-                raise Refused(str(error), status=429) from None
-            try:
-                self._service.tenants.check_tokens(owner)
-            except OverQuota as error:
                 raise Refused(str(error), status=429, code="insufficient_quota") from error
             self._open[owner] += 1
             try:

@@ -189,6 +189,9 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             client.wait()
         job.end()
     check_ledger(output / "service" / "ledger" / "0.jsonl")
+    status = json.loads((output / "service" / "status.json").read_text())
+    assert status["keys"][""]["name"] == "local"
+    assert status["ledger"][0]["used"]["trained"] > 0
     assert results["rank"] == 4
     assert results["disturbed"] == results["undisturbed"], "the kill changed something"
     assert results["disturbed"][-1] < results["disturbed"][0] / 2, "nothing was learned"

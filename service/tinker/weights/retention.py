@@ -1,8 +1,8 @@
 """What is deleted from the disk: weights whose name was taken from them, or whose time is over, once nothing needs them.
 
 Weights are needed by a sampler whose session goes on, by another name of the same ones, and by a model that is to begin with
-them. With a session end its samplers, its losses, and the journals of its models; that weights were deleted is known as long as
-the item that made them may come again. Everything blocks: call it in a thread.
+them. The samplers and losses of a session, and the journals of its models, are deleted once it has ended; that weights were
+deleted is known as long as the item that made them may come again. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
