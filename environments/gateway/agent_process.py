@@ -1,6 +1,7 @@
-"""One agent's process: in a session of its own, with bounded output, and killed with its whole process group at the end.
+"""One agent's process: with bounded output, below a guard (`agent_guard`) that kills all that it left at its end.
 
-It works on any event loop and needs no child watcher: the process is awaited by its descriptor (`pidfd_open`).
+It works on any event loop and needs no child watcher: the guard tells of the agent's end, and is awaited by its descriptor
+(`pidfd_open`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import signal
 import subprocess
 import sys
 import termios
@@ -24,8 +24,9 @@ KEPT_BYTES = 16 * 1024
 """What is kept of each output: its end."""
 MOST_OUTPUT_BYTES = 16 * 2**20
 """The size of each output. An agent that writes more is killed."""
-_CLOSE_SECONDS = 5.0
-"""Longest wait for the end of a killed process."""
+_CLOSE_SECONDS = 15.0
+"""Longest wait for the guard, which kills what the agent left."""
+_GUARD = Path(__file__).with_name("agent_guard.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,17 @@ class AgentResult:
 async def run_agent(
     command: Sequence[str], environment: Mapping[str, str], directory: Path, stdin_file: Path
 ) -> AgentResult:
-    """Runs `command` in `directory` to its end; then, or when cancelled, kills what is left of its process group.
+    """Runs `command` in `directory` to its end; then, or when cancelled, kills all that it started, of whatever session.
 
     Raises `OSError` if it cannot be started.
     """
+    (ended, says_ended), (waits, go) = os.pipe(), os.pipe()
 
     def start() -> subprocess.Popen[bytes]:
-        with open(stdin_file, "rb") as given:
+        with open(says_ended, "wb"), open(waits, "rb"), open(stdin_file, "rb") as given:
             return subprocess.Popen(
-                command,
+                [sys.executable, "-I", "-S", str(_GUARD), str(says_ended), str(waits), *command],
+                pass_fds=(says_ended, waits),
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -68,67 +71,79 @@ async def run_agent(
     tails: list[_Tail] = []
     try:
         process = await asyncio.shield(starting)
-        tails.append(await _reading(process.stdout, process))
-        tails.append(await _reading(process.stderr, process))
-        await _exited(process.pid)
+        flooded = asyncio.Event()
+        tails.append(await _reading(process.stdout, flooded))
+        tails.append(await _reading(process.stderr, flooded))
+        code = await _ended(ended, flooded)
     finally:
-        if not starting.done() or starting.exception() is None:
-            await _end(await starting, tails)
+        try:
+            if not starting.done() or starting.exception() is None:
+                process = await starting
+                for tail in tails:
+                    tail.close()
+                os.close(go)
+                await _end(process, tails)
+            else:
+                os.close(go)
+        finally:
+            os.close(ended)
     output, errors = (tail.text() for tail in tails)
-    return AgentResult(process.returncode, output, errors, any(tail.flooded for tail in tails))
+    return AgentResult(process.returncode if code is None else code, output, errors, flooded.is_set())
 
 
 async def _end(process: subprocess.Popen[bytes], tails: Sequence[_Tail]) -> None:
-    """Kills the process group, collects the process, and closes its output."""
-    for tail in tails:
-        tail.close()
-    # The group first: until the process is collected, its number is nobody else's.
-    _kill_group(process)
+    """Waits for the guard, which kills what is left; collects it, and closes the output that no tail has."""
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
-            await _exited(process.pid)
+            await _readable(os.pidfd_open(process.pid))
     except TimeoutError:
-        logger.warning("agent process %d does not end after SIGKILL", process.pid)
+        logger.warning("processes of agent %d do not end after SIGKILL", process.pid)
+        process.kill()
+        await _readable(os.pidfd_open(process.pid))
     process.poll()
     for stream in (process.stdout, process.stderr)[len(tails) :]:
         assert stream is not None
         stream.close()
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # nothing of it is left
-
-
-async def _exited(pid: int) -> None:
-    """Waits for the end of a process that is not collected yet."""
-    loop, exited = asyncio.get_running_loop(), asyncio.Event()
-    descriptor = os.pidfd_open(pid)
+async def _ended(ended: int, flooded: asyncio.Event) -> int | None:
+    """Waits for the agent's end; returns its exit code. None if the guard was killed, or it has written too much."""
+    told, flood = (asyncio.ensure_future(each) for each in (_readable(os.dup(ended)), flooded.wait()))
     try:
-        loop.add_reader(descriptor, exited.set)
+        await asyncio.wait({told, flood}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        flood.cancel()
+    if not told.done() or told.cancelled():
+        return None
+    said = os.read(ended, 16)
+    return int(said) if said else None
+
+
+async def _readable(descriptor: int) -> None:
+    """Waits until a descriptor can be read, and closes it."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(descriptor, ready.set)
         try:
-            await exited.wait()
+            await ready.wait()
         finally:
             loop.remove_reader(descriptor)
     finally:
         os.close(descriptor)
 
 
-async def _reading(stream: Any, process: subprocess.Popen[bytes]) -> _Tail:
+async def _reading(stream: Any, flooded: asyncio.Event) -> _Tail:
     """Begins to read a pipe of the process; the transport closes it."""
-    _, tail = await asyncio.get_running_loop().connect_read_pipe(lambda: _Tail(process, stream), stream)
+    _, tail = await asyncio.get_running_loop().connect_read_pipe(lambda: _Tail(flooded, stream), stream)
     return tail
 
 
 class _Tail(asyncio.Protocol):
-    """Keeps the end of a process's output, and kills the process if there is too much of it."""
+    """Keeps the end of a process's output, and says so if there is too much of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: Any) -> None:
-        self.flooded = False
-        self._process = process
+    def __init__(self, flooded: asyncio.Event, stream: Any) -> None:
+        self._flooded = flooded
         self._stream = stream
         self._kept = bytearray()
         self._received = 0
@@ -138,14 +153,13 @@ class _Tail(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self.flooded:
+        if self._flooded.is_set():
             return
         self._kept += data
         del self._kept[:-KEPT_BYTES]
         self._received += len(data)
         if self._received > MOST_OUTPUT_BYTES:
-            self.flooded = True
-            _kill_group(self._process)
+            self._flooded.set()
 
     def close(self) -> None:
         """Takes what is written by now, and no more: what a process of the agent writes after its end is not the agent's."""

@@ -170,22 +170,37 @@ async def test_only_named_variables_are_passed_on(chat: Chat, monkeypatch: pytes
     assert "set" in rollout.state["output"]
 
 
-async def test_a_cancelled_rollout_leaves_no_process(chat: Chat, tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    code = (
-        "import subprocess, time\n"
-        "child = subprocess.Popen(['sleep', '1000'])\n"
-        f"open({str(file)!r} + '.new', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
-        f"os.rename({str(file)!r} + '.new', {str(file)!r})\n"
-        "time.sleep(1000)\n"
-    )
-    rollout = asyncio.create_task(played(agent(code), chat))
-    await until(file.exists, "the agent's child")
-    rollout.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await rollout
-    pids = [int(pid) for pid in file.read_text().split()]
-    await until(lambda: not any(map(_runs, pids)), "the end of the agent's processes")
+LEAVES = """
+import subprocess, time
+children = [subprocess.Popen(['sleep', '1000'], start_new_session=own) for own in (False, True)]
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    [os.close(each) for each in (0, 1, 2)]
+    open({file!r} + '.new', 'w').write(' '.join(map(str, [os.getpid(), *(child.pid for child in children)])))
+    os.rename({file!r} + '.new', {file!r})
+    while True:
+        open({reward!r}, 'w').write('1.0')
+while not os.path.exists({file!r}):
+    time.sleep(0.01)
+"""
+"""Leaves a child, one in a session of its own, and a daemon that goes on to write a reward."""
+
+
+@pytest.mark.parametrize("ends", ["print('0.0')", "time.sleep(1000)"])
+async def test_a_rollout_leaves_no_process(chat: Chat, tmp_path: Path, ends: str) -> None:
+    file, reward = tmp_path / "pids", tmp_path / "reward"
+    code = ONE_CALL + LEAVES.format(file=str(file), reward=str(reward)) + ends
+    rollout = asyncio.create_task(played(agent(code), chat, "x"))
+    await until(file.exists, "the agent's children")
+    if "sleep" in ends:
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+    else:
+        assert (await rollout)[0].reward == 0.0
+    assert not any(map(_runs, map(int, file.read_text().split())))
 
 
 def _runs(pid: int) -> bool:
