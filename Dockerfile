@@ -74,8 +74,10 @@ RUN /opt/counterpoint/bin/pip install --no-cache-dir uv \
     && (VIRTUAL_ENV=/opt/counterpoint /opt/counterpoint/bin/uv pip install --no-cache $TORCH --no-deps torchvision==0.28.0+cpu \
         || echo "torchvision 0.28.0+cpu is not here: servers of text do without it")
 
-# vLLM and torch compile kernels when a job starts, with the compiler.
+# vLLM and torch compile kernels when a job starts, with the compiler, and keep them in the volume for the next start: vLLM, and Triton,
+# in directories of the user's home.
 FROM base AS cpu
+ENV TORCHINDUCTOR_CACHE_DIR=/data/.cache/torchinductor
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cpu /opt/counterpoint /opt/counterpoint
 USER 10001:10001
@@ -89,7 +91,8 @@ RUN /opt/counterpoint/bin/pip install --no-cache-dir uv \
 FROM base AS gpu
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-gpu /opt/counterpoint /opt/counterpoint
-ENV NVIDIA_VISIBLE_DEVICES=all \
+ENV TORCHINDUCTOR_CACHE_DIR=/data/.cache/torchinductor \
+    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001
 CMD ["run", "/etc/counterpoint/job.toml", "--resume"]
