@@ -151,7 +151,7 @@ class Ledger:
         await self._write()
         if prefix:
             self._projects.pop(prefix.rstrip(":"), None)
-            for source in [each for each in self._sum.counted if each.startswith(prefix)]:
+            for source in [each for each in self._sum.counted if f"{each}:".startswith(prefix)]:
                 del self._sum.counted[source]
 
     def sources(self) -> list[str]:

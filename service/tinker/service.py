@@ -260,9 +260,11 @@ class Service:
     # --- models ---
 
     async def model(self, model_id: str, owner: str) -> Model:
-        """Returns a model, also of a session that was silent. Raises `NotFound` and `Gone`."""
+        """Returns a model, also of a session that was silent. Raises `NotFound`, `Gone` and `OverQuota`."""
         await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
+            if model_id not in self._models and model_id not in self._beginning:
+                self.tenants.check_models(owner, self.open_models(owner), is_back=True)
             return await self._taken_up(model_id)
 
     async def _taken_up(self, model_id: str) -> Model:

@@ -40,13 +40,17 @@ class Tenants:
         own = self._config.quotas.get(self.name(owner), QuotaConfig())
         return self._config.quota.model_copy(update=own.model_dump(exclude_unset=True))
 
-    def check_models(self, owner: str, count: int) -> None:
-        """Raises `OverQuota` if an owner with `count` models open may have no further one."""
+    def check_models(self, owner: str, count: int, *, is_back: bool = False) -> None:
+        """Raises `OverQuota` if an owner with `count` models open may have no further one.
+
+        `is_back`: one that was closed for its silence, whose client can wait.
+        """
         most = self.quota(owner).models
         if most is not None and count >= most:
             raise OverQuota(
                 f"{self.name(owner)} has {count} models open, and its quota is {most} (tinker.quota.models): finish a session, "
-                "or wait until one that is silent is closed, after two minutes"
+                "or wait until one that is silent is closed, after two minutes",
+                ends_by_itself=is_back,
             )
 
     def check_tokens(self, owner: str) -> None:

@@ -40,6 +40,8 @@ async def test_what_was_not_told_counts_not_after_a_kill_and_at_an_end(tmp_path:
     assert kept(tmp_path) == {"a": Used(prompt=5, sampled=2)}
     await first.end("s1:")
     assert kept(tmp_path) == {"a": Used(prompt=10, sampled=5)}
+    await first.count("a", "chat:0", Used(sampled=1))
+    await first.end("chat:")
     assert first.sources() == []
 
 

@@ -69,8 +69,12 @@ async def test_a_further_model_is_refused_at_once(tmp_path: Path) -> None:
 
         with pytest.raises(tinker.PermissionDeniedError, match=r"tinker\.quota\.models"):
             await asyncio.to_thread(create)
+        silent = a_model(service.store, 7, OWNERS[0])
+        status, _ = await asked(client, "get_info", {"model_id": silent.model_id})
+        assert status == 402, "its client was silent, and waits now"
         await service.finish_session(sessions[0], OWNERS[0], {})
         assert service.open_models(OWNERS[0]) == 0
+        assert (await asked(client, "get_info", {"model_id": silent.model_id}))[0] == 200
 
 
 async def test_the_sdk_waits_for_the_next_day_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
