@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import subprocess
+import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -51,6 +52,8 @@ def check_served(config: InferenceConfig) -> None:
     remembered = cache_directory() / "served" / _key(config, command)
     if remembered.exists():
         return
+    sys.stderr.write(f"asking vLLM whether it serves {config.model}: some 15 s, once for this model\n")
+    sys.stderr.flush()
     with tempfile.TemporaryDirectory() as place:
         output = Path(place) / "output"
         try:

@@ -34,7 +34,7 @@ def test_known_kinds_are_not_asked_about(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_model_is_not_refused_for_what_a_machine_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cause: str
 ) -> None:
     def run(*_: Any, stdout: BinaryIO, **__: Any) -> subprocess.CompletedProcess[bytes]:
         stdout.write(f"Traceback (most recent call last):\n{cause}\n".encode())
@@ -43,8 +43,10 @@ def test_a_model_is_not_refused_for_what_a_machine_lacks(
     monkeypatch.setattr("subprocess.run", run)
     monkeypatch.setattr(servable, "_version", lambda _name: "1.0")
     monkeypatch.setenv("COUNTERPOINT_CACHE", str(tmp_path / "cache"))
-    check_served(write_config(tmp_path, model_type="blip"))
+    config = write_config(tmp_path, model_type="blip")
+    check_served(config)
     assert not (tmp_path / "cache").exists()
+    assert config.model in capsys.readouterr().err, "a user who waits is told for what"
 
 
 @pytest.mark.vllm
