@@ -33,7 +33,8 @@ _MODULUS = 1 << 64
 
 _NOT_OF_TEXT = re.compile(
     r"(^|\.)((vision|visual|audio|image|video|sound|mm|multi_modal|multimodal|aligner|connector|projector|resampler|perceiver)"
-    r"(_\w+)?|embed_(vision|audio)|mlp1|patch_merger|mtp)(\.|$)"
+    r"(_\w+)?|embed_(vision|audio)|high_res_vision_\w+|generation_(aligner|embeddings|head)|mlp1|(patch_)?merger|mtp|vpm|vqmodel"
+    r"|qformer|query_tokens|language_projection)(\.|$)"
 )
 """Parts of the names, in transformers, in checkpoints and in vLLM, of what a vision-language model computes a text without."""
 

@@ -15,6 +15,7 @@ from counterpoint.inference.digest import (
     digest_of,
     digests_of,
     hash_sum,
+    is_of_text,
     layer_of,
     scaled_adapter,
 )
@@ -102,3 +103,27 @@ def test_an_adapter_is_scaled_after_it_is_rounded() -> None:
     held = dict(scaled_adapter(tensors, 1.5, torch.bfloat16))
     assert torch.equal(held["layers.0.q.lora_A.weight"], weight(0).to(torch.bfloat16))
     assert torch.equal(held["layers.0.q.lora_B.weight"], weight(1).to(torch.bfloat16) * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_text"),
+    [
+        ("model.merger.mlp.0.linear_1.weight", False),
+        ("vpm.encoder.layers.0.mlp.fc1.weight", False),
+        ("model.vqmodel.encoder.conv_in.weight", False),
+        ("model.generation_embeddings.weight", False),
+        ("model.generation_head.vision_head.weight", False),
+        ("model.high_res_vision_neck.conv1.weight", False),
+        ("model.high_res_vision_alpha", False),
+        ("qformer.encoder.layer.0.output.dense.weight", False),
+        ("query_tokens", False),
+        ("language_projection.bias", False),
+        ("model.visual.merger.norm.weight", False),
+        ("model.language_model.layers.0.mlp.gate_proj.weight", True),
+        ("model.layers.0.self_attn.q_proj.weight", True),
+        ("lm_head.weight", True),
+        ("text_decoder.cls.predictions.bias", True),
+    ],
+)
+def test_parts_of_towers_are_not_of_text(name: str, of_text: bool) -> None:
+    assert is_of_text(name) is of_text
