@@ -82,12 +82,12 @@ async def test_what_a_command_leaves_is_there_for_the_next_and_what_fails_is_tol
     serve = "mkdir -p /out; echo 42 > /out/index.html; (cd /out; python3 -m http.server 8000 >/dev/null 2>&1 &)"
     ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/').read().decode())"
     fetch = f'for _ in $(seq 300); do python3 -c "{ask}" > answer.txt 2>/dev/null && break; sleep 0.1; done'
-    commands = [serve, fetch, "false", "sleep 100"]
-    rollout = await play(Harbor(str(tmp_path), call_seconds=20.0), 0, chat, *map(bash, commands[:3]), "Done.")
+    commands = [serve, fetch, "false"]
+    rollout = await play(Harbor(str(tmp_path)), 0, chat, *map(bash, commands), "Done.")
     assert rollout.reward == 1.0
     assert "[exit code 1]" in told(chat, rollout)
     late = await play(
-        Harbor(str(tmp_path), call_seconds=0.5), 0, chat, bash("echo 42 > answer.txt; sleep 100"), "Done."
+        Harbor(str(tmp_path), call_seconds=5.0), 0, chat, bash("echo 42 > answer.txt; sleep 100"), "Done."
     )
     assert late.reward == 1.0
     assert late.metrics["tools/bash/errors"] == 1.0
@@ -96,7 +96,7 @@ async def test_what_a_command_leaves_is_there_for_the_next_and_what_fails_is_tol
 @pytest.mark.slow
 @pytest.mark.usefixtures("boxes")
 async def test_at_the_agents_deadline_what_it_did_is_scored(tmp_path: Path, chat: Chat) -> None:
-    task(tmp_path, toml=f"{NO_NETWORK}[agent]\ntimeout_sec = 3.0\n")
+    task(tmp_path, toml=f"{NO_NETWORK}[agent]\ntimeout_sec = 8.0\n")
     rollout = await play(Harbor(str(tmp_path)), 0, chat, bash("echo 42 > answer.txt; sleep 1000"), "never")
     assert (rollout.reward, rollout.metrics["timed_out"]) == (1.0, 1.0)
 
@@ -165,7 +165,7 @@ n=$(cat /proc/[0-9]*/comm | grep -c sleep); echo "{\\"reward\\": 0, \\"left\\": 
     ],
 )
 async def test_tests_that_say_no_reward_fail_the_rollout(tmp_path: Path, chat: Chat, test: str, why: str) -> None:
-    task(tmp_path, test=test, toml=f"{NO_NETWORK}[verifier]\ntimeout_sec = 2.0\n")
+    task(tmp_path, test=test, toml=f"{NO_NETWORK}[verifier]\ntimeout_sec = {2 if test == 'sleep 100' else 60}\n")
     state: dict[str, Any] = {}
     environment = Harbor(str(tmp_path))
     with pytest.raises((ValueError, RuntimeError), match=why):
