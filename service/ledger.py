@@ -35,6 +35,9 @@ MOST_STRETCHES = 1024
 MOST_PROJECTS = 100
 """Projects of an owner on one day; what is of further ones counts in none."""
 
+MOST_WAITING = 16
+"""Requests that wait for one flush: the loop wakes all of them at once, and each then answers its client."""
+
 MOST_OWED = 65_536
 """Results that are not told yet and that do not count yet; of more, the oldest counts."""
 
@@ -105,6 +108,8 @@ class Ledger:
         self._writing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
         """The flush that will write what is noted now."""
+        self._waiting = 0
+        """How many wait for it."""
         self._tasks = Tasks("the ledger")
 
     @property
@@ -188,13 +193,15 @@ class Ledger:
 
     async def _write(self) -> None:
         """Flushes what was noted, with what others have noted meanwhile. Who does not wait for it any more leaves it as it is."""
-        if self._flushing is None:
-            self._flushing = self._tasks.spawn(self._flush())
+        if self._flushing is None or self._waiting >= MOST_WAITING:
+            self._flushing, self._waiting = self._tasks.spawn(self._flush()), 0
+        self._waiting += 1
         await asyncio.shield(self._flushing)
 
     async def _flush(self) -> None:
         async with self._writing:
-            self._flushing = None  # what is noted from now on needs another
+            if self._flushing is asyncio.current_task():
+                self._flushing = None  # what is noted from now on needs another
             if not self._unwritten:
                 return
             lines, self._unwritten = self._unwritten, []
