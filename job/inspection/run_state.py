@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from counterpoint.transport.files.untrusted import UntrustedFileError, read_text
 
 FINE_TUNING_FILE = "sft.json"
 """The file in the directory of a run that trains on data (`trainer/sft/train.py`), whose steps no orchestrator makes."""
+
+
+MAX_CONFIGURATION_BYTES = 2**20
+"""Of a run's configuration."""
+
+_DRIVEN = re.compile(r"^driven = true$", re.MULTILINE)
 
 
 def committed_steps(run: RunConfig) -> int:
@@ -100,7 +107,17 @@ def current_state(
         return "running" if is_running(output_dir) else "unfinished"
     if history.complete:
         return "done"
+    if is_driven(output_dir / f"run_{history.run_id}"):
+        return "driven" if is_running(output_dir) else "not running"
     return "starting" if is_to_start else "not running"
+
+
+def is_driven(run_dir: Path) -> bool:
+    """Returns whether others than an orchestrator ask for a run's steps, such as clients of the service for the Tinker SDK."""
+    try:
+        return _DRIVEN.search(read_text(run_dir / "control" / "orch.toml", MAX_CONFIGURATION_BYTES)) is not None
+    except (OSError, UntrustedFileError):
+        return False
 
 
 def exclusion_of(run_dir: Path) -> str | None:

@@ -34,7 +34,7 @@ from counterpoint.job.inspection.fine_tuning import FINE_TUNING, fine_tuning_of
 from counterpoint.job.inspection.fleet import Server, View, join, join_outages, read_views
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line, read_discarded
-from counterpoint.job.inspection.run_state import FINE_TUNING_FILE, current_state, exclusion_of, is_to_start
+from counterpoint.job.inspection.run_state import FINE_TUNING_FILE, current_state, exclusion_of, is_driven, is_to_start
 from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.plan.balance import Idle, advice, idle_of
 from counterpoint.job.processes_file import PROCESSES_FILE
@@ -63,10 +63,10 @@ class RunFacts:
     file: RunFile = field(default_factory=RunFile)
     is_guest: bool = False
     is_fine_tuning: bool = False
-    """Whether it trains on data: it has no orchestrator, and no rollouts."""
+    """Whether it has no orchestrator, and no rollouts: it trains on data, or is driven by others."""
     state: str = ""
     alive: bool = False
-    """Whether its orchestrator lives; of a fine-tuning, its command."""
+    """Whether its orchestrator lives; without one, its job."""
     paused: bool = False
     exclusion: str | None = None
     """Why the trainer may not train it."""
@@ -289,17 +289,19 @@ class JobReader:
         history.trained = self._trained_steps(run_id, trained)
         is_guest = self._own is not None and not is_own
         exclusion = exclusion_of(run_dir)
-        is_fine_tuning = (run_dir / FINE_TUNING_FILE).exists()
+        is_without_orchestrator = (run_dir / FINE_TUNING_FILE).exists() or is_driven(run_dir)
         its = [starters[name] for name in (f"orchestrator_{run_id}", "orchestrator") if name in starters]
         return RunFacts(
             run_id,
             history,
             file,
             is_guest,
-            is_fine_tuning,
+            is_without_orchestrator,
             self._first_phase
             or current_state(self._directory, history, is_guest, is_own and is_to_start(run_id, its), obstacle),
-            is_running(self._directory) if is_fine_tuning else orchestrator_of(self._directory, run_id) is not None,
+            is_running(self._directory)
+            if is_without_orchestrator
+            else orchestrator_of(self._directory, run_id) is not None,
             _changed(f"{run_dir}/control/paused.json") is not None,
             exclusion,
             None if exclusion is None else _changed(f"{run_dir}/control/{_EXCLUSIONS[exclusion.partition(':')[0]]}"),

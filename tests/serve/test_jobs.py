@@ -98,6 +98,25 @@ async def test_the_fine_tuning_of_a_job_is_a_job_of_its_own_with_steps_loss_and_
     assert len(curves["series"][0]["x"]) == 12
 
 
+@pytest.mark.parametrize(("lives", "state"), [(True, "driven"), (False, "not running")])
+async def test_a_driven_run_has_the_steps_that_were_trained(tmp_path: Path, lives: bool, state: str) -> None:
+    job = tmp_path / "service"
+    (job / "run_one" / "control").mkdir(parents=True)
+    (job / "job.json").write_text('{"orchestrator": {"run_id": "none", "steps": 1}, "runs": [], "stay": true}')
+    (job / "run_one" / "control" / "orch.toml").write_text('run_id = "one"\ndriven = true\n')
+    lines = [trained_line(step, "one") | {"time": 100.0 + 2 * step, "loss": 1 / step} for step in range(1, 13)]
+    write_lines(job / "trainer" / "metrics.jsonl", lines)
+    lock = take_lock(job / "job.lock", "taken") if lives else None
+    try:
+        async with api(job) as client:
+            _, shown = await client.get("/overview")
+    finally:
+        if lock is not None:
+            os.close(lock)
+    [run] = [each for each in shown["runs"] if each["run"] == "one"]
+    assert (run["state"], run["step"], run["alive"]) == (state, 12, lives)
+
+
 def test_of_many_jobs_in_a_folder_the_newest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counterpoint.serve.jobs, "MOST_JOBS", 2)
     for age, name in enumerate(["c", "a", "b"]):

@@ -3,7 +3,7 @@ import { element, setText } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
 
 const TONES = {
-  good: ["running", "training", "ready", "finished", "complete", "done", "success", "healthy", "alive", "converged", "durable", "kept", "shipped", "connected"],
+  good: ["running", "training", "ready", "finished", "complete", "done", "success", "healthy", "alive", "converged", "durable", "kept", "shipped", "connected", "driven"],
   busy: ["starting", "waiting", "paused", "pausing", "draining", "drained", "queued", "pending", "init", "updating", "loading", "resuming", "saving", "tuning"],
   warn: ["warning", "stalled", "silent", "suspected", "restarting", "exited", "stopping", "stale", "filtered", "late", "waits"],
   bad: ["error", "failed", "evicted", "refused", "dead", "killed", "lost", "diverged", "critical", "unreachable", "crashed"],
