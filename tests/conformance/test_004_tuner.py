@@ -403,7 +403,15 @@ def _sent_without_a_copy() -> int:
         return received
 
 
+@pytest.fixture
+def can_fork() -> None:
+    """Skips where pytest-rerunfailures has a thread in this process, as without processes of pytest-xdist (`-n 0`)."""
+    if any("run_server" in thread.name for thread in threading.enumerate()):
+        pytest.skip("a thread of pytest-rerunfailures is at work here; give -n 1 or more")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("can_fork")
 def test_lambdas_and_closures_run_in_forked_processes(tmp_path: Path) -> None:
     offset, here = 5, os.getpid()
     SearchThread(BasicVariantGenerator(), 0, lambda: None)  # idle, as of an experiment that nobody closed
@@ -432,6 +440,7 @@ def test_lambdas_and_closures_run_in_forked_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("can_fork")
 def test_a_closure_is_refused_with_the_reason_where_no_fork_is_possible(tmp_path: Path) -> None:
     tune.register_trainable("inner", lambda config: None, warn=False)
     done = threading.Event()
@@ -449,6 +458,7 @@ def test_a_closure_is_refused_with_the_reason_where_no_fork_is_possible(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("can_fork")
 def test_the_processes_of_closures_end_with_the_runner(tmp_path: Path) -> None:
     pids: list[int] = []
 
