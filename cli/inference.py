@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
         status.show(doing)
         notify_ready()
 
-    def beat(trouble: str) -> None:
+    def beat(trouble: str, phase: str) -> None:
         heartbeat.report(trouble)
-        status.show(trouble or doing)
+        status.show(trouble or (f"{doing}: {phase}" if phase else doing))
         if not trouble:  # without heartbeats, the supervisor restarts the server
             heartbeat.beat()
 

@@ -12,6 +12,7 @@ import importlib.metadata
 import logging
 import math
 import os
+import re
 import secrets
 import signal
 import socket
@@ -57,6 +58,22 @@ from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
 
+PHASES = tuple(
+    (phase, re.compile(pattern))
+    for phase, pattern in (
+        ("capturing CUDA graphs", "Capturing CUDA graphs"),
+        (
+            "compiling and warming up kernels",
+            r"(?i)^(?!.*disabl).*(torch\.compile|compiling a graph|warm(ing|ed)?[ -]?up|graph capturing finished)",
+        ),
+        ("loading weights", "Starting to load model|Loading (safetensors|weights|.* checkpoint shards)"),
+        ("inspecting the model", "Resolved architecture"),
+    )
+)
+"""What vLLM does before it is ready, and the lines that it writes then (`model_executor/warmup`, `compilation/`, `v1/worker`)."""
+
+PHASE_LINES = 60
+
 POLL_SECONDS = 0.25
 """Seconds between checks of the child and of its health."""
 
@@ -93,13 +110,15 @@ EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
 
 def serve(
-    config: InferenceConfig, on_ready: Callable[[], None], beat: Callable[[str], None] = lambda trouble: None
+    config: InferenceConfig,
+    on_ready: Callable[[], None],
+    beat: Callable[[str, str], None] = lambda trouble, phase: None,
 ) -> int:
     """Runs one vLLM server until it ends or a stop request arrives; a second one kills it. Call from the main thread.
 
-    `on_ready` is called once the server has answered its health check, `beat` every 5 s with the problem that keeps vLLM
-    from working, empty for none. Returns 128 + the signal after a stop request, 2 if the configuration cannot work, 1 for
-    anything else: the port is taken, the server did not start in time, or ended by itself.
+    `on_ready` is called once the server has answered its health check, `beat` every 5 s with the problem that keeps vLLM from
+    working, empty for none, and with what it does before it is ready. Returns 128 + the signal after a stop request, 2 if the
+    configuration cannot work, 1 for anything else: the port is taken, the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
@@ -144,6 +163,12 @@ class _Output:
     def cause(self) -> str:
         """Returns why vLLM failed, as of `root_cause`; empty if the output does not say it, or is no file."""
         return (root_cause(self._file, self._start) or "") if self._file.is_file() else ""
+
+    def phase(self) -> str:
+        """Returns what vLLM does before it is ready, in a few words; empty if its newest lines do not say it."""
+        lines = last_lines(self._file, PHASE_LINES, self._start) if self._file.is_file() else []
+        found = (phase for line in reversed(lines) for phase, pattern in PHASES if pattern.search(line))
+        return next(found, "")
 
     def last_line(self) -> str:
         """Returns the last line; empty if there is none, or the output is no file."""
@@ -441,7 +466,7 @@ def _watch(
     environment: Mapping[str, str],
     signals: StopSignals,
     on_ready: Callable[[], None],
-    beat: Callable[[str], None],
+    beat: Callable[[str, str], None],
     output: _Output,
 ) -> int:
     """Waits for readiness, then for the end. Returns the exit code."""
@@ -453,7 +478,7 @@ def _watch(
     while not signals.count:
         if time.monotonic() - looked >= PROCESS_CHECK_SECONDS:
             looked = time.monotonic()
-            beat(_trouble(child))
+            beat(_trouble(child), "" if ready else output.phase())
         code = child.poll()
         if code is not None:
             return _ended(code, config, output.cause(), ready=ready)

@@ -122,9 +122,13 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
     stand_in(monkeypatch, program)
     monkeypatch.setattr(server, "STOP_SECONDS", 0.3)
     before = signal.getsignal(signal.SIGTERM)
-    beats: list[str] = []
-    assert server.serve(config_of(tmp_path, {}), stop_this_process, beats.append) == 143
-    assert set(beats) == {""}
+    beats: list[tuple[str, str]] = []
+
+    def beat(trouble: str, phase: str) -> None:
+        beats.append((trouble, phase))
+
+    assert server.serve(config_of(tmp_path, {}), stop_this_process, beat) == 143
+    assert set(beats) == {("", "")}
     assert children() == []
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -153,7 +157,7 @@ def test_an_engine_that_is_stopped_is_told(tmp_path: Path, monkeypatch: pytest.M
         (engine,) = [pid for pid in below if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(engine, signal.SIGSTOP)
 
-    def beat(trouble: str) -> None:
+    def beat(trouble: str, phase: str) -> None:
         told.append(trouble)
         if trouble:
             stop_this_process()
@@ -237,7 +241,7 @@ def test_a_ready_server_on_a_name_of_two_addresses_lives_on(tmp_path: Path, monk
     monkeypatch.setattr(server, "PROCESS_CHECK_SECONDS", 0.0)
     beats: list[str] = []
 
-    def beat(trouble: str) -> None:
+    def beat(trouble: str, phase: str) -> None:
         beats.append(trouble)
         if len(beats) == 4:
             stop_this_process()
@@ -494,3 +498,28 @@ def test_a_server_on_a_cpu_has_the_threads_that_its_job_leaves_it(
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(server, "_on_cpu", lambda: False)
     assert "OMP_NUM_THREADS" not in server.server_environment(config)
+
+
+def test_what_vllm_does_before_it_is_ready_is_read_from_its_output(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("(EngineCore pid=1) INFO Capturing CUDA graphs of a former start\n")
+    output = server._Output(config_of(tmp_path, {}).model_copy(update={"log_file": log}))
+    found = []
+    for line in (
+        "(APIServer pid=7) INFO [model.py:733] Resolved architecture: Qwen3ForCausalLM",
+        "(APIServer pid=7) WARNING Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup.",
+        "(EngineCore pid=9) INFO Starting to load model /models/m...",
+        "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:00<00:00, 20.06it/s]",
+        "(EngineCore pid=9) INFO Using LBHNC KV cache layout.",
+        "(EngineCore pid=9) INFO Starting torch.compile",
+        "(EngineCore pid=9) INFO JIT kernel warmup starting.",
+        "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|##",
+        "(EngineCore pid=9) INFO Graph capturing finished in 9 secs, took 0.52 GiB",
+    ):
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+        found.append(output.phase())
+    assert found == ["inspecting the model"] * 2 + ["loading weights"] * 3 + [
+        "compiling and warming up kernels", "compiling and warming up kernels", "capturing CUDA graphs",
+        "compiling and warming up kernels",
+    ]  # fmt: skip
