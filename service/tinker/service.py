@@ -445,7 +445,7 @@ class Service:
                 async with self._removing:  # as in `_begin_model`
                     source, start = await self._start_of(asked.path, owner)
                     former = model.record
-                    if (former.rank, former.target_modules) != (source.rank, source.target_modules):
+                    if (former.rank, set(former.target_modules)) != (source.rank, set(source.target_modules)):
                         raise BadRequest(
                             f"{asked.path} has rank {source.rank} and {', '.join(source.target_modules)}; the model has "
                             f"rank {former.rank} and {', '.join(former.target_modules)}"

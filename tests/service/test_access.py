@@ -72,6 +72,26 @@ async def test_weights_are_not_said_to_be_loaded_into_a_model_that_has_later_req
         assert await status(client, KEYS[0], "load_weights", load) == 400
 
 
+async def test_an_adapter_of_elsewhere_is_loaded_into_a_model_of_the_same_modules(tmp_path: Path) -> None:
+    (tmp_path / "peft").mkdir()
+    described = {"r": 4, "lora_alpha": 8, "target_modules": [*FEED_FORWARD, *ATTENTION]}
+    (tmp_path / "peft" / "adapter_config.json").write_bytes(orjson.dumps(described))
+    async with serving(tmp_path, adapters={"mine": tmp_path / "peft"}) as (client, service):
+        session = (await service.create_session(CreateSession(), digest(KEYS[0]).hex())).session_id
+        create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
+        assert await status(client, KEYS[0], "create_model", create) == 200
+        load = {
+            "model_id": f"{session}:train:0",
+            "seq_id": 1,
+            "path": "tinker://import/weights/mine",
+            "optimizer": False,
+        }
+        assert await status(client, KEYS[0], "load_weights", load) == 200
+        record = service.store.model(f"{session}:train:0")
+        assert record is not None
+        assert (record.start_adapter, record.alpha) == (str(tmp_path / "peft"), 8)
+
+
 async def test_an_unloading_is_answered_after_a_new_start_of_the_service(tmp_path: Path) -> None:
     headers = {"X-API-Key": KEYS[0]}
     async with serving(tmp_path) as (client, service):
