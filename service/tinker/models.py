@@ -459,7 +459,7 @@ class Model:
             batch = self._replay.routed(contribution, session_of(self.record.model_id))
         else:
             batch = journalled.batch or contribution.batch
-        metrics = self._replay.metrics(batch)
+        metrics = self._replay.metrics(batch, contribution.sequences)
 
         async def result(number: int, answered: Answered) -> Result:
             return Result(await asyncio.to_thread(output_of, contribution, answered, metrics), is_protobuf=True)

@@ -155,7 +155,7 @@ class Replay:
         ]
         if any(each is not None for each in found):
             batch = replace(batch, routed_experts=tuple(() if each is None else (each,) for each in found))
-        lacking = unrouted(batch)
+        lacking = unrouted(batch, asked.sequences)
         if lacking and self._is_strict:
             raise BadRequest(
                 f"datum {lacking[0]} ({len(lacking)} of {len(found)}): no routing is known of all tokens that were sampled, and "
@@ -165,9 +165,9 @@ class Replay:
         self.missed += len(lacking)
         return batch
 
-    def metrics(self, batch: Batch) -> dict[str, float]:
+    def metrics(self, batch: Batch, named: Sequence[Sequence[str]]) -> dict[str, float]:
         """Returns what a client is told of the routing of its data; nothing if the model has no experts."""
-        return {"routing/missing:sum": float(len(unrouted(batch)))} if self._has_experts else {}
+        return {"routing/missing:sum": float(len(unrouted(batch, named)))} if self._has_experts else {}
 
 
 class Replays:
@@ -195,17 +195,17 @@ class Replays:
         }
 
 
-def unrouted(batch: Batch) -> list[int]:
+def unrouted(batch: Batch, named: Sequence[Sequence[str]]) -> list[int]:
     """Returns the samples of a batch that have a sampled token whose expert choice in sampling is not known.
 
-    Sampled are the tokens with a log-probability or an advantage.
+    Sampled are the tokens with a log-probability or an advantage, and some of a datum that has `named` samples.
     """
     sampled_T = (batch.log_probabilities_T != 0) | (batch.advantages_T != 0)
     offsets, found = batch.sample_offsets, []
     for index in range(len(batch.samples)):
         marked = np.flatnonzero(sampled_T[offsets[index] : offsets[index + 1]])
         routed = sum(map(len, batch.routed_experts[index])) if batch.routed_experts else 0
-        if marked.size and routed < marked[-1]:
+        if (marked.size and routed < marked[-1]) or (named[index] and not routed):
             found.append(index)
     return found
 

@@ -134,10 +134,12 @@ async def sample(client: Any, key: str, session: str, seq_id: int) -> str:
     return str(promised["sample_sequence_ids"][0])
 
 
-async def send(client: Any, key: str, model_id: str, seq_id: int, data: list[types.Datum]) -> int:
+async def send(
+    client: Any, key: str, model_id: str, seq_id: int, data: list[types.Datum], loss: Any = "importance_sampling"
+) -> int:
     """Sends a contribution as the SDK does."""
     asked = types.ForwardBackwardRequest(
-        forward_backward_input=types.ForwardBackwardInput(data=data, loss_fn="importance_sampling"),
+        forward_backward_input=types.ForwardBackwardInput(data=data, loss_fn=loss),
         model_id=model_id,
         seq_id=seq_id,
     )
@@ -199,6 +201,23 @@ async def test_strict_replay_refuses_what_has_no_routing_and_says_so_also_after_
             )
     assert results[0] == results[1]
     assert b"datum 1 (1 of 2)" in results[0]
+
+
+async def test_strict_replay_refuses_a_named_sample_without_routing_whatever_the_loss(tmp_path: Path) -> None:
+    """Such as what a client computes a custom loss of: it has neither log-probabilities nor advantages."""
+    owner = digest(KEYS[0]).hex()
+    named = [types.SampledProvenanceSpan(sequence_id="s1:sample:0:7:0", offset=0, length=3)]
+    plain = types.Datum(
+        model_input=types.ModelInput.from_ints([5, 6, 4]),
+        loss_fn_inputs={"target_tokens": np.array([6, 4, 9], np.int64)},
+    )
+    data = [plain, plain.with_provenance(model_input=named, loss_fn_inputs=named)]
+    async with serving(tmp_path, Servers(), has_experts=True, strict_replay=True) as (client, service):
+        model = a_model(service.store, 1, owner)
+        for seq_id, each in enumerate(data, 1):
+            assert await send(client, KEYS[0], model.model_id, seq_id, [each], "cross_entropy") == 200
+        found = [journal_of(tmp_path, model.run_id).read_item(each)[0].batch for each in (1, 2)]
+        assert [each is None for each in found] == [False, True]
 
 
 async def test_the_routing_of_a_dense_model_is_never_missed(tmp_path: Path) -> None:
