@@ -9,7 +9,9 @@ import asyncio
 import hmac
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -65,6 +67,9 @@ MANY_SECONDS = 30.0
 
 PIECE_BYTES, PIECE_SECONDS = 2**20, 60.0
 """The bytes of a file that are sent at once, and how long a client may take for them."""
+
+MOST_FETCHED = 8
+"""Files of one key that are sent by their URLs at once: encrypted ones take their size on the disk meanwhile."""
 
 PROTOBUF = "application/x-protobuf"
 
@@ -131,6 +136,10 @@ class Endpoints:
         self._service = service
         self._keys = keys
         self._signer = Signer(service.store.secret("urls").encode())
+        self._fetched = Counter[str]()
+        """The files of each owner that are being sent by their URLs."""
+        self._encrypting = asyncio.Lock()
+        """Held while a file is encrypted: else many would take all threads, for which every client waits."""
 
     def app(self) -> web.Application:
         """Returns the application, with every endpoint."""
@@ -405,13 +414,25 @@ class Endpoints:
         name = asked.get("file", "")
         if not self._signer.permits(path, name, asked.get("expires", ""), asked.get("signature", ""), time.time()):
             return _error(403, "the URL was not made here, or has expired; ask for URLs again")
+        request.app[PROVEN].note(request)
         record = await asyncio.to_thread(self._service.store.saved, path)
-        if record is None or name not in names_of(record.recipients):
+        model = None if record is None else await asyncio.to_thread(self._service.store.model, record.model_id)
+        if record is None or model is None or name not in names_of(record.recipients):
             return _error(404, f"there are no weights {path[:120]!r}")
+        if self._fetched[model.owner] >= MOST_FETCHED:
+            return _error(429, f"{MOST_FETCHED} files of this key are being fetched; wait until one is whole")
+        self._fetched[model.owner] += 1
         try:
-            file, size = await asyncio.to_thread(open_file, record.directory, name, record.recipients)
+            return await self._sent(request, record, name)
+        finally:
+            self._fetched[model.owner] -= 1
+
+    async def _sent(self, request: web.Request, record: SavedRecord, name: str) -> web.StreamResponse:
+        try:
+            async with self._encrypting if record.recipients else nullcontext():
+                file, size = await asyncio.to_thread(open_file, record.directory, name, record.recipients)
         except OSError as error:
-            return _error(503, f"{path[:120]}: {name}: {error.strerror}")
+            return _error(503, f"{record.path[:120]}: {name}: {error.strerror}")
         with file:
             response = web.StreamResponse(
                 headers={"Content-Type": "application/octet-stream", "Content-Length": str(size)}

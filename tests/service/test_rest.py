@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from tinker import types
 
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used
+from counterpoint.service.tinker import app
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
@@ -35,6 +37,7 @@ from counterpoint.service.tinker.store import (
 from counterpoint.service.tinker.weights import external
 from counterpoint.transport.files.atomic import STABLE
 from tests.service.serving import KEYS, serving
+from tests.support.polling import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.slow
 
@@ -166,6 +169,43 @@ async def test_external_weights_are_fetched_by_signed_urls_of_each_file(tmp_path
         await answered(client.delete_checkpoint_from_tinker_path(plain.path))
         async with http.session.get(one) as response:
             assert response.status == 404
+
+
+async def test_one_key_cannot_take_all_threads_by_files_that_are_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, most, may_go = [0], [0], threading.Event()
+
+    def opened(*given: Any) -> Any:
+        opening[0] += 1
+        most[0] = max(most[0], opening[0])
+        may_go.wait(DEADLINE_SECONDS)
+        opening[0] -= 1
+        return external.open_file(*given)
+
+    monkeypatch.setattr(app, "open_file", opened)
+    async with rest(tmp_path) as (client, http, service):
+        model = a_model(service.store, 0, OWNERS[0])
+        link = published(tmp_path, model, 3)
+        for name in external.FILES:
+            (link / name).write_bytes(name.encode())
+        key = str(pyrage.x25519.Identity.generate().to_public())
+        saved = SavedRecord(model.model_id, "external_weights", "out", 3, 1, str(link), recipients=[key])
+        service.store.write(saved)
+        url = next(iter((await answered(client.get_external_weights_urls(saved.path))).urls.values()))
+
+        async def status() -> int:
+            async with http.session.get(url) as response:
+                await response.read()
+                return int(response.status)
+
+        fetching = [asyncio.create_task(status()) for _ in range(app.MOST_FETCHED + 3)]
+        try:
+            await until(lambda: sum(each.done() for each in fetching) == 3, "the refusals")
+        finally:
+            may_go.set()
+        assert sorted(await asyncio.gather(*fetching)) == [200] * app.MOST_FETCHED + [429] * 3
+        assert most == [1]
 
 
 @pytest.mark.parametrize(
