@@ -147,6 +147,19 @@ async def test_the_places_of_a_prompt_have_what_is_asked_of_them(tmp_path: Path)
             assert len({given.seed for _, given, _ in servers.asked}) == 1 + 2 * 3
 
 
+async def test_the_ledger_counts_what_the_servers_tell_of_a_prompt(tmp_path: Path) -> None:
+    async with sampling(tmp_path) as (sampler, _, service, _):
+        for sampled, asked in (
+            (1 + 2, {"topk_prompt_logprobs": 3}),
+            (1 + 1, {"topk_prompt_logprobs": 3, "prompt_logprobs_last_n": 1, "include_prompt_logprobs": True}),
+            (1 + 3, {"target_prompt_logprobs": of([[7, -1], [8, 9]])}),
+            (1 + 4, {"prompt_alt_tokens_k": 2}),
+        ):
+            before = service.store.ledger.today(digest(KEYS[0]).hex())
+            await answered(sampler.sample(PROMPT, 1, parameters(), **asked))
+            assert service.store.ledger.today(digest(KEYS[0]).hex()) - before == 3 + sampled, asked
+
+
 async def test_tokens_at_the_places_of_an_adapters_prompt_are_scored_by_its_trainer() -> None:
     asked: list[Any] = []
 

@@ -118,7 +118,8 @@ class ClientSamplers:
 
         async def work() -> Result:
             body = await self._sampled(sampler, asked)
-            self._store.ledger.owe(owner, request_id, used_by(asked, body))
+            used = await asyncio.to_thread(used_by, asked, body, has_adapter=bool(sampler.adapter or sampler.follows))
+            self._store.ledger.owe(owner, request_id, used)
             return Result(body, is_protobuf=True)
 
         if (task := self._results.begin(request_id, owner, work)) is not None:

@@ -144,7 +144,9 @@ async def sample(
     """
     prompt, parameters = prompt_of(asked, longest)
     first = max(1, len(prompt) - (asked.prompt_logprobs_last_n or len(prompt)))
-    targets = None if (given := asked.target_prompt_logprobs) is None else Targets(given, len(prompt))
+    targets = None
+    if (given := asked.target_prompt_logprobs) is not None:  # there may be millions
+        targets = await asyncio.to_thread(Targets, given, len(prompt))
     _check_calls(asked, prompt, first, targets, has_adapter=bool(sampler.adapter))
     adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
     names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
@@ -197,12 +199,21 @@ def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets
         raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected at most {MOST_TARGETS}")
 
 
-def used_by(asked: Sample, response: bytes) -> Used:
-    """Returns the tokens of a request and of its `SampleResponse`."""
-    prompt = sum(len(chunk.tokens) for chunk in asked.prompt.chunks)
+def used_by(asked: Sample, response: bytes, *, has_adapter: bool) -> Used:
+    """Returns the tokens of a request and of its `SampleResponse`.
+
+    Those of which the servers tell something at a place of the prompt count as sampled: each takes a call. Of an adapter the
+    trainer scores those that are given, whose time is counted.
+    """
+    places = max(0, (prompt := sum(len(chunk.tokens) for chunk in asked.prompt.chunks)) - 1)
     sequences = MESSAGES["SampleResponse"].FromString(response).sequences
     sampled = sum(len(each.tokens) for each in sequences) // np.dtype(np.int32).itemsize
-    return Used(prompt=prompt, sampled=sampled + max(0, prompt - 1) * asked.prompt_alt_tokens_k)
+    sampled += places * asked.prompt_alt_tokens_k
+    if asked.topk_prompt_logprobs:
+        sampled += min(places, asked.prompt_logprobs_last_n or places)
+    if asked.target_prompt_logprobs is not None and not has_adapter:
+        sampled += Targets(asked.target_prompt_logprobs, prompt).calls
+    return Used(prompt=prompt, sampled=sampled)
 
 
 def _seeded(parameters: SamplingParameters, seed: int | None, name: object) -> SamplingParameters:
