@@ -13,6 +13,10 @@ from counterpoint.transport.loopback import is_loopback
 
 KEY_PREFIX, SHORTEST_KEY = "tml-", 20
 
+_EXPECTED = (
+    f"expected {KEY_PREFIX!r} and at least {SHORTEST_KEY - len(KEY_PREFIX)} more characters a line, and a name after it"
+)
+
 
 def check_access(config: TinkerConfig) -> dict[bytes, str]:
     """Returns the digests of the keys that are taken, with their names; none on loopback without a file of keys.
@@ -46,16 +50,14 @@ def keys_of(path: Path | None) -> dict[bytes, str]:
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"tinker.keys_file = {str(path)!r}: {error}") from None
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"tinker.keys_file = {str(path)!r}: {said}; {_EXPECTED}") from None
     entries = [line.split() for line in lines if line and not line.startswith("#")]
     keys = [entry[0] for entry in entries]
     bad = [number for number, key in enumerate(keys, 1) if not key.startswith(KEY_PREFIX) or len(key) < SHORTEST_KEY]
     if bad or not keys:
         said = f"key {bad[0]} is none" if bad else "it has no key"
-        raise UserError(
-            f"tinker.keys_file = {str(path)!r}: {said}; expected {KEY_PREFIX!r} and at least "
-            f"{SHORTEST_KEY - len(KEY_PREFIX)} more characters a line"
-        )
+        raise UserError(f"tinker.keys_file = {str(path)!r}: {said}; {_EXPECTED}")
     names = [entry[1] for entry in entries if len(entry) > 1]
     if (
         any(len(entry) > 2 for entry in entries)

@@ -180,6 +180,8 @@ async def test_bodies_are_bounded_and_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "said"), [("", "no key"), ("tml-short", "key 1"), ("other-" + "a" * 20, "key 1")])
 def test_a_file_without_keys_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "keys"
+    with pytest.raises(UserError, match=r"tml-.*a line"):
+        check_access(TinkerConfig(keys_file=file))
     file.write_text(text)
     with pytest.raises(UserError, match=said):
         check_access(TinkerConfig(keys_file=file))

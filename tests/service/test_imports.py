@@ -30,6 +30,8 @@ def test_a_uri_names_an_adapter(tmp_path: Path) -> None:
     assert imported(adapters, "tinker://s0:train:0/weights/mine") is None
     with pytest.raises(BadRequest, match="tinker://import/weights/mine"):
         imported(adapters, "tinker://import/weights/other")
+    with pytest.raises(BadRequest, match=r"\[tinker\.adapters\]"):
+        imported({}, "tinker://import/weights/other")
 
 
 @pytest.mark.parametrize("values", [{"r": "4"}, {"target_modules": "a pattern"}, {"r": 8}, {"lora_alpha": None}])

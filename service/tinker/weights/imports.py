@@ -32,8 +32,9 @@ def imported(adapters: Mapping[str, Path], path: str) -> ModelRecord | None:
         return None
     name = path.removeprefix(PREFIX)
     if (directory := adapters.get(name)) is None:
+        known = ", ".join(PREFIX + each for each in sorted(adapters))
         raise BadRequest(
-            f"{path[:120]!r} is not there; expected {', '.join(PREFIX + each for each in sorted(adapters))}"
+            f"{path[:120]!r} is not there; expected {known or 'a name of [tinker.adapters], which has none'}"
         )
     try:
         found = _read(directory)
