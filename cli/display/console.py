@@ -26,11 +26,12 @@ def console_for(
 ) -> Console:
     """Creates a console on `file`, or on standard output.
 
-    A file that is not a terminal gets `pipe_width` columns. With its default of 80, rich would cut most tables.
+    A file that is not a terminal gets `pipe_width` columns. With its default of 80, rich would cut most tables. Names such as
+    `s0:train:0` are printed as they are, not with a picture.
     """
     stream = sys.stdout if file is None else file
     width = None if stream.isatty() else pipe_width
-    return Console(file=file, width=width, markup=markup, soft_wrap=soft_wrap)
+    return Console(file=file, width=width, markup=markup, emoji=False, soft_wrap=soft_wrap)
 
 
 def lasting(file: TextIO) -> TextIO:

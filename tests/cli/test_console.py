@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from counterpoint.cli.display import console as module
-from counterpoint.cli.display.console import printed_beside
+from counterpoint.cli.display.console import console_for, printed_beside
 
 
 class PausedReader(io.StringIO):
@@ -46,3 +46,9 @@ def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             console.print(f"line {number}")
         reader.released.set()
     assert reader.getvalue().splitlines() == ["line 0", "line 1"]
+
+
+def test_a_model_s_name_is_printed_as_it_is() -> None:
+    text = io.StringIO()
+    console_for(text, pipe_width=80).print("s0:train:0")
+    assert text.getvalue() == "s0:train:0\n"
