@@ -604,7 +604,7 @@ class Trainer:
         runs = [
             f"{each.run_id} step {each.progress.step}/{each.config.last_step}" for each in self._learner.runs.values()
         ]
-        parts = [", ".join(runs) or "waiting for an orchestrator's HELLO", self._sessions.outages.describe()]
+        parts = [", ".join(runs) or "waiting for a run", self._sessions.outages.describe()]
         return "; ".join(filter(None, parts))
 
     def _report_waiting(self) -> None:
@@ -618,4 +618,4 @@ class Trainer:
                 f"the BYE of run {run.run_id}" if run.finished else f"step {run.progress.step + 1} of run {run.run_id}"
                 for run in self._learner.runs.values()
             ]
-            logger.info("waiting for %s", ", ".join(awaited) or "an orchestrator's HELLO")
+            logger.info("waiting for %s", ", ".join(awaited) or "a run")

@@ -232,7 +232,7 @@ def test_the_first_ranks_heart_is_heard(moe_directory: Path, tmp_path: Path) -> 
     process = subprocess.Popen([sys.executable, "-c", RUN_TRAINER, config.model_dump_json()], env=environment)
     try:
         said: list[dict[str, str]] = []
-        waits = {"STATUS": "waiting for an orchestrator's HELLO"}
+        waits = {"STATUS": "waiting for a run"}
         while {"READY": "1"} not in said or {"WATCHDOG": "1"} not in said or waits not in said:
             assert select.select([listener], [], [], DEADLINE_SECONDS)[0]
             said += [message] if (message := listener.receive()) is not None else []
