@@ -263,8 +263,6 @@ class Service:
         """Returns a model, also of a session that was silent. Raises `NotFound`, `Gone` and `OverQuota`."""
         await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
-            if model_id not in self._models and model_id not in self._beginning:
-                self.tenants.check_models(owner, self.open_models(owner), is_back=True)
             return await self._taken_up(model_id)
 
     async def _taken_up(self, model_id: str) -> Model:
@@ -272,6 +270,8 @@ class Service:
             record = await asyncio.to_thread(self.store.model, model_id)
             if record is None:
                 raise NotFound(f"there is no model {model_id[:80]!r}")
+            if model_id not in self._beginning:
+                self.tenants.check_models(record.owner, self.open_models(record.owner), is_back=True)
             await self._open(record)
         return self._models[model_id]
 

@@ -92,6 +92,21 @@ async def test_an_adapter_of_elsewhere_is_loaded_into_a_model_of_the_same_module
         assert (record.start_adapter, record.alpha) == (str(tmp_path / "peft"), 8)
 
 
+async def test_loading_into_a_model_that_was_closed_is_held_to_the_quota(tmp_path: Path) -> None:
+    owner = digest(KEYS[0]).hex()
+    async with serving(tmp_path, quota={"models": 1}) as (client, service):
+        session = (await service.create_session(CreateSession(), owner)).session_id
+        names = [f"{session}:train:{number}" for number in range(2)]
+        for name in names:
+            service.store.write(ModelRecord(name, run_of(name), owner, 4, ATTENTION))
+        saved = SavedRecord(names[0], "weights", "a", 1, 1)
+        service.store.write(saved)
+        assert await status(client, KEYS[0], "get_info", {"model_id": names[0]}) == 200
+        load = {"model_id": names[1], "seq_id": 1, "path": saved.path, "optimizer": True}
+        assert await status(client, KEYS[0], "load_weights", load) == 402
+        assert [*service._models] == names[:1]
+
+
 async def test_an_unloading_is_answered_after_a_new_start_of_the_service(tmp_path: Path) -> None:
     headers = {"X-API-Key": KEYS[0]}
     async with serving(tmp_path) as (client, service):
