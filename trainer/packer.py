@@ -262,7 +262,7 @@ def _columns(batch: Batch, samples: Sequence[int], optional: Sequence[str]) -> t
 def _routing(parts: Sequence[Part], limits: ModelLimits) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.bool_]]:
     """Returns the routing records `[T, layers, top_k]` of a row, and which tokens have one, bool `[T]`.
 
-    The tokens with a record are all but the last of each sample that has routing.
+    The tokens with a record are the first of each sample, as many as its routing has rows.
     """
     has_record_T = np.zeros(sum(part.tokens for part in parts), dtype=np.bool_)
     if not limits.layers or not any(any(part.batch.routed_experts) for part in parts):
