@@ -6,6 +6,7 @@ and metadata are those of clients, and so hostile.
 
 from __future__ import annotations
 
+import heapq
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -199,18 +200,26 @@ def _newest(directory: Path, below: str, kind: type[Record]) -> list[Record]:
     """Returns the newest records that can be read in a directory, or in the file `below` of each of its directories."""
     try:
         with os.scandir(directory) as entries:
-            found = sorted(
-                ((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries), reverse=True
-            )
+            found = heapq.nlargest(MOST_SHOWN, filter(None, map(_written, entries)))
     except OSError:
         return []
     records = []
-    for _, path in found[:MOST_SHOWN]:
+    for _, path in found:
         try:
             records.append(msgspec.json.decode(read_bytes(Path(path, below), MAX_RECORD_BYTES), type=kind))
         except (OSError, UntrustedFileError, msgspec.MsgspecError):
             continue
     return records
+
+
+def _written(entry: os.DirEntry[str]) -> tuple[float, str] | None:
+    """Returns when an entry was written, and its path; None for a file that a writer has not finished, or that is gone."""
+    if entry.name.startswith("."):
+        return None
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime, entry.path
+    except OSError:
+        return None
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (

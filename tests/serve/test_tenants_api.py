@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import pytest
+
+from counterpoint.serve.api.tenants import _newest
 from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.status import status_of, write_status
-from counterpoint.service.tinker.store import ModelRecord, SamplerRecord
+from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, Session
 from tests.serve.api_client import api
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import OWNERS
@@ -65,3 +71,23 @@ async def test_what_is_no_record_is_left_out(tmp_path: Path) -> None:
         status, answer = await client.get("/jobs/job/tenants")
         assert (status, len(answer["sessions"]), len(answer["models"]), len(answer["samplers"])) == (200, 2, 1, 1)
         (place / "status.json").write_text("{}")
+
+
+async def test_a_record_that_goes_away_meanwhile_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await write_service(tmp_path / "job")
+    place = tmp_path / "job" / "service" / "sessions"
+    (place / "s0.json").write_text("{}")
+    scan = os.scandir
+
+    def scanned(directory: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        found = scan(directory)
+        if directory == place:
+            entries = list(found)
+            (place / "s0.json").unlink()
+            return nullcontext(iter(entries))
+        return found
+
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert session in {each.session_id for each in _newest(place, "", Session)}
