@@ -7,7 +7,9 @@ to, with the numbers of the requests that they count. Once there are many lines,
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import secrets
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -105,6 +107,8 @@ class Ledger:
         """What is not told yet, by the ids of requests."""
         self._owed_tokens = Counter[tuple[str, str]]()
         """The tokens of these by day and owner."""
+        self._again, self._numbers = f"again-{secrets.token_hex(8)}", itertools.count()
+        """What requests are called that count again: none of these comes again."""
         self._writing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
         """The flush that will write what is noted now."""
@@ -128,9 +132,15 @@ class Ledger:
         await self._write()
 
     def owe(self, owner: str, request_id: str, used: Used) -> None:
-        """Notes what a request has used: it counts once its client is `told`. A kill before loses both."""
-        self._paid(request_id)
-        line = self._owed[request_id] = self._line(owner, request_id, used)
+        """Notes what a request has used: it counts once its client is `told`. A kill before loses both.
+
+        One that was carried out before counts again: else a client that asks for it again and again would pay once.
+        """
+        self._note(self._paid(request_id))
+        line = self._line(owner, request_id, used)
+        if self._counts(request_id):
+            line.request = f"{request_id.partition(':')[0]}:{self._again}:{next(self._numbers)}"
+        self._owed[request_id] = line
         self._owed_tokens[line.day, owner] += line.tokens
         if len(self._owed) > MOST_OWED:
             self._note(self._paid(next(iter(self._owed))))
@@ -176,6 +186,10 @@ class Ledger:
     def _line(self, owner: str, request_id: str, used: Used) -> _Line:
         account = account_of(owner, self._projects.get(request_id.partition(":")[0], ""))
         return _Line(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
+
+    def _counts(self, request_id: str) -> bool:
+        source, _, number = request_id.rpartition(":")
+        return any(first <= int(number) <= last for first, last in self._sum.counted.get(source, []))
 
     def _note(self, line: _Line | None) -> None:
         if line is not None and self._add(line):

@@ -45,6 +45,19 @@ async def test_what_was_not_told_counts_not_after_a_kill_and_at_an_end(tmp_path:
     assert first.sources() == []
 
 
+async def test_a_sample_that_is_made_again_counts_again(tmp_path: Path) -> None:
+    first = Ledger(tmp_path)
+    for _ in range(3):
+        first.owe("a", "s1:sample:0:0", Used(sampled=2))
+        await first.told("s1:sample:0:0")
+    first.owe("a", "s1:sample:0:1", Used(sampled=2))
+    first.owe("a", "s1:sample:0:1", Used(sampled=2))
+    assert first.today("a") == 10
+    await first.end("s1:")
+    assert first.today("a") == 10
+    assert kept(tmp_path) == {"a": Used(sampled=10)}
+
+
 async def test_the_disk_has_sums_in_place_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_LINE_BYTES", 2000)
     first = Ledger(tmp_path)
