@@ -245,7 +245,7 @@ class Service:
             return
         await self.sessions.end(found, ending)
         await self.samplers.cancel_all(session_id, owner)
-        for model_id in [each for each in self._models if session_of(each) == session_id]:
+        for model_id in [each for each in {*self._models, *self._opening} if session_of(each) == session_id]:
             await self._shut(model_id)
         self.sessions.forget(session_id)
         self.results.of(owner).forget(f"{session_id}:")
@@ -263,16 +263,28 @@ class Service:
         """Returns a model, also of a session that was silent. Raises `NotFound`, `Gone` and `OverQuota`."""
         await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
-            return await self._taken_up(model_id)
+            return await self._taken_up(model_id, owner)
 
-    async def _taken_up(self, model_id: str) -> Model:
+    def _claim(self, model_id: str, owner: str, *, is_back: bool) -> bool:
+        """Has a model count as open from now on; returns False if it did before. Raises `OverQuota`."""
+        if model_id in self._models or model_id in self._beginning:
+            return False
+        self.tenants.check_models(owner, self.open_models(owner), is_back=is_back)
+        self._beginning[model_id] = owner
+        return True
+
+    async def _taken_up(self, model_id: str, owner: str) -> Model:
         if model_id not in self._models:
-            record = await asyncio.to_thread(self.store.model, model_id)
-            if record is None:
-                raise NotFound(f"there is no model {model_id[:80]!r}")
-            if model_id not in self._beginning:
-                self.tenants.check_models(record.owner, self.open_models(record.owner), is_back=True)
-            await self._open(record)
+            await self.sessions.live(session_of(model_id), owner)  # it may have ended since
+            is_claimed = self._claim(model_id, owner, is_back=True)
+            try:
+                record = await asyncio.to_thread(self.store.model, model_id)
+                if record is None:
+                    raise NotFound(f"there is no model {model_id[:80]!r}")
+                await self._open(record)
+            finally:
+                if is_claimed:
+                    self._beginning.pop(model_id, None)
         return self._models[model_id]
 
     async def _shut(self, model_id: str) -> None:
@@ -326,7 +338,7 @@ class Service:
         if not (session.finished or futures.knows(request_id)):
             record = await asyncio.to_thread(self.store.model, model_id)
             if record is not None and last == CREATE:  # the service was started again meanwhile
-                self.results.begin(request_id, owner, lambda: self._create(record))
+                await self._begin_model(record)
             elif record is not None and last == UNLOAD:
                 await self.unload_model(model_id, owner)
             elif record is not None:
@@ -437,7 +449,7 @@ class Service:
             )
         await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
-            model = await self._taken_up(model_id)
+            model = await self._taken_up(model_id, owner)
             is_loaded = model.record.run_id != run_of(model_id)
             if model.record.created_by == "load_weights" and not is_loaded:
                 raise NotServed("the model was created with saved weights; create another client from the state")
@@ -469,13 +481,12 @@ class Service:
         Raises `BadRequest`, `NotFound`, `OSError`, `OverQuota` and `TooMany`.
         """
         encoded(record)  # a record that is too long is refused now
-        request_id = f"{record.model_id}:{CREATE}"
+        request_id, is_claimed = f"{record.model_id}:{CREATE}", False
         try:
             async with self._opened(record.model_id):
                 former = await asyncio.to_thread(self.store.model, record.model_id)
                 if former is None:
-                    self.tenants.check_models(record.owner, self.open_models(record.owner))
-                    self._beginning[record.model_id] = record.owner
+                    is_claimed = self._claim(record.model_id, record.owner, is_back=False)
                     async with self._removing:  # who removes a state must know the record, or take the name before
                         if path is not None:
                             _, start = await self._start_of(path, record.owner)
@@ -484,9 +495,12 @@ class Service:
                         await asyncio.to_thread(self.store.write, record)
                 elif msgspec.structs.replace(former, created=record.created) != record:
                     raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
+                elif not self.results.of(record.owner).knows(request_id):
+                    is_claimed = self._claim(record.model_id, record.owner, is_back=True)
             self.results.begin(request_id, record.owner, lambda: self._create(record))
         except BaseException:
-            self._beginning.pop(record.model_id, None)
+            if is_claimed:
+                self._beginning.pop(record.model_id, None)
             raise
         return request_id
 
@@ -503,6 +517,7 @@ class Service:
     async def _create(self, record: ModelRecord) -> Result:
         try:
             async with self._opened(record.model_id):
+                await self.sessions.live(session_of(record.model_id), record.owner)
                 if record.model_id not in self._models:
                     await self._open(record)
                 run = self._models[record.model_id].run

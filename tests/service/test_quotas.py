@@ -77,6 +77,20 @@ async def test_a_further_model_is_refused_at_once(tmp_path: Path) -> None:
         assert (await asked(client, "get_info", {"model_id": silent.model_id}))[0] == 200
 
 
+async def test_models_that_come_back_at_once_keep_to_the_quota(tmp_path: Path) -> None:
+    async with serving(tmp_path, quota={"models": 1}) as (client, service):
+        models = [a_model(service.store, number, OWNERS[0]).model_id for number in (1, 2, 3)]
+        told = await asyncio.gather(*(asked(client, "get_info", {"model_id": each}) for each in models))
+        assert sorted(status for status, _ in told) == [200, 402, 402]
+        closed = next(each for each in models if each not in service._models)
+        status, _ = await asked(client, "retrieve_future", {"request_id": f"{closed}:create"})
+        assert status == 402, "nobody remembers that it was made"
+        session, _, number = closed.rpartition(":train:")
+        body = {"session_id": session, "model_seq_id": int(number), "base_model": "tiny", "lora_config": {"rank": 5}}
+        assert (await asked(client, "create_model", body))[0] == 422, "it is another"
+        assert service.open_models(OWNERS[0]) == 1
+
+
 async def test_the_sdk_waits_for_the_next_day_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with sampling(tmp_path, quota={"tokens_per_day": 8}) as (sampler, servers, _, raw):
         for _ in "ab":
