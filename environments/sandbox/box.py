@@ -61,7 +61,7 @@ class Box:
     """A box, from its entry to its exit. Raises `SandboxUnavailable` where the machine cannot confine it, or it is lost."""
 
     def __init__(self, files_mib: int, memory_mib: int) -> None:
-        """`files_mib` bounds its files, which are in memory; `memory_mib`, the writable memory of each process."""
+        """`files_mib` bounds its files, which are in memory, and /dev/shm; `memory_mib`, the private memory of a process."""
         self._files_bytes, self._memory_bytes = files_mib << 20, memory_mib << 20
         self._one = asyncio.Lock()
         self._root = ""
@@ -190,13 +190,14 @@ class Box:
         """Kills the builder, upon which the kernel kills what is left of a phase and frees the files."""
         writer, self._writer = self._writer, None
         process, self._process = self._process, None
+        if process is not None:  # first, since the waits below may be cancelled
+            with suppress(ProcessLookupError):
+                process.kill()
         if writer is not None:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
             await process.wait()
         if self._root:
             root, self._root = self._root, ""

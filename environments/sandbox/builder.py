@@ -74,7 +74,8 @@ def main() -> None:
             answer = _serve_box(control, asked, settings)
         except (OSError, tarfile.TarError) as error:
             answer = {"refused": f"{asked['do']}: {error}"}
-        _say(control, answer)
+        with suppress(BrokenPipeError):  # the caller has ended
+            _say(control, answer)
 
 
 def _serve_box(control: socket.socket, asked: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,11 +256,13 @@ def _first_process(control: socket.socket, settings: Mapping[str, Any]) -> NoRet
 def _serve(control: socket.socket, asked: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     if asked["do"] == "files":
         archive = MESSAGES.read(control.recv) or b""
-        return _run({**asked, "seconds": 600.0, "output_bytes": _READ_BYTES}, settings, archive)
-    return _run(asked, settings, None)
+        return _run(control, {**asked, "seconds": 600.0, "output_bytes": _READ_BYTES}, settings, archive)
+    return _run(control, asked, settings, None)
 
 
-def _run(asked: Mapping[str, Any], settings: Mapping[str, Any], archive: bytes | None) -> dict[str, Any]:
+def _run(
+    control: socket.socket, asked: Mapping[str, Any], settings: Mapping[str, Any], archive: bytes | None
+) -> dict[str, Any]:
     """Runs a command, or unpacks an archive, as the user of the box; returns its output and how it ended."""
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -281,24 +284,30 @@ def _run(asked: Mapping[str, Any], settings: Mapping[str, Any], archive: bytes |
         os._exit(126)
     os.close(theirs)
     try:
-        return _watch(pid, ours, asked)
+        return _watch(pid, ours, asked, control)
     finally:
         os.close(ours)
 
 
-def _watch(pid: int, output: int, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the output of a command until it ends, is late, or writes too much. What it left in the background goes on."""
+def _watch(pid: int, output: int, asked: Mapping[str, Any], control: socket.socket) -> dict[str, Any]:
+    """Reads the output of a command until it ends, is late, or writes too much. What it left in the background goes on.
+
+    Raises `ConnectionError` if the caller ends meanwhile, which asks for nothing before it has the answer.
+    """
     os.set_blocking(output, False)
     until, written, killed = time.monotonic() + asked["seconds"], bytearray(), ""
     ended = os.pidfd_open(pid)
+    watched: list[Any] = [ended, output, control]
     try:
         while not killed:
-            ready, _, _ = select.select([ended, output], [], [], max(until - time.monotonic(), 0))
+            ready, _, _ = select.select(watched, [], [], max(until - time.monotonic(), 0))
+            if control in ready:
+                killed = "caller"
+                raise ConnectionError("the caller has ended")
             if not ready:
                 killed = "deadline"
-            if output in ready and not _add(output, written) and ended not in ready:
-                ready, _, _ = select.select([ended], [], [], max(until - time.monotonic(), 0))
-                killed = "" if ready else "deadline"
+            if output in ready and not _add(output, written):
+                watched.remove(output)
             if len(written) > asked["output_bytes"]:
                 killed = "output"
             if ended in ready:
