@@ -20,7 +20,7 @@ import tarfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
@@ -444,7 +444,8 @@ def _fingerprint(tasks: Sequence[HarborTask]) -> str:
     """A digest of all that decides how the tasks are played."""
     digest = blake2b(digest_size=16)
     for task in tasks:
-        digest.update(repr((task.name, task.instruction, task.workdir, sorted(task.variables.items()))).encode())
+        settings = [getattr(task, each.name) for each in fields(task) if each.name not in ("directory", "files")]
+        digest.update(repr(settings).encode())
         for file, path in [*task.files, *_tests(task)]:
             digest.update(path.encode() + b"\0")
             if file.is_file():

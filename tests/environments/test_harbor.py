@@ -228,6 +228,16 @@ def test_the_fingerprint_is_that_of_the_tasks(tmp_path: Path) -> None:
     assert Harbor(str(tmp_path)).fingerprint != before
 
 
+@pytest.mark.parametrize(
+    "more", ["[verifier.env]\nEXPECTED = '43'\n", "[verifier]\ntimeout_sec = 5.0\n", "[agent]\ntimeout_sec = 5.0\n"]
+)
+def test_the_fingerprint_is_that_of_a_tasks_settings_too(tmp_path: Path, more: str) -> None:
+    settings = [NO_NETWORK, NO_NETWORK + more, f"{NO_NETWORK}memory_mb = 300\n{more}"]
+    for number, toml in enumerate(settings):
+        task(tmp_path / str(number), toml=toml)
+    assert len({Harbor(str(tmp_path / str(number))).fingerprint for number in range(3)}) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("boxes")
 async def test_an_environments_files_are_where_its_dockerfile_puts_them(tmp_path: Path, chat: Chat) -> None:
