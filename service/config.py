@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from counterpoint.inference.config import PoolConfig
 from counterpoint.transport.config import Config, Identifier, TransportConfig
@@ -71,7 +71,7 @@ class TinkerConfig(Config):
     models: list[str] = []
     """Further names by which clients may ask for the job's model, such as `meta-llama/Llama-3.2-1B`."""
 
-    adapters: dict[Identifier, Path] = {}
+    adapters: dict[Identifier, Annotated[Path, AfterValidator(Path.absolute)]] = {}
     """Directories of adapters in PEFT's format that clients may begin with, as `tinker://import/weights/NAME`."""
 
     client_flags: list[Literal["proto_compress_fwdbwd", "sample_use_retrieve_futures"]] = []

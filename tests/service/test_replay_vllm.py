@@ -55,8 +55,8 @@ def trainer(moe_server: ServerProcess, tmp_path: Path) -> Iterator[None]:
     process.wait(timeout=DEADLINE_SECONDS)
 
 
-def played(url: str) -> dict[str, Any]:
-    """What a client sees that samples, and contributes its samples, and one with another token in it."""
+def played(url: str) -> tuple[tinker.ServiceClient, dict[str, Any]]:
+    """What a client sees that samples, and contributes its samples, and one with another token in it; and the client."""
     service = tinker.ServiceClient(base_url=url, api_key=KEYS[0])
     sampler = service.create_sampling_client(base_model="tiny").result()
     client = service.create_lora_training_client(base_model="tiny", rank=4, train_mlp=False).result()
@@ -75,9 +75,8 @@ def played(url: str) -> dict[str, Any]:
     first[len(PROMPT) + 4] = (first[len(PROMPT) + 4] + 1) % 200
     other = types.Datum(model_input=types.ModelInput.from_ints(first), loss_fn_inputs=data[0].loss_fn_inputs)
     told = client.forward_backward([*data, other], "importance_sampling").result(DEADLINE_SECONDS)
-    service.close("success").result()
     trained = [list(each["logprobs"].data)[len(PROMPT) - 1 :] for each in told.loss_fn_outputs]
-    return {
+    return service, {
         "tokens": [[*PROMPT, *each.tokens] for each in found.sequences],
         "sampled": [list(each.logprobs or []) for each in found.sequences],
         "trained": trained[:-1],
@@ -96,13 +95,14 @@ async def test_data_are_trained_by_the_routing_of_their_samples(moe_server: Serv
     samplers = Samplers(pool, moe_server.config.model, read_bounds(model), 1, CLAIM)
     await samplers.start()
     async with serving(tmp_path, samplers, has_experts=True) as (client, service):
-        found = await asyncio.to_thread(played, str(client.make_url("")))
+        its, found = await asyncio.to_thread(played, str(client.make_url("")))
         (run_id,) = (model.run_id for model in service.store.models())
+        ask, _ = journal_of(tmp_path, run_id).read_item(1)  # it goes with the session
+        await asyncio.to_thread(its.close("success").result)
     await samplers.close()
     assert found["missing"] == 1
     for sampled, trained in zip(found["sampled"], found["trained"], strict=True):
         assert trained == pytest.approx(sampled, abs=0.004)
-    ask, _ = journal_of(tmp_path, run_id).read_item(1)
     assert ask.batch is not None
     *whole, part = [chunks[0] for chunks in ask.batch.routed_experts]
     for tokens, chosen in zip(found["tokens"], whole, strict=True):

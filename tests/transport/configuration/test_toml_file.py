@@ -78,8 +78,8 @@ MODELS: list[type[Config]] = [
     RunConfig, ServeConfig, SftConfig, SweepConfig, TrainerConfig, TuneConfig,
 ]  # fmt: skip
 FROM_THE_WORKING_DIRECTORY = {
-    "cache_directory", "directory", "file", "join", "local_dir", "log_file", "model", "output_dir", "packages", "start_from",
-    "state_directory",
+    "adapters", "cache_directory", "directory", "file", "join", "local_dir", "log_file", "model", "output_dir", "packages",
+    "start_from", "state_directory",
 }  # fmt: skip
 
 
