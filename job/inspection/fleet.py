@@ -14,6 +14,7 @@ from typing import Any
 from counterpoint.job.inspection.rollout_records import finite_number
 from counterpoint.orchestrator.activity import FLEET_FILE
 from counterpoint.trainer.telemetry.published import MAX_RUNS, RUNS_FILE
+from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.outages import Kind, Outage
 from counterpoint.transport.printable import shortened
@@ -181,6 +182,21 @@ def read_trainer(directory: Path) -> Mapping[str, Any] | None:
 def runs_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the runs that the trainer tells of."""
     return _objects(content.get("runs"), MAX_RUNS)
+
+
+def steps_in_trainer(directory: Path) -> dict[str, int]:
+    """Returns the newest trained step of each run that has a slot of the trainer, by run id."""
+    found = ((each.get("run"), each.get("step")) for each in runs_of(read_trainer(directory) or {}))
+    return {run: step for run, step in found if isinstance(run, str) and type(step) is int}
+
+
+def trained_without_lines(directory: Path, run_id: str, in_trainer: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    """Returns the newest trained step of a run without lines in the trainer's metrics, as a driven one; {} before the first.
+
+    `in_trainer` is that of `steps_in_trainer`; a run without a slot has the step of its newest checkpoint.
+    """
+    step = in_trainer.get(run_id) or max(published_steps(directory / "trainer" / run_id / "checkpoints"), default=0)
+    return {step: {"step": step}} if step > 0 else {}
 
 
 def _objects(found: object, most: int) -> list[Mapping[str, Any]]:

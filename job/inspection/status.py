@@ -12,10 +12,10 @@ from counterpoint.cluster.agent.remains import start_of
 from counterpoint.cluster.worker_view import ENDED, State
 from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from counterpoint.job.inspection.fine_tuning import FINE_TUNING, FineTuning, fine_tuning_of
-from counterpoint.job.inspection.fleet import View, read_views
+from counterpoint.job.inspection.fleet import View, read_views, steps_in_trainer, trained_without_lines
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
-from counterpoint.job.inspection.run_state import current_state, exclusion_of, is_to_start
+from counterpoint.job.inspection.run_state import current_state, exclusion_of, is_driven, is_to_start
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.processes_file import read_workers
 from counterpoint.orchestrator.rollouts.failures import sum_failures
@@ -164,11 +164,14 @@ class StatusReader:
         is_local = own is None or read_json(directory / JOB_FILE).get("backend", "local") == "local"
         steps = _steps_of_runs(directory, own)
         known, self._histories = self._histories, {}
+        in_trainer = steps_in_trainer(directory)
         for run_id, count in steps.items():
             history = known.get(run_id) or History.of(directory, run_id, trained=self._trained)
             self._histories[run_id] = history
             history.steps = count
             history.refresh()
+            if is_driven(directory / f"run_{run_id}"):
+                history.trained = trained_without_lines(directory, run_id, in_trainer)
         now = time.time()
         views = {view.run: view for view in read_views(directory) if view.is_current(now)}
         workers = read_workers(directory)

@@ -31,7 +31,15 @@ from counterpoint.job.directory import (
 )
 from counterpoint.job.inspection.evaluations import Evaluations
 from counterpoint.job.inspection.fine_tuning import FINE_TUNING, fine_tuning_of
-from counterpoint.job.inspection.fleet import Server, View, join, join_outages, read_views
+from counterpoint.job.inspection.fleet import (
+    Server,
+    View,
+    join,
+    join_outages,
+    read_views,
+    steps_in_trainer,
+    trained_without_lines,
+)
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line, read_discarded
 from counterpoint.job.inspection.run_state import FINE_TUNING_FILE, current_state, exclusion_of, is_driven, is_to_start
@@ -45,7 +53,6 @@ from counterpoint.serve.readers.run_file import RunFile, RunFiles
 from counterpoint.trainer.telemetry.mismatch import read_jump
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.outages import Outage
 
@@ -162,6 +169,7 @@ class JobReader:
         self._evaluations: dict[str, Evaluations] = {}
         self._files = RunFiles()
         self._trained: TrainedEnd | None = None
+        self._in_trainer: dict[str, int] = {}
         self._job_identity: tuple[int, int, int] | None = None
         self._own: dict[str, RunFile] | None = None
         self._is_local = True
@@ -252,6 +260,7 @@ class JobReader:
             self._trained.refresh()
         except (OSError, UntrustedFileError) as error:
             unreadable = str(error)
+        self._in_trainer = steps_in_trainer(self._directory)
         by_name = {worker["name"]: worker for worker in workers if worker["name"].startswith("orchestrator")}
         obstacles = {run_id: view.obstacle for run_id, view in views.items()}
         return [self._read_run(run_id, unreadable, by_name, obstacles.get(run_id, "")) for run_id in run_ids]
@@ -314,11 +323,10 @@ class JobReader:
         )
 
     def _trained_steps(self, run_id: str, newest: NewestTrained | None) -> dict[int, Line]:
-        """The newest trained step: its line, or, of a run that was trained long ago, its checkpoint's number alone."""
+        """The newest trained step: its line, or, of a driven run or one that was trained long ago, its number alone."""
         if newest is not None and (line := newest.line):
             return {line["step"]: line}
-        durable = max(published_steps(self._directory / "trainer" / run_id / "checkpoints"), default=0)
-        return {durable: {"step": durable}} if durable else {}
+        return trained_without_lines(self._directory, run_id, self._in_trainer)
 
 
 _EXCLUSIONS = {"evicted": "evicted.txt", "refused": "config_validation_error.txt"}

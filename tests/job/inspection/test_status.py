@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def test_each_look_finds_what_a_fresh_reader_does(tmp_path: Path) -> None:
     status = reader.read().as_json()
     assert status == read_status(tmp_path).as_json()
     assert [run["step"] for run in status["runs"]] == [1, 1]
+
+
+def test_a_driven_run_has_the_step_of_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "run_one" / "control").mkdir(parents=True)
+    (tmp_path / "run_one" / "control" / "orch.toml").write_text('run_id = "one"\ndriven = true\n')
+    (tmp_path / "trainer" / "one" / "checkpoints" / "step_2").mkdir(parents=True)
+    (tmp_path / "trainer" / "one" / "checkpoints" / "step_2" / "STABLE").touch()
+    reader, file = StatusReader(tmp_path), tmp_path / "trainer" / "runs.json"
+    for runs, step in (([], 2), ([{"run": "one", "step": 7}], 7), ([{"run": "one", "step": None}], 2)):
+        file.write_text(json.dumps({"runs": runs}))
+        [run] = reader.read().as_json()["runs"]
+        assert run["trained"] == step
+        assert reader.read().histories["one"].progress == f"{step}/?"
 
 
 def test_a_further_look_parses_new_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
