@@ -1,11 +1,11 @@
 """Compiles the decoder layers of a model (torch.compile), each by itself: equal layers share their graphs, whatever their number.
 
-A graph is made for rows of any length, and none for passes without gradients, which call the layers as they are: the probe's and
-a reference's. What differs from row to row stays outside of it, between the compiled parts of a layer:
-attention over samples of other lengths, where ranks that share a row gather its keys and values, and the experts of a mixture
-with their recorded routing, where tokens go to the ranks that own their experts. Hooks on a layer, such as
-FSDP's, and its checkpointing surround the compiled function. Adapters stay outside, too, since a row may be of any runs: what is
-between them is compiled.
+A graph is made for rows of any length. A pass without gradients takes the graph of training: another one would round otherwise,
+so that the policy before a step would differ from the one that the step begins with. What differs from row to row stays outside
+of it, between the compiled parts of a layer: attention over samples of other lengths, where ranks that share a row gather its
+keys and values, and the experts of a mixture with their recorded routing, where tokens go to the ranks that own their experts.
+Hooks on a layer, such as FSDP's, and its checkpointing surround the compiled function. Adapters stay outside, too, since a row
+may be of any runs: what is between them is compiled.
 
 Source: compilation by layers, Liang et al., "TorchTitan: One-stop PyTorch native solution for production ready LLM pre-training",
 2024.
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from counterpoint.trainer.faults import is_fatal
@@ -128,9 +129,18 @@ def _leave_adapters_out(layer: nn.Module) -> bool:
 
 
 def computes(layer: nn.Module) -> Any:
-    """Returns what computes a layer: the compiled function for gradients if there is one, else its class's own."""
-    compiled = getattr(layer, "computes", None) if torch.is_grad_enabled() else None
-    return partial(type(layer).forward, layer) if compiled is None else compiled
+    """Returns what computes a layer: the compiled function if there is one, else its class's own."""
+    compiled = getattr(layer, "computes", None)
+    if compiled is None:
+        return partial(type(layer).forward, layer)
+    return compiled if torch.is_grad_enabled() else partial(_without_gradients, compiled)
+
+
+def _without_gradients(compiled: Any, hidden_1TH: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Computes a layer by the graph of training. What it keeps for a backward pass is gone with the layer."""
+    with torch.enable_grad():
+        output = compiled(hidden_1TH.detach().requires_grad_(), *args, **kwargs)
+    return tree_map_only(Tensor, Tensor.detach, output)
 
 
 def _compile(layer: nn.Module) -> None:

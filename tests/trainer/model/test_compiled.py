@@ -166,6 +166,30 @@ def test_no_row_is_compiled_for_whatever_its_length(
     assert compilations.late == late
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_a_pass_without_gradients_gives_the_bits_of_training(dense_directory: Path, adapted: bool) -> None:
+    """Of several updates of a step the first then has ratios of 1. In bfloat16 layers as they are round otherwise."""
+    model = (
+        _with_three_adapters(dense_directory, "bfloat16")
+        if adapted
+        else load_model(dense_directory, "bfloat16", torch.device("cpu"))
+    )
+    spans = [(0, 40), (1, 30)]
+    with torch.no_grad():
+        plain_P, _ = _values_of(model, spans, adapted)
+    compile_layers(model)
+    with torch.no_grad():
+        measured_P, _ = _values_of(model, spans, adapted)
+    trained_P, _ = _values_of(model, spans, adapted)
+    assert (trained_P.requires_grad, measured_P.requires_grad) == (True, False)
+    assert torch.equal(measured_P, trained_P.detach())
+    assert not torch.equal(measured_P, plain_P)
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch in its compiler
 @pytest.mark.usefixtures("_anew")
 def test_a_graph_for_a_row_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,8 +207,8 @@ def test_a_graph_for_a_row_is_counted_and_said(caplog: pytest.LogCaptureFixture)
     assert inductor.triton.mix_order_reduction_non_strict_mode, "graphs would check the length of a row"
 
 
-def _with_three_adapters(directory: Path) -> Any:
-    model, generator = load_model(directory, "float32", torch.device("cpu")), torch.Generator().manual_seed(0)
+def _with_three_adapters(directory: Path, dtype: str = "float32") -> Any:
+    model, generator = load_model(directory, dtype, torch.device("cpu")), torch.Generator().manual_seed(0)
     for layer in apply_lora_to_model(model, 3, LoraConfig(rank=4)).values():
         for slot in range(3):
             layer.admit(slot, 4, 8.0, generator)
