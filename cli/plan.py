@@ -140,6 +140,11 @@ def _show(plan: Plan) -> None:
     console.print(table)
     largest = f"the largest that fits is {plan.largest_max_tokens}" if plan.largest_max_tokens else "none fits"
     console.print(f"trainer.max_tokens = {plan.max_tokens}; {largest}", soft_wrap=True)
+    if plan.chosen is not None:
+        console.print(
+            f"trainer.activation_checkpointing is unset: {plan.chosen.layers} of {plan.chosen.of} layers are computed again",
+            soft_wrap=True,
+        )
     held = ", ".join(f"{part} {gib(count)}" for part, count in plan.host.items())
     console.print(f"GiB in the host's memory for the trainer's first rank: {held}", soft_wrap=True)
     if plan.server is not None:

@@ -34,6 +34,7 @@ from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.redaction import redact
 from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left
+from counterpoint.job.plan.at_start import with_choice
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.job.serving.config import STATE, links_of, token_files
 from counterpoint.job.supervision import SupervisedJob
@@ -79,8 +80,9 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
-    given = command.file.read_bytes()
     say = partial(console.print, highlight=False)
+    resolved = with_choice(resolved, say, left_running=own_servers and config.resume)
+    given = command.file.read_bytes()
     reload = Reload(config.output_dir, name, arguments, config, say, variables)
     with claim_directory(config.output_dir, fresh) as moved:
         if moved:

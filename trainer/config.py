@@ -53,10 +53,10 @@ class TrainerConfig(Config):
     max_tokens: int = Field(default=8192, ge=16)
     """Tokens of one micro-batch of one rank. A longer sample is refused."""
 
-    activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
+    activation_checkpointing: bool | Annotated[int, Field(ge=1)] | None = None
     """Keep only the inputs of the model's layers, and compute each layer again in the backward pass: much less memory for long
-    rows, for about a third more time. A number: of so many layers, the first ones; `counterpoint plan` says how many have to be.
-    The results are the same."""
+    rows, for about a third more time. A number: of so many layers, the first ones. The results are the same. Unset: a job that
+    starts chooses as few as its GPU's memory allows (docs/gpu.md); on a CPU, and in a trainer that is started alone, none."""
 
     compile: bool | None = None
     """Compile the decoder layers and the output layer by torch.compile, which takes a C++ compiler or a GPU's Triton, seconds at
@@ -212,7 +212,7 @@ class TrainerConfig(Config):
     def checkpointed(self, layers: int) -> int:
         """Returns how many of a model's layers are computed again in the backward pass."""
         given = self.activation_checkpointing
-        return min(layers, given) if type(given) is int else layers * given
+        return min(layers, given) if type(given) is int else layers * bool(given)
 
     @property
     def divided(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig
+from counterpoint.job.plan.choice import fewest_layers
 from counterpoint.job.plan.devices import Gpus
 from counterpoint.job.plan.dry_run import ModelSizes
 from counterpoint.job.plan.inference_memory import server_memory, with_utilization
@@ -169,10 +169,8 @@ class _Fitting:
             others = tuple(each for each in change.trainer if each not in _RECOMPUTE.trainer)
             return replace(change, parts=parts, trainer=(*others, (_RECOMPUTE.trainer[0][0], layers)))
 
-        least = bisect_left(
-            range(1, self._sizes.layers), True, key=lambda layers: self.words(of(layers), tokens) is not None
-        )
-        return change if least == self._sizes.layers - 1 else of(least + 1)
+        least = fewest_layers(lambda layers: self.words(of(layers), tokens) is not None, self._sizes.layers)
+        return change if least == self._sizes.layers else of(least)
 
     def _changed(self, change: _Change) -> TrainerConfig | None:
         """Returns the changed trainer; None for one that would be refused."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from counterpoint.inference.server import check_sizes, read_model
 from counterpoint.job.plan.advice import Advice, enough_gpus, largest_tokens, server_advice, trainer_advice
+from counterpoint.job.plan.choice import Choice, choose, of_longest_rows
 from counterpoint.job.plan.devices import GIB, Gpus
 from counterpoint.job.plan.dry_run import ModelSizes, model_sizes
 from counterpoint.job.plan.inference_memory import ServerMemory, server_memory, utilization
@@ -43,9 +44,11 @@ class Plan:
     """The host memory of rank 0, by part."""
     trainer_room: int
     """What one rank may use: its GPU, without the share of a server on it."""
+    chosen: Choice | None
+    """The layers that are computed again, where the file does not say."""
     max_tokens: int
     largest_max_tokens: int
-    """The largest `max_tokens` that fits; 0 if none does."""
+    """The largest `max_tokens` that fits, with as many layers computed again as the file allows; 0 if none does."""
     server: ServerMemory | None
     sequences: int
     """How many sequences run at once on all servers."""
@@ -74,10 +77,16 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     used, shared = _placed(planned)
     together = 0 if server is None else server.share * planned.servers_a_gpu
     room = gpus.memory - (together if shared else 0)
+    longest, chosen = trainer, None
+    if trainer.activation_checkpointing is None:
+        longest = of_longest_rows(directory, trainer, runs)
+        chosen = choose(directory, trainer, runs, gpus.memory, room)
+        trainer = chosen.applied(trainer)
+        planned = replace(planned, trainer=trainer)
 
     parts = rank_parts(directory, trainer, runs, trainer.max_tokens, gpus.memory)
     largest = largest_tokens(
-        lambda tokens: sum(rank_parts(directory, trainer, runs, tokens, gpus.memory).values()), room
+        lambda tokens: sum(rank_parts(directory, longest, runs, tokens, gpus.memory).values()), room
     )
     problems, advice = [], []
     if len(used) > gpus.count:
@@ -112,6 +121,7 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
         parts,
         host,
         room,
+        chosen,
         trainer.max_tokens,
         largest,
         server,
@@ -119,6 +129,15 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
         problems,
         [each.words for each in advice],
     )
+
+
+def choose_for(planned: Planned, directory: Path, memory: int) -> Choice:
+    """Chooses the layers that the trainer computes again, as `make_plan` does. Raises `ValueError` as `choose`."""
+    room = memory
+    if planned.servers is not None and _placed(planned)[1]:
+        server = server_memory(model_sizes(directory), planned.servers, memory)
+        room -= server.share * planned.servers_a_gpu
+    return choose(directory, planned.trainer, planned.runs, memory, room)
 
 
 def _check_servers(planned: Planned, directory: Path) -> None:

@@ -48,7 +48,7 @@ def planned_job(job: JobConfig) -> Planned:
     if job.stay:
         runs += [runs[0]] * (job.trainer.max_runs - len(runs))  # a guest is like the job's own run
     return Planned(
-        trainer=job.trainer,
+        trainer=job.trainer if job.backend == "local" else _off_if_unset(job.trainer),
         runs=runs[: job.trainer.max_runs],
         servers=job.inference if job.inference.replicas else None,
         gpus=job.gpus,
@@ -60,7 +60,7 @@ def planned_job(job: JobConfig) -> Planned:
 
 def planned_sft(config: SftConfig) -> Planned:
     """Returns what is planned of a fine-tuning. Longer conversations than a row may be cut, unless `max_length` is set."""
-    trainer = config.of_trainer
+    trainer = _off_if_unset(config.of_trainer)
     return Planned(
         trainer=trainer,
         runs=[config.training],
@@ -70,3 +70,8 @@ def planned_sft(config: SftConfig) -> Planned:
         longest_completion=0,
         adapter=("training.lora", "[training.lora]"),
     )
+
+
+def _off_if_unset(trainer: TrainerConfig) -> TrainerConfig:
+    """Returns a trainer for which no layers are chosen at its start."""
+    return trainer.model_copy(update={"activation_checkpointing": trainer.activation_checkpointing or False})

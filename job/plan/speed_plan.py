@@ -8,6 +8,7 @@ from typing import Any
 
 from counterpoint.job.config import JobConfig
 from counterpoint.job.plan.card_rates import rates_of
+from counterpoint.job.plan.choice import choose, of_longest_rows
 from counterpoint.job.plan.devices import CPU, Gpus
 from counterpoint.job.plan.dry_run import model_sizes
 from counterpoint.job.plan.inference_memory import server_memory
@@ -90,6 +91,9 @@ def _work(job: JobConfig, directory: Path, gpus: Gpus, rollouts: Rollouts) -> Wo
     sequences = job.inference.max_num_seqs
     if gpus.name != CPU:
         sequences = max(1, server_memory(sizes, job.inference, gpus.memory).sequences)
+    trainer = job.trainer
+    if gpus.name != CPU and trainer.activation_checkpointing is None:
+        trainer = choose(directory, trainer, [run.training], gpus.memory, gpus.memory).applied(trainer)
     return Work(
         sizes,
         run.training,
@@ -97,7 +101,7 @@ def _work(job: JobConfig, directory: Path, gpus: Gpus, rollouts: Rollouts) -> Wo
         job.inference,
         rollouts,
         job.trainer.dtype,
-        job.trainer.checkpointed(sizes.layers) / sizes.layers,
+        trainer.checkpointed(sizes.layers) / sizes.layers,
         sequences,
         ranks=job.trainer.ranks,
         replicas=max(1, job.inference.replicas),
@@ -113,6 +117,8 @@ def _fits(directory: Path, trainer: TrainerConfig, training: TrainingConfig, ran
             changed.check_model(directory)
         except ValueError:
             continue
+        if changed.activation_checkpointing is None:
+            changed = of_longest_rows(directory, changed, [training])
         if sum(rank_parts(directory, changed, [training], changed.max_tokens, gpus.memory).values()) <= gpus.memory:
             return True
     return False

@@ -145,7 +145,7 @@ def _whole(
         trainer_dtype(trainer),
         tokens,
         runs,
-        checkpointing=trainer.activation_checkpointing,
+        checkpointing=trainer.activation_checkpointing or False,
         context=trainer.context_parallel,
         memory=memory,
     )

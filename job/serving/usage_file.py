@@ -81,7 +81,7 @@ class UsageFile:
         self._before, self._looked = _processes(), now
         if not before:
             return
-        gpus, gpu_memory = map(_gpu_figures, ("gpu=index,utilization.gpu", "compute-apps=pid,used_gpu_memory"))
+        gpus, gpu_memory = map(gpu_figures, ("gpu=index,utilization.gpu", "compute-apps=pid,used_gpu_memory"))
         children = defaultdict[int, list[int]](list)
         for pid, process in self._before.items():
             children[process.parent].append(pid)
@@ -117,7 +117,7 @@ def _processes() -> dict[int, _Process]:
     return found
 
 
-def _gpu_figures(query: str) -> Counter[int]:
+def gpu_figures(query: str) -> Counter[int]:
     """Returns pairs of whole numbers that `nvidia-smi` tells, equal firsts summed up; none without it."""
     figures = Counter[int]()
     if shutil.which("nvidia-smi") is None:
