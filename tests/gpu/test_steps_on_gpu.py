@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from counterpoint.trainer.model import attention, chunks
+from counterpoint.trainer.model.kernels.packages import KERNELS
+from counterpoint.trainer.model.kernels.proof import Heads, prove
+from counterpoint.trainer.model.kernels.row import prove_kernel
 from counterpoint.trainer.ranks import Ranks
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
@@ -120,3 +124,28 @@ def test_one_kernel_takes_all_samples_of_a_row(gpu: torch.device, groups: int) -
         assert ours.grad is not None
         assert theirs.grad is not None
         torch.testing.assert_close(ours.grad.double().cpu(), theirs.grad, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_torchs_kernel_keeps_a_sample_that_is_no_number_to_itself(gpu: torch.device, size: int) -> None:
+    """Values and gradients. The proof when a model is loaded takes no sample that is NaN for this kernel."""
+    if torch.cuda.get_device_capability(gpu) < (8, 0):
+        pytest.skip("FlashAttention 2 needs an Ampere GPU or a newer one")
+    heads = Heads(gpu, torch.bfloat16, 8, 2, size, size, None)
+    lengths = (37, 300, 1, 130, 9)
+    for spoilt in range(len(lengths)):
+        prove(lambda query, key, value: attention._together(query, key, value, lengths, None), heads, lengths, spoilt)
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(16, 8, 128), (32, 8, 128), (8, 8, 64), (8, 2, 256)])
+@pytest.mark.parametrize("package", KERNELS)
+def test_a_packages_kernel_is_proven(gpu: torch.device, package: str, heads: int, groups: int, size: int) -> None:
+    kernel = KERNELS[package]
+    if torch.cuda.get_device_capability(gpu)[0] not in kernel.majors:
+        pytest.skip(f"{kernel.name} needs a card of another compute capability")
+    try:
+        version(package)
+    except PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    proven = Heads(gpu, torch.bfloat16, heads, groups, size, size, None)
+    prove_kernel(kernel, proven, attention._together)

@@ -6,12 +6,14 @@ computed for each sample alone, causally and without a mask. The lengths are the
 
 Samples that share a prompt may share its computation, too (`trainer/model/shared_prompts.py`).
 
-On a GPU, in half precision, one kernel takes all samples of a row (torch's `varlen_attn`, FlashAttention-2). Elsewhere each
-sample is a call of its own: on a CPU, padded samples in one call took 1.0 to 1.9 times the time of the loop.
+On a GPU, in half precision, one kernel takes all samples of a row (torch's `varlen_attn`, FlashAttention 2), or a faster one the
+long ones (`trainer/model/kernels/row.py`). Elsewhere each sample is a call of its own: on a CPU, padded samples in one call took
+1.0 to 1.9 times the time of the loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,6 +26,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from counterpoint.trainer.model.context import Stretch
+from counterpoint.trainer.model.kernels.row import packed_attention
 from counterpoint.trainer.model.shared_prompts import Families, family_attention
 from counterpoint.trainer.model.without_waiting import on_device
 
@@ -160,7 +163,7 @@ def _rotary_length(module: torch.nn.Module) -> int | None:
 
 
 def _has_packed_kernel(query_1HTD: Tensor) -> bool:
-    """Whether `varlen_attn` computes this: FlashAttention-2 takes half precision, heads of up to 256, and Ampere or newer."""
+    """Whether `varlen_attn` computes this: FlashAttention 2 takes half precision, heads of up to 256, and Ampere or newer."""
     return (
         query_1HTD.is_cuda
         and query_1HTD.dtype in (torch.bfloat16, torch.float16)
@@ -173,9 +176,16 @@ def _has_packed_kernel(query_1HTD: Tensor) -> bool:
 def _packed_attention(
     query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, sample_lengths: list[int], scaling: float | None
 ) -> Tensor:
-    """Computes all samples in one kernel. Returns `[1, T, heads, head_dim]`."""
+    """Computes all samples by the kernels that are proven on this card. Returns `[1, T, heads, head_dim]`."""
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query_1HTD, key_1HTD, value_1HTD))
-    boundaries = _boundaries(tuple(sample_lengths), query_1HTD.device)
+    return packed_attention(query_THD, key_THD, value_THD, sample_lengths, scaling, _together)[None]
+
+
+def _together(
+    query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, sample_lengths: Sequence[int], scaling: float | None
+) -> Tensor:
+    """Computes all samples in one call of torch's kernel. Returns `[T, heads, head_dim]`."""
+    boundaries = _boundaries(tuple(sample_lengths), query_THD.device)
     longest = max(sample_lengths)
     causal = (-1, 0)
     attended: Tensor = varlen_attn(
@@ -190,7 +200,7 @@ def _packed_attention(
         window_size=causal,
         enable_gqa=key_THD.shape[1] != query_THD.shape[1],
     )
-    return attended[None]
+    return attended
 
 
 @lru_cache(maxsize=4)  # the layers of a row ask for the same, and each new one waits for a copy to the device

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.kernels.proof import KERNEL_BOUND
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.text_part import text_config
 
@@ -26,9 +27,6 @@ LENGTHS = (5, 12, 1, 9, 3)
 
 FUNCTION_BOUND = 1e-4
 """Allowed difference of the two attentions in float32, relative to their largest value: they sum in another order."""
-
-KERNEL_BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""The same of ours in the model's precision, from transformers' in float32: a few roundings of each value."""
 
 _LARGEST_SCORE = 20.0
 """The largest score that the queries are scaled to, whatever the weights: otherwise tokens might attend to all others alike."""

@@ -1,0 +1,1 @@
+"""The kernels of attention on a GPU, and the proof of each."""
