@@ -400,6 +400,10 @@ async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
                 store.write(record)
                 if number == 4 or model is other:
                     store.delete(record)
+            for kept in ("checkpoints/step_4", "copies/step_0", "saved/step_3"):
+                place = tmp_path / "trainer" / model.run_id / kept
+                place.mkdir(parents=True)
+                (place / "STABLE").touch()
         # The session ends, and the process before it has removed anything.
         await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
         for _ in "ab":
@@ -411,6 +415,12 @@ async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
             found += [path for path in store.run_directory(model.run_id).rglob("*") if path.is_file()]
             return sorted(path.name for path in found)
 
+        def steps(model: ModelRecord) -> list[str]:
+            own = tmp_path / "trainer" / model.run_id
+            return sorted(str(path.relative_to(own)) for path in own.glob("*/step_*"))
+
+        assert await asyncio.to_thread(steps, ended) == ["saved/step_3"], "nothing goes on with the others"
+        assert await asyncio.to_thread(steps, other) == ["checkpoints/step_4", "copies/step_0", "saved/step_3"]
         assert await asyncio.to_thread(left, ended) == ["model.json", "s0.json"]
         assert await asyncio.to_thread(left, other) == [
             ".deleted-3.json", "item_3", "model.json", "s1.json", "s1_loss_0.json", "s1_sample_0.json",

@@ -143,8 +143,9 @@ def make_readable(directory: Path) -> None:
 def remove_directory(path: Path) -> None:
     """Removes a directory, its `STABLE` marker first, so that an interrupted removal leaves nothing that counts.
 
-    A missing directory is no error. On NFS a file that this machine has open or mapped stays in its directory under another
-    name until it is closed: the directory is then moved aside, and removed with a later one of the same parent.
+    A missing directory is no error, nor is one that another process removes at the same time. On NFS a file that this machine
+    has open or mapped stays in its directory under another name until it is closed: the directory is then moved aside, and
+    removed with a later one of the same parent.
     """
     (path / STABLE).unlink(missing_ok=True)
     for kept in path.parent.glob(f".*.{'[0-9a-f]' * 8}{_KEPT}"):
@@ -152,12 +153,18 @@ def remove_directory(path: Path) -> None:
     if not path.is_dir():
         return
     try:
-        shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_unless_gone)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
             raise
         kept = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}{_KEPT}"))
         shutil.rmtree(kept, ignore_errors=True)  # the rest of it
+
+
+def _unless_gone(_call: object, _path: str, raised: tuple[type[BaseException], BaseException, object]) -> None:
+    """Raises what a part of a removal has raised, unless that part is gone."""
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]
 
 
 def published_steps(parent: Path) -> list[int]:

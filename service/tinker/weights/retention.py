@@ -1,8 +1,9 @@
 """What is deleted from the disk: weights whose name was taken from them, or whose time is over, once nothing needs them.
 
 Weights are needed by a sampler whose session goes on, by another name of the same ones, and by a model that is to begin with
-them. The samplers and losses of a session, and the journals of its models, are deleted once it has ended; that weights were
-deleted is known as long as the item that made them may come again. Everything blocks: call it in a thread.
+them. The samplers and losses of a session, and the journals and the trainer's checkpoints of its models, are deleted once it
+has ended; that weights were deleted is known as long as the item that made them may come again. Everything blocks: call it in a
+thread.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store, run_of
-from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.transport.files.atomic import published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_sav
     models = store.models()
     is_over = _ends_of(store)
     _end_records(store, models, is_over)
+    _end_checkpoints(output_dir, [model for model in models if is_over(model.model_id)])
     there = []
     for model in models:
         for record in _gone(store, model, is_over):
@@ -58,7 +60,7 @@ def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_sav
                 _forget(store, model, record)
     if not there:
         return 0
-    directories, states = _needed(store, output_dir, models, is_live)
+    directories, states = _needed(store, output_dir, models, is_live, is_over)
     removed = 0
     for model, record in there:
         state = _state(record, output_dir, model.run_id)
@@ -106,6 +108,17 @@ def _end_records(store: Store, models: list[ModelRecord], is_over: Callable[[str
             path.unlink(missing_ok=True)
 
 
+def _end_checkpoints(output_dir: Path, ended: Iterable[ModelRecord]) -> None:
+    """Removes the checkpoints with which the runs of ended models would go on; saved states are none of them.
+
+    A run that still leaves its slot at the trainer writes another one, which the next call removes.
+    """
+    for run_id in {each for model in ended for each in (run_of(model.model_id), model.run_id)}:
+        for directory in (output_dir / "trainer" / run_id / name for name in ("checkpoints", "copies")):
+            for step in published_steps(directory):
+                remove_directory(directory / f"step_{step}")
+
+
 def _forget(store: Store, model: ModelRecord, record: SavedRecord) -> None:
     """Forgets weights that are gone from the disk, unless a model that is opened again may make them anew."""
     if not (store.run_directory(model.run_id) / "items" / f"item_{record.number}").exists():
@@ -123,7 +136,11 @@ def bytes_held(store: Store, output_dir: Path) -> Counter[str]:
 
 
 def _needed(
-    store: Store, output_dir: Path, models: list[ModelRecord], is_live: Callable[[str], bool]
+    store: Store,
+    output_dir: Path,
+    models: list[ModelRecord],
+    is_live: Callable[[str], bool],
+    is_over: Callable[[str], bool],
 ) -> tuple[set[str], set[tuple[str, int]]]:
     """Returns the directories of published weights, and the states by run and step, that are to stay."""
     named = [(model, record) for model in models for record in store.all_saved(model.model_id, "*")]
@@ -132,7 +149,7 @@ def _needed(
     states = {(model.run_id, record.step) for model, record in named if not record.directory}
     # A state that was saved before any update is the one that its model began with.
     begun = [model for model, record in named if not (record.directory or record.step)]
-    waiting = [model for model in models if not _has_begun(model, output_dir)]
+    waiting = [model for model in models if not (is_over(model.model_id) or _has_begun(model, output_dir))]
     return directories, states | {(model.start_run, model.start_step) for model in [*begun, *waiting]}
 
 

@@ -177,6 +177,25 @@ def test_a_removal_takes_nothing_of_others_along(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".config.kept"]
 
 
+@pytest.mark.parametrize("call", ["unlink", "rmdir"])
+def test_two_may_remove_a_directory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    with publish_directory(tmp_path / "step_1") as partial:
+        for name in "ab":
+            (partial / name).touch()
+    plain = getattr(os, call)
+
+    def after_another(path: Any, *given: Any, **named: Any) -> None:
+        """Removes what another one has just removed."""
+        plain(path, *given, **named)
+        if call == "rmdir" or path != tmp_path / "step_1" / STABLE:
+            plain(path, *given, **named)
+
+    monkeypatch.setattr(os, call, after_another)
+    remove_directory(tmp_path / "step_1")
+    monkeypatch.undo()
+    assert not (tmp_path / "step_1").exists()
+
+
 def test_a_directory_that_may_not_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "step_1").mkdir()
 
