@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.load import load_model, log_probabilities, trainable_parameters
 from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
 from counterpoint.trainer.model.shared_prompts import Family

@@ -14,7 +14,7 @@ from counterpoint.trainer.lora.targets import is_target
 from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.metrics import MetricValue
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.optimizer import Optimizer

@@ -20,7 +20,7 @@ from torch import Tensor
 from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer.lora.adapter_description import check_description
 from counterpoint.trainer.lora.multi_lora import export_adapter
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.transport.files.atomic import STABLE, publish_directory, remove_directory
 from counterpoint.transport.files.untrusted import open_regular
 

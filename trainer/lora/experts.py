@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from counterpoint.trainer.lora.peft_names import PROJECTIONS
-from counterpoint.trainer.model.adapted_layer import LowRank, MultiLora, stacked
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.factor_stacks import stacked
 from counterpoint.trainer.model.exchange import exchange_of, own_weight
 from counterpoint.trainer.model.experts import compute_experts
 from counterpoint.trainer.model.without_waiting import counts_of
@@ -36,15 +37,15 @@ class MultiLoraExperts(MultiLora):
             # Tokens of other ranks arrive as well, so a token's kind is its slot, not its span.
             kind_T = None if self.spans is None else self.spans.slot_T + 1
             return exchange.over_ranks(self._of_all_slots, hidden_TH, expert_TK, weight_TK, kind_T, self.n_adapters + 1)
-        if self.spans is None or not any(self.products(DOWN)):
+        if self.spans is None or not any(slot in self.adapters for slot in self.spans.slots):
             return self.base(hidden_TH, expert_TK, weight_TK)
         spans, top_k = len(self.spans.slots), expert_TK.shape[-1]
         group_N = (expert_TK * spans + self.spans.span_T[:, None]).flatten()
         order_N = group_N.argsort(stable=True)
         counts = counts_of(group_N, len(self.base.gate_up_proj) * spans)
         ends = counts.cumsum(0, dtype=torch.int32)
-        gate_up_NI = self._product(GATE_UP, hidden_TH[order_N // top_k], ends, self.products(GATE_UP))
-        down_NH = self._product(DOWN, self.base._apply_gate(gate_up_NI), ends, self.products(DOWN))
+        gate_up_NI = self._product(GATE_UP, hidden_TH[order_N // top_k], ends, self.spans.slots)
+        down_NH = self._product(DOWN, self.base._apply_gate(gate_up_NI), ends, self.spans.slots)
         weighted_NH = down_NH * weight_TK.flatten()[order_N, None]
         # Restored to the row's order and summed in a fixed order: adding by index is not deterministic on a GPU.
         back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
@@ -54,26 +55,19 @@ class MultiLoraExperts(MultiLora):
         """Computes rows of this rank's experts, sorted by expert and then by kind: no slot, and each slot."""
         counts_EK = counts_G.view(-1, self.n_adapters + 1)
         present = counts_EK.sum(0).nonzero()[:, 0].tolist()
-        adapters = [self.adapters.get(kind - 1) for kind in present]
-        if not any(adapters):
+        slots = [kind - 1 for kind in present]
+        if not any(slot in self.adapters for slot in slots):
             return compute_experts(self.base, rows_MH, counts_EK.sum(1))
         ends = counts_EK[:, present].flatten().cumsum(0, dtype=torch.int32)
-        gate_up, down = ([each[prefix] if each else None for each in adapters] for prefix in (GATE_UP, DOWN))
-        gate_up_MI = self._product(GATE_UP, rows_MH, ends, gate_up)
-        return self._product(DOWN, self.base._apply_gate(gate_up_MI), ends, down)
+        gate_up_MI = self._product(GATE_UP, rows_MH, ends, slots)
+        return self._product(DOWN, self.base._apply_gate(gate_up_MI), ends, slots)
 
-    def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
-        """Multiplies each row by its expert's weight and its low-rank product; `ends`: int32, of each expert's spans."""
+    def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor, slots: Sequence[int]) -> Tensor:
+        """Multiplies each row by its expert's weight and its low-rank product; `ends`: int32, of each expert's slots."""
         exchange, weight = exchange_of(self.base), own_weight(self.base_weight(prefix))
-        experts, outputs, inputs = weight.shape
-        own = slice(None) if exchange is None else exchange.own
-        lora_A, lora_B = (
-            factor.flatten(0, 1).transpose(-2, -1)
-            for factor in stacked(products, inputs, outputs, rows_NI, (experts,), own)
-        )
-        output_NO = functional.grouped_mm(
-            rows_NI, weight.transpose(-2, -1), offs=ends[len(products) - 1 :: len(products)]
-        )
+        factors = self.row_factors(prefix, slots, None if exchange is None else exchange.own)
+        lora_A, lora_B = (factor.flatten(0, 1).transpose(-2, -1) for factor in stacked(factors, rows_NI))
+        output_NO = functional.grouped_mm(rows_NI, weight.transpose(-2, -1), offs=ends[len(slots) - 1 :: len(slots)])
         shrunk_NR = functional.grouped_mm(rows_NI, lora_A, offs=ends)
         return output_NO + functional.grouped_mm(shrunk_NR, lora_B, offs=ends)
 

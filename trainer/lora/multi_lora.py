@@ -1,9 +1,9 @@
 """Adapters (LoRA) of many runs over one frozen model, by slot, beside its linear layers and its experts.
 
-A layer holds an adapter for each taken slot (`trainer/model/adapted_layer.py`), with its own parameters and rank, so memory
-grows with the adapters, and an optimizer owns those of its run alone. `adapter_spans` sets which tokens of a forward pass use
-which slot; outside it the model is the bare base. The base does not learn, and the tokens of two runs do not mix, so values that
-are not finite stay in their run. Exports are in PEFT's format, which vLLM loads.
+A layer holds an adapter for each taken slot (`trainer/model/adapters/adapted_layer.py`), with its own parameters and rank, so
+memory grows with the adapters, and an optimizer owns those of its run alone. `adapter_spans` sets which tokens of a forward pass
+use which slot; outside it the model is the bare base. The base does not learn, and the tokens of two runs do not mix, so values
+that are not finite stay in their run. Exports are in PEFT's format, which vLLM loads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from counterpoint.trainer.lora.adapter_description import describe
 from counterpoint.trainer.lora.experts import MultiLoraExperts
 from counterpoint.trainer.lora.peft_names import peft_names
 from counterpoint.trainer.lora.targets import adaptable, is_target
-from counterpoint.trainer.model.adapted_layer import AdapterSpans, MultiLora, Registry, add_low_rank, applied
+from counterpoint.trainer.model.adapters.adapted_layer import AdapterSpans, MultiLora, Registry, add_low_rank, applied
 from counterpoint.trainer.model.context import stretch_of
 
 
@@ -58,7 +58,7 @@ class MultiLoRALinear(MultiLora):
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps `[..., in]` to `[..., out]`, in the precision of `hidden`; tokens in the order of the row."""
         output = self.base(hidden)
-        return output if self.spans is None else add_low_rank(output, hidden, self.spans, self.products(""))
+        return output if self.spans is None else add_low_rank(output, hidden, self, "")
 
     def adapter_state(self, slot: int) -> dict[str, Tensor]:
         """Returns `lora_A.weight` `[rank, in]` and `lora_B.weight` `[out, rank]`, which share the parameters' memory."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from counterpoint.trainer.faults import is_fatal
-from counterpoint.trainer.model.adapted_layer import PeftNames
+from counterpoint.trainer.model.adapters.adapted_layer import PeftNames
 from counterpoint.trainer.model.text_part import has_other_parts
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.peft_names import expert_names
-from counterpoint.trainer.model.adapted_layer import ALIGNMENT, MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.factor_stacks import ALIGNMENT
 from counterpoint.trainer.model.experts import are_known_experts
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.text_part import text_config

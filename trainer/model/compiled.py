@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from counterpoint.trainer.faults import is_fatal
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.attention import SampleLengths
 from counterpoint.trainer.model.compiler import failing_aloud
 from counterpoint.trainer.model.context import ContextGroup, Stretch, shared_rows

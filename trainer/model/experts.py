@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
-from counterpoint.trainer.model.adapted_layer import ALIGNMENT
+from counterpoint.trainer.model.adapters.factor_stacks import ALIGNMENT
 from counterpoint.trainer.model.exchange import Exchange, ExpertGroup, exchange_of, own_weight
 
 WEIGHTS = ("gate_up_proj", "down_proj")

@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.utils.hooks import RemovableHandle
 
 from counterpoint.trainer.faults import LacksMemory, is_fatal, is_out_of_memory
-from counterpoint.trainer.model.adapted_layer import MultiLora, applied
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora, applied
 from counterpoint.trainer.model.context import ContextGroup, Stretch, StretchCall, shared_rows
 from counterpoint.trainer.model.exchange import Call, exchanges
 from counterpoint.trainer.model.load import log_probabilities

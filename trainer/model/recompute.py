@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from counterpoint.trainer.model.adapted_layer import MultiLora, applied
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora, applied
 from counterpoint.trainer.model.compiled import computes
 from counterpoint.trainer.model.exchange import Exchange, Route, rerouted, routes_of
 from counterpoint.trainer.model.router_replay import RouterReplay

@@ -6,6 +6,7 @@ memory that can be paged, waits until all that was asked for is computed, and th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ def on_device(given: Tensor | npt.NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()  # torch keeps this memory until the copy is made
     return tensor.to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=4096)
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a tensor of these values, which nobody may change; the newest of them are kept, so that equal rows copy nothing."""
+    return on_device(torch.tensor(values, dtype=dtype, device="cpu"), device)
 
 
 def counts_of(index_N: Tensor, length: int) -> Tensor:

@@ -29,7 +29,7 @@ from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.lora.adapter_file import beginning, load_adapter
 from counterpoint.trainer.lora.multi_lora import peft_state
 from counterpoint.trainer.lora.targets import is_target
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.runs import control_files
 from counterpoint.trainer.runs.admission import Admission, ConfigValidationHook, hook_name
 from counterpoint.trainer.runs.registry import RunRegistry

@@ -23,7 +23,7 @@ from counterpoint.trainer.loaded_model import LoadedModel
 from counterpoint.trainer.lora.experts import MultiLoraExperts
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.ranks import Ranks
 from tests.trainer.model.test_load import run

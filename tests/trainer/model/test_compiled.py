@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.compiled import compile_layers
 from counterpoint.trainer.model.compiler import Compilations, Fallback, compilations, keep_to_own_cache
 from counterpoint.trainer.model.head import compile_head, prove_head

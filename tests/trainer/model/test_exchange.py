@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from counterpoint.trainer.lora.experts import MultiLoraExperts
-from counterpoint.trainer.model.adapted_layer import AdapterSpans
+from counterpoint.trainer.model.adapters.adapted_layer import AdapterSpans
 from counterpoint.trainer.model.exchange import Exchange, ExpertGroup
 from counterpoint.trainer.model.load import load_model
 from tests.trainer.conftest import EXPERTS, TOP_K
@@ -58,8 +58,10 @@ def compute(experts: MultiLoraExperts) -> list[Tensor]:
     expert_TK = torch.stack([torch.randperm(5, generator=generator)[:TOP_K] for _ in range(TOKENS)])
     result_TH = experts(hidden_TH, expert_TK, weight_TK)
     by = [hidden_TH, weight_TK, *(each for slot in (0, 1) for each in experts.adapter_parameters(slot).values())]
-    gradients = torch.autograd.grad(result_TH.square().sum(), by, allow_unused=True)
-    return [result_TH, *(torch.zeros(()) if each is None else each for each in gradients)]
+    for each in by:
+        each.grad = None
+    result_TH.square().sum().backward()
+    return [result_TH, *(torch.zeros(()) if each.grad is None else each.grad.clone() for each in by)]
 
 
 @pytest.mark.parametrize("spans", [SPANS, [(0, TOKENS)], [(2, TOKENS)], None])

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from counterpoint.trainer.lora.multi_lora import adapter_spans
 from counterpoint.trainer.model import recompute
-from counterpoint.trainer.model.adapted_layer import MultiLora
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.load import load_model, log_probabilities
 from counterpoint.trainer.model.recompute import checkpoint_layers
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch

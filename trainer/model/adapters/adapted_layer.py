@@ -19,21 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from counterpoint.trainer.model.adapters.factor_stacks import ALIGNMENT, LowRank, RowFactors, Stack
 from counterpoint.trainer.model.without_waiting import on_device
-
-ALIGNMENT = 8
-"""Elements: `grouped_mm` takes sizes in multiples of 16 bytes, 8 elements of bfloat16."""
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """A low-rank product `scale * B A x`, or one for each of several experts. Parameters are float32."""
-
-    lora_A: nn.Parameter
-    """`[R, I]` or `[E, R, I]`."""
-    lora_B: nn.Parameter
-    """`[O, R]` or `[E, O, R]`."""
-    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +83,7 @@ class MultiLora(nn.Module):
         # Not submodules: the model's parameters are those of its base, and a slot's parameters belong to its run.
         self.adapters: dict[int, dict[str, LowRank]] = {}
         self._names = dict(names)
+        self._stacks: dict[str, list[Stack]] = {}
 
     def register_with_runs(self, manager: Registry, module_name: str) -> None:
         """Has `manager` reset, release and return the adapters of this layer, which is at module path `module_name`."""
@@ -111,6 +99,7 @@ class MultiLora(nn.Module):
         assert 0 <= slot < self.n_adapters, f"slot {slot} of {self.n_adapters}"
         if rank > self.rank:
             raise ValueError(f"an adapter of rank {rank} for slot {slot}: this layer takes ranks up to {self.rank}")
+        self._dissolve_stacks()
         before = self.adapters.get(slot, {})
         self.adapters[slot] = {
             prefix: _in_place(before.get(prefix), _fresh(self.base_weight(prefix), rank, alpha, generator))
@@ -124,7 +113,13 @@ class MultiLora(nn.Module):
 
     def release(self, slot: int) -> None:
         """Removes the adapter from the slot. An empty slot stays empty."""
+        self._dissolve_stacks()
         self.adapters.pop(slot, None)
+
+    def _dissolve_stacks(self) -> None:
+        for stack in (each for stacks in self._stacks.values() for each in stacks):
+            stack.dissolve()
+        self._stacks.clear()
 
     def adapter_parameters(self, slot: int) -> dict[str, nn.Parameter]:
         """Returns the leaf parameters of a slot, float32, by name; empty without an adapter on this layer."""
@@ -140,10 +135,18 @@ class MultiLora(nn.Module):
         Empty without an adapter on this layer. The tensors may share memory with the parameters.
         """
 
-    def products(self, prefix: str) -> list[LowRank | None]:
-        """Returns the product of each span of the current row; None where its slot has no adapter on this layer."""
-        assert self.spans is not None
-        return [self.adapters[slot][prefix] if slot in self.adapters else None for slot in self.spans.slots]
+    def row_factors(self, prefix: str, slots: Sequence[int], own: slice | None = None) -> RowFactors:
+        """Returns the factors for groups of tokens of these slots, which may have no adapter; of `own` experts alone, if given.
+
+        The first row after an adapter has come or gone makes the stacks.
+        """
+        if prefix not in self._stacks:
+            kinds: dict[tuple[int, bool], dict[int, LowRank]] = {}
+            for slot, products in sorted(self.adapters.items()):
+                product = products[prefix]
+                kinds.setdefault((product.rank, product.lora_A.requires_grad), {})[slot] = product
+            self._stacks[prefix] = [Stack(each) for each in kinds.values()]
+        return RowFactors(self._stacks[prefix], slots, own)
 
 
 @contextmanager
@@ -180,135 +183,68 @@ def _in_place(before: LowRank | None, fresh: LowRank) -> LowRank:
     return LowRank(before.lora_A, before.lora_B, fresh.scale)
 
 
-def add_low_rank(output: Tensor, hidden: Tensor, spans: AdapterSpans, products: Sequence[LowRank | None]) -> Tensor:
-    """Adds to `output` `[..., O]`, in place, each span's product of its tokens in `hidden` `[..., I]`, in their precision.
+def add_low_rank(output: Tensor, hidden: Tensor, layer: MultiLora, prefix: str) -> Tensor:
+    """Adds to `output` `[..., O]`, in place, the product of each span of the row with its tokens in `hidden` `[..., I]`.
 
     Several spans on a GPU, in bfloat16, are two grouped products. Elsewhere each span is a product of its own, in place, so one
     span costs what it costs alone, and many cost no more than their tokens.
     """
+    spans = layer.spans
+    assert spans is not None
+    products = [layer.adapters[slot][prefix] if slot in layer.adapters else None for slot in spans.slots]
     if not any(products):
         return output
     aligned = output.shape[-1] % ALIGNMENT == 0 and hidden.shape[-1] % ALIGNMENT == 0
     # In float32 grouped products are loops, too, which wait for `ends`.
     if hidden.is_cuda and hidden.dtype == torch.bfloat16 and len(products) > 1 and aligned:
-        return add_low_rank_grouped(output, hidden, spans.ends, products)
+        return add_low_rank_grouped(output, hidden, spans.ends, layer.row_factors(prefix, spans.slots))
     factors = [factor for product in products if product for factor in (product.lora_A, product.lora_B)]
     scales = [product.scale if product else None for product in products]
     result: Tensor = _AddLowRank.apply(output, hidden, spans.lengths, scales, *factors)
     return result
 
 
-def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
+def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, factors: RowFactors) -> Tensor:
     """Does the same by grouped products, on any device. Sizes are multiples of `ALIGNMENT`; `ends` is int32 `[spans]`.
 
-    The operations are as many for any number of spans.
+    The operations are as many for any number of spans. The backward pass adds to the gradients of the parameters itself.
     """
-    present = [index for index, product in enumerate(products) if product]
-    own = [product for product in products if product]
-    scales = [product.scale for product in own]
-    lora_A, lora_B = [product.lora_A for product in own], [product.lora_B for product in own]
-    result: Tensor = _AddGrouped.apply(output, hidden, ends, len(products), present, scales, *lora_A, *lora_B)
+    result: Tensor = _AddGrouped.apply(output, hidden, ends, factors, factors.trained())
     return result
 
 
-def stacked(
-    products: Sequence[LowRank | None],
-    inputs: int,
-    outputs: int,
-    like: Tensor,
-    experts: tuple[int, ...] = (),
-    own: slice = slice(None),
-) -> tuple[Tensor, Tensor]:
-    """Stacks the factors of several products, with ranks padded by zeros, in the dtype and on the device of `like`.
-
-    Of products for each of several experts, those of the `own` experts, which are `experts` many, are taken.
-
-    Returns:
-        A `[*experts, products, R, inputs]`, and B `[*experts, products, outputs, R]` with the scale in it; zeros for None.
-    """
-    highest = max(product.lora_A.shape[-2] for product in products if product)
-    rank = -(-highest // ALIGNMENT) * ALIGNMENT
-    empty_A, empty_B = like.new_zeros(*experts, rank, inputs), like.new_zeros(*experts, outputs, rank)
-    lora_A = [
-        functional.pad(product.lora_A[own].to(like.dtype), (0, 0, 0, rank - product.lora_A.shape[-2]))
-        if product
-        else empty_A
-        for product in products
-    ]
-    lora_B = [
-        functional.pad((product.scale * product.lora_B[own]).to(like.dtype), (0, rank - product.lora_B.shape[-1]))
-        if product
-        else empty_B
-        for product in products
-    ]
-    return torch.stack(lora_A, -3), torch.stack(lora_B, -3)
-
-
 class _AddGrouped(torch.autograd.Function):
-    """Adds products of contiguous spans by grouped products of stacked factors.
-
-    It has its own backward pass because differentiating the stacking would take several operations for each span.
-    """
+    """Adds products of contiguous spans by grouped products of stacked factors."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        output: Tensor,
-        hidden: Tensor,
-        ends: Tensor,
-        spans: int,
-        present: Sequence[int],
-        scales: Sequence[float],
-        *factors: Tensor,
+        ctx: Any, output: Tensor, hidden: Tensor, ends: Tensor, factors: RowFactors, _trained: Tensor | None
     ) -> Tensor:
         ctx.mark_dirty(output)
-        ctx.spans, ctx.present, ctx.scales = spans, present, scales
-        lora_A, lora_B = _stack(hidden, spans, present, scales, factors)
+        ctx.factors = factors
+        lora_A, lora_B = factors.stacked(hidden)
         rows_TI = hidden.reshape(-1, hidden.shape[-1])
         shrunk_TR = functional.grouped_mm(rows_TI, lora_A.transpose(-2, -1), offs=ends)
         output.add_(functional.grouped_mm(shrunk_TR, lora_B.transpose(-2, -1), offs=ends).view_as(output))
-        ctx.save_for_backward(hidden, ends, shrunk_TR, *factors)
+        ctx.save_for_backward(hidden, ends, shrunk_TR)
         return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        hidden, ends, shrunk_TR, *factors = ctx.saved_tensors
+        hidden, ends, shrunk_TR = ctx.saved_tensors
         # They are made again, since those of every layer would be kept.
-        lora_A, lora_B = _stack(hidden, ctx.spans, ctx.present, ctx.scales, factors)
+        lora_A, lora_B = ctx.factors.stacked(hidden)
         grad_TO = grad.reshape(-1, grad.shape[-1]).contiguous()
         rows_TI = hidden.reshape(-1, hidden.shape[-1])
         grad_shrunk_TR = functional.grouped_mm(grad_TO, lora_B, offs=ends)
-        grad_A = functional.grouped_mm(grad_shrunk_TR.T, rows_TI, offs=ends).float()
-        grad_B = functional.grouped_mm(grad_TO.T, shrunk_TR, offs=ends).float()
-        by_A, by_B = _views(grad_A, grad_B, ctx.present, factors)
-        torch._foreach_mul_(by_B, ctx.scales)
+        if ctx.needs_input_grad[-1]:
+            grad_A = functional.grouped_mm(grad_shrunk_TR.T, rows_TI, offs=ends)
+            ctx.factors.add_gradients(grad_A, functional.grouped_mm(grad_TO.T, shrunk_TR, offs=ends))
         grad_hidden = None
         if ctx.needs_input_grad[1]:
             grad_hidden = functional.grouped_mm(grad_shrunk_TR, lora_A, offs=ends).view_as(hidden)
-        return grad, grad_hidden, None, None, None, None, *by_A, *by_B
-
-
-def _stack(
-    hidden: Tensor, spans: int, present: Sequence[int], scales: Sequence[float], factors: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Returns A `[spans, R, I]` and B `[spans, O, R]`, which has the scale in it, in the precision of `hidden`; else zeros."""
-    lora_A, lora_B = factors[: len(present)], factors[len(present) :]
-    rank = -(-max(factor.shape[0] for factor in lora_A) // ALIGNMENT) * ALIGNMENT
-    stacked_A = hidden.new_zeros(spans, rank, hidden.shape[-1])
-    stacked_B = hidden.new_zeros(spans, lora_B[0].shape[0], rank)
-    by_A, by_B = _views(stacked_A, stacked_B, present, factors)
-    torch._foreach_copy_([*by_A, *by_B], [*lora_A, *torch._foreach_mul(lora_B, scales)])
-    return stacked_A, stacked_B
-
-
-def _views(
-    stacked_A: Tensor, stacked_B: Tensor, present: Sequence[int], factors: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the parts of the stacks that are those of the factors."""
-    ranks = [factor.shape[0] for factor in factors[: len(present)]]
-    pairs = list(zip(present, ranks, strict=True))
-    return [stacked_A[index, :rank] for index, rank in pairs], [stacked_B[index, :, :rank] for index, rank in pairs]
+        return grad, grad_hidden, None, None, None
 
 
 class _AddLowRank(torch.autograd.Function):

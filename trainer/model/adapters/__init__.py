@@ -1,0 +1,1 @@
+"""Adapters beside the layers of a model: their products, and the memory of their factors."""
