@@ -401,7 +401,10 @@ class Endpoints:
         if record.kind != "external_weights":
             raise BadRequest(f"{record.path[:200]} has no URLs; expected weights of save_weights_external")
         expires = int(time.time() + URL_SECONDS)
-        place = request.url.origin().joinpath(request.path.removeprefix("/").rpartition("/")[0] + "/file")
+        # Behind a proxy the client's own scheme; who makes it up misleads nobody else.
+        scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme
+        origin = request.url.origin().with_scheme(scheme)
+        place = origin.joinpath(request.path.removeprefix("/").rpartition("/")[0] + "/file")
         urls = {
             name: str(place.with_query(self._signer.query(record.path, name, expires)))
             for name in names_of(record.recipients)

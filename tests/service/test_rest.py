@@ -149,6 +149,10 @@ async def test_external_weights_are_fetched_by_signed_urls_of_each_file(tmp_path
             async with http.session.get(url) as response:
                 assert (response.status, await response.read()) == (200, name.encode())
         one = found.urls[external.FILES[0]]
+        for given, scheme in (("https", "https"), ("http", "http"), ("javascript", "http")):
+            asked = f"/api/v1/training_runs/{model.model_id}/checkpoints/external_weights/out/external_weights_urls"
+            async with http.get(asked, headers={"X-API-Key": KEYS[0], "X-Forwarded-Proto": given}) as response:
+                assert {url.partition(":")[0] for url in (await response.json())["urls"].values()} == {scheme}
         changed = (
             one.replace(external.FILES[0], "probe.json"),
             one.replace(external.FILES[0], external.FILES[1]),
