@@ -83,6 +83,9 @@ ROWS: dict[str, Row] = {
     "lora-4b-40": Row(
         "the same in 40 GB: 28 of 36 layers are computed again", _trains("lora", "4b", 16_384, 2, checkpointing=28)
     ),
+    "attention": Row(
+        "attention alone, forward and backward: the kernel for long samples beside torch's", _calls("kernels:speeds")
+    ),
     "clients": _served("1, 2, 4 and 8 clients at once, adapters of ranks 4 to 32", "steps:clients_at_once"),
     "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _calls("steps:beside_trl")),
     "vllm": _served("vLLM alone, compiled: its start, tokens a second", "servers:generation", eager=False),

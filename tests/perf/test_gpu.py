@@ -133,6 +133,12 @@ def test_a_job_tells_how_versions_were_published_and_routing_replayed(
     assert ROWS["mixture"].run("cpu", tmp_path) == common | {"mismatch KL": "1.5e-06", "replayed": 0.75}
 
 
+def test_attention_alone_tells_the_rate_of_each_direction(tmp_path: Path) -> None:
+    figures = ROWS["attention"].run("cpu", tmp_path)
+    assert len(figures) == 2
+    assert all(float(rate) > 0 for rate in figures.values())
+
+
 @pytest.mark.slow
 def test_a_trainer_alone_tells_its_rate_and_the_plan(tmp_path: Path) -> None:
     figures = ROWS["lora-16k"].run("cpu", tmp_path)

@@ -51,18 +51,17 @@ def packed_attention(
 
     Returns `[T, heads, head_dim]`. Raises `ValueError` if torch's own kernel computes something else than attention.
     """
-    heads = Heads(
-        query_THD.device,
-        query_THD.dtype,
-        query_THD.shape[1],
-        key_THD.shape[1],
-        key_THD.shape[2],
-        value_THD.shape[2],
-        scaling,
-    )
-    if heads not in _chosen:
-        _chosen[heads] = _choose(heads, together)
-    return _attend(query_THD, key_THD, value_THD, sample_lengths, scaling, together, _chosen[heads], LONG_SAMPLE)
+    package = chosen_for(query_THD, value_THD, scaling, together)
+    return _attend(query_THD, key_THD, value_THD, sample_lengths, scaling, together, package, LONG_SAMPLE)
+
+
+def chosen_for(query_THD: Tensor, value_THD: Tensor, scaling: float | None, together: Together) -> str | None:
+    """Returns the package for long samples with such heads; None where torch's kernel, proven as well, computes all."""
+    (heads, size), (groups, value_size) = query_THD.shape[1:], value_THD.shape[1:]
+    asked = Heads(query_THD.device, query_THD.dtype, heads, groups, size, value_size, scaling)
+    if asked not in _chosen:
+        _chosen[asked] = _choose(asked, together)
+    return _chosen[asked]
 
 
 def _attend(
