@@ -448,8 +448,11 @@ def _fingerprint(tasks: Sequence[HarborTask]) -> str:
         digest.update(repr(settings).encode())
         for file, path in [*task.files, *_tests(task)]:
             digest.update(path.encode() + b"\0")
-            if file.is_file():
-                digest.update(blake2b(file.read_bytes()).digest())
+            if file.is_symlink():
+                digest.update(f"-> {file.readlink()}\0".encode())
+            elif file.is_file():
+                is_program = file.stat().st_mode & 0o100  # the other bits depend on who has checked the file out
+                digest.update(blake2b(file.read_bytes(), person=b"x" if is_program else b"").digest())
     return digest.hexdigest()
 
 

@@ -224,8 +224,19 @@ def test_the_fingerprint_is_that_of_the_tasks(tmp_path: Path) -> None:
     directory = task(tmp_path)
     before = Harbor(str(tmp_path)).fingerprint
     assert Harbor(str(tmp_path)).fingerprint == before
-    (directory / "tests/test.sh").write_text("true")
-    assert Harbor(str(tmp_path)).fingerprint != before
+    test, link = directory / "tests/test.sh", directory / "tests/link"
+    seen = {before}
+    for change in (
+        lambda: test.write_text("true"),
+        lambda: test.chmod(test.stat().st_mode ^ 0o100),
+        lambda: link.symlink_to("test.sh"),
+        lambda: (link.unlink(), link.symlink_to("./test.sh")),
+    ):
+        change()
+        seen.add(Harbor(str(tmp_path)).fingerprint)
+    assert len(seen) == 5
+    test.chmod(test.stat().st_mode ^ 0o022)
+    assert Harbor(str(tmp_path)).fingerprint in seen, "whoever checks it out may write it, or not"
 
 
 @pytest.mark.parametrize(
