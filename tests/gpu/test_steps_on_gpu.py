@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from counterpoint.trainer.model import attention, chunks
-from counterpoint.trainer.model.kernels.packages import KERNELS
+from counterpoint.trainer.model.kernels.packages import KERNELS, sample_attention
 from counterpoint.trainer.model.kernels.proof import Heads, prove
 from counterpoint.trainer.model.kernels.row import prove_kernel
 from counterpoint.trainer.ranks import Ranks
@@ -149,3 +149,21 @@ def test_a_packages_kernel_is_proven(gpu: torch.device, package: str, heads: int
         pytest.skip(f"{package} is not installed")
     proven = Heads(gpu, torch.bfloat16, heads, groups, size, size, None)
     prove_kernel(kernel, proven, attention._together)
+
+
+def test_version_4_compiles_for_no_row(gpu: torch.device) -> None:
+    """What the proof compiled is for samples of all lengths, and for states that lie otherwise in memory."""
+    kernel = KERNELS["flash-attn-4"]
+    if torch.cuda.get_device_capability(gpu)[0] not in kernel.majors:
+        pytest.skip(f"{kernel.name} needs a card of another compute capability")
+    interface = pytest.importorskip("flash_attn.cute.interface")
+    prove_kernel(kernel, Heads(gpu, torch.bfloat16, 16, 8, 128, 128, None), attention._together)
+    caches = [interface._flash_attn_fwd.compile_cache, interface._flash_attn_bwd.compile_cache]
+    compiled = [len(cache.cache) for cache in caches]
+    for tokens in (4096, 5001, 16_384):
+        states = [
+            torch.randn(count, tokens, 128, device=gpu, dtype=torch.bfloat16).transpose(0, 1) for count in (16, 8, 8)
+        ]
+        query, key, value = (state.requires_grad_() for state in states)
+        sample_attention(query, key, value, 0.1, "flash-attn-4")[0].sum().backward()
+    assert [len(cache.cache) for cache in caches] == compiled

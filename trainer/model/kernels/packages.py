@@ -1,16 +1,19 @@
 """Faster kernels of attention than torch's own, from packages that may be installed; each computes one sample.
 
 FlashAttention 4 compiles a kernel for the heads, the precision and a causal mask, and not for the length of a sample of more than
-a tile. So after one call each, forward and backward, no row waits for it.
+a tile. So after one call each, forward and backward, no row waits for it. What it compiled is kept where torch keeps its graphs.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from counterpoint.trainer.model.compiler import keep_to_own_cache
 
 
 class Kernel(Protocol):
@@ -78,7 +81,12 @@ class FlashAttention4:
 
     def load(self) -> None:
         """Implements `Kernel`."""
-        self._calls: Any = importlib.import_module("flash_attn.cute.interface")
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        keep_to_own_cache()
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", os.path.join(cache_dir(), "flash_attention"))
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+        self._calls: Any = importlib.import_module("flash_attn.cute.interface")  # reads these variables
 
     def forward(self, query_1THD: Tensor, key_1THD: Tensor, value_1THD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Implements `Kernel`."""
@@ -122,8 +130,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, gradient_THD: Tensor, _of_sums: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, attended, sums = (tensor[None] for tensor in ctx.saved_tensors)
-    found = KERNELS[ctx.package].backward(gradient_THD[None], query, key, value, attended, sums, ctx.scale)
-    return (*(gradient[0] for gradient in found), None, None)
+    gradient = gradient_THD.contiguous()[None]  # an expanded one would be compiled for
+    found = KERNELS[ctx.package].backward(gradient, query, key, value, attended, sums, ctx.scale)
+    return (*(each[0] for each in found), None, None)
 
 
 sample_attention.register_autograd(_gradients, setup_context=_keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -230,8 +231,12 @@ def test_a_loaded_model_has_its_kernel_proven_before_its_first_row(
     assert list(kernels._chosen.values()) == [PACKAGE]
 
 
-def test_version_4_is_called_as_its_interface_expects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its forward pass has returned more than two results since 4.0.0b19."""
+def test_version_4_is_called_as_its_interface_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward pass has returned more than two results since 4.0.0b19. It is kept where torch keeps what it compiles."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for name in ("CACHE_DIR", "CACHE_ENABLED"):  # set, so that they are taken back
+        monkeypatch.setenv(f"FLASH_ATTENTION_CUTE_DSL_{name}", "")
+        monkeypatch.delenv(f"FLASH_ATTENTION_CUTE_DSL_{name}")
     asked: list[dict[str, object]] = []
 
     def forward(query: Tensor, key: Tensor, value: Tensor, **more: object) -> tuple[Tensor | None, ...]:
@@ -248,6 +253,8 @@ def test_version_4_is_called_as_its_interface_expects(monkeypatch: pytest.Monkey
     monkeypatch.setattr(importlib, "import_module", lambda name: {"flash_attn.cute.interface": module}[name])
     kernel = packages.FlashAttention4()
     kernel.load()
+    assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] == str(tmp_path / "flash_attention")
+    assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1"
     states = [torch.full((1,), float(number)) for number in range(6)]
     assert kernel.forward(states[0], states[1], states[2], 0.5) == (states[0], states[1])
     assert kernel.backward(states[0], states[1], states[2], states[3], states[4], states[5], 0.5) == (
