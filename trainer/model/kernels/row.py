@@ -111,7 +111,9 @@ def _choose(heads: Heads, together: Together) -> str | None:
     try:
         prove(own, heads, _PROOF_LENGTHS)
     except ValueError as error:
-        raise ValueError(f"torch's FlashAttention 2 is wrong on this card for {heads}: {error}") from error
+        raise ValueError(
+            f'torch\'s FlashAttention 2 is wrong on this card for {heads}: {error}; use dtype = "float32"'
+        ) from error
     major, minor = torch.cuda.get_device_capability(heads.device)
     for package, kernel in KERNELS.items():
         try:

@@ -10,14 +10,17 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import _fa3
 
 from counterpoint.trainer.model import attention
 from counterpoint.trainer.model.kernels import packages
 from counterpoint.trainer.model.kernels import row as kernels
+from counterpoint.trainer.model.kernels.proof import Heads
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.model.packing_proof import can_pack, prove_packing
 
@@ -231,38 +234,66 @@ def test_a_loaded_model_has_its_kernel_proven_before_its_first_row(
     assert list(kernels._chosen.values()) == [PACKAGE]
 
 
-def test_version_4_is_called_as_its_interface_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its forward pass has returned more than two results since 4.0.0b19. It is kept where torch keeps what it compiles."""
+class Computed:
+    """The functions of a package, which take their arguments by the names or places of their own, on the CPU."""
+
+    kernel = Fake()
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Tensor, sums: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        expected = self.kernel.forward(query, key, value, scale)
+        torch.testing.assert_close((attended, sums), expected, equal_nan=True)
+        return self.kernel.backward(gradient, query, key, value, attended, sums, scale)
+
+    def forward_4(
+        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, return_lse: bool
+    ) -> tuple[Tensor | None, ...]:
+        assert causal
+        assert return_lse
+        return (*self.kernel.forward(q, k, v, softmax_scale), None, None, None)  # two until 4.0.0b18
+
+    def backward_4(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *,
+        softmax_scale: float, causal: bool, deterministic: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        assert causal
+        assert not deterministic
+        return self.backward(dout, q, k, v, out, lse, softmax_scale)
+
+    def forward_3(self, *given: Any) -> tuple[Tensor | None, ...]:
+        (query, key, value), (longest, _), scale, causal = given[:3], given[12:14], given[23], given[24]
+        assert causal
+        assert longest == query.shape[1]
+        assert set(given[3:12]) == {None}
+        return (*self.kernel.forward(query, key, value, scale), None, None)
+
+    def backward_3(self, *given: Any) -> None:
+        gradient, query, key, value, attended, sums, *found = given[:9]
+        assert given[9:13] == (None,) * 4
+        assert given[13:15] == (query.shape[1],) * 2
+        assert given[16:21] == (True, -1, -1, 0.0, False)
+        computed = self.backward(gradient, query, key, value, attended, sums, given[15])
+        for place, result in zip(found, computed, strict=True):
+            place.copy_(result)
+
+
+@pytest.mark.parametrize("package", packages.KERNELS)
+def test_packages_are_called_as_they_expect(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 3 by torch's functions. What version 4 compiles is kept where torch keeps its graphs."""
+    monkeypatch.setattr(kernels, "_LONG_PROOF_LENGTHS", (40, 36, 57))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     for name in ("CACHE_DIR", "CACHE_ENABLED"):  # set, so that they are taken back
         monkeypatch.setenv(f"FLASH_ATTENTION_CUTE_DSL_{name}", "")
         monkeypatch.delenv(f"FLASH_ATTENTION_CUTE_DSL_{name}")
-    asked: list[dict[str, object]] = []
-
-    def forward(query: Tensor, key: Tensor, value: Tensor, **more: object) -> tuple[Tensor | None, ...]:
-        asked.append(more)
-        return query, key, None, None, None
-
-    def backward(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, **more: object
-    ) -> tuple[Tensor, ...]:
-        asked.append(more)
-        return q, out, dout
-
-    module = SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
-    monkeypatch.setattr(importlib, "import_module", lambda name: {"flash_attn.cute.interface": module}[name])
-    kernel = packages.FlashAttention4()
-    kernel.load()
-    assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] == str(tmp_path / "flash_attention")
-    assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1"
-    states = [torch.full((1,), float(number)) for number in range(6)]
-    assert kernel.forward(states[0], states[1], states[2], 0.5) == (states[0], states[1])
-    assert kernel.backward(states[0], states[1], states[2], states[3], states[4], states[5], 0.5) == (
-        states[1],
-        states[4],
-        states[0],
-    )
-    assert asked == [
-        {"softmax_scale": 0.5, "causal": True, "return_lse": True},
-        {"softmax_scale": 0.5, "causal": True, "deterministic": False},
-    ]
+    computed = Computed()
+    module = SimpleNamespace(_flash_attn_fwd=computed.forward_4, _flash_attn_bwd=computed.backward_4)
+    monkeypatch.setattr(importlib, "import_module", {"flash_attn.cute.interface": module}.__getitem__)
+    monkeypatch.setattr(_fa3, "_fa3_import_module", lambda path: {"flash_attn_interface": None}[path])
+    monkeypatch.setattr(_fa3, "_FA3_CUDA_FWD", computed.forward_3)
+    monkeypatch.setattr(_fa3, "_FA3_CUDA_BWD", computed.backward_3)
+    heads = Heads(torch.device("cpu"), torch.bfloat16, 6, 2, 16, 16, 0.3)
+    kernels.prove_kernel(packages.KERNELS[package], heads, together)
+    if package == "flash-attn-4":
+        assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] == str(tmp_path / "flash_attention")
+        assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1"
