@@ -28,6 +28,7 @@ from counterpoint.trainer.lora.targets import adaptable, is_target
 from counterpoint.trainer.model import chunks
 from counterpoint.trainer.model.experts import WEIGHTS
 from counterpoint.trainer.model.head import token_outputs
+from counterpoint.trainer.model.kernels.kept import computed_once
 from counterpoint.trainer.model.recompute import checkpoint_layers
 from counterpoint.trainer.model.text_part import auto_class, freeze_other_parts, read_config, text_config
 from counterpoint.trainer.optimizer import STATE_KEYS, Optimizer
@@ -345,8 +346,12 @@ def _attention(
     if ranks > 1:
         key_1HTD, value_1HTD = (each.repeat(1, 1, ranks, 1) for each in (key_1HTD, value_1HTD))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output = kernel(query_1HTD, key_1HTD, value_1HTD, 0.0, ranks == 1, scale=scaling)[0]
-    return output.transpose(1, 2), None
+
+    def attention() -> Tensor:
+        output: Tensor = kernel(query_1HTD, key_1HTD, value_1HTD, 0.0, ranks == 1, scale=scaling)[0]
+        return output
+
+    return computed_once(attention, key_1HTD.shape[2]).transpose(1, 2), None
 
 
 AttentionInterface.register(_ATTENTION, partial(_attention, 1))

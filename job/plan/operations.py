@@ -11,6 +11,7 @@ from math import prod
 
 from counterpoint.job.plan.dry_run import ModelSizes
 from counterpoint.run.trained import TrainingConfig
+from counterpoint.trainer.model.kernels.kept import LEAST_TOKENS
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES, columns_to_measure
 
 FLASH_BACKWARD = 2.5
@@ -74,9 +75,9 @@ def forward_operations(sizes: ModelSizes, tokens: float) -> float:
 def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: float, *, checkpointing: float) -> float:
     """Returns the operations of all passes of a step over a sample of so many tokens.
 
-    `checkpointing` is the share of the layers that are computed again. The backward pass takes two operations a parameter and
-    token for the inputs' gradients, and two for those of trained weights (Kaplan et al., section 2.1); frozen weights have none,
-    an adapter has its own.
+    `checkpointing` is the share of the layers that are computed again, attention over a long sample left out. The backward pass
+    takes two operations a parameter and token for the inputs' gradients, and two for those of trained weights (Kaplan et al.,
+    section 2.1); frozen weights have none, an adapter has its own.
     """
     forward = forward_operations(sizes, tokens)
     attention = attention_operations(sizes, tokens, (tokens + 1) / 2)
@@ -87,7 +88,8 @@ def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: flo
     else:
         adapter = 2 * adapter_weights(sizes, training) * tokens
         forward, backward = forward + adapter, backward + 2 * adapter
-    passes = forward + backward + checkpointing * forward
+    again = forward if tokens < LEAST_TOKENS else forward - attention
+    passes = forward + backward + checkpointing * again
     measured = set(columns_to_measure(training))
     once = (REFERENCE in measured) + bool({OLD, VALUES} & measured)
     return training.epochs * passes + once * forward

@@ -27,6 +27,7 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.kernels import kept
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint, shard_files
@@ -70,6 +71,7 @@ class Bench:
         count = group.count
         given = {"threads": 1, "max_tokens": 24, "max_runs": len(runs), "processes": count, "sharding": count > 1}
         given["activation_checkpointing"] = count > 1 and "moe" in model.name
+        kept.LEAST_TOKENS = 1  # so that layers keep that of these few tokens, too
         self.config = TrainerConfig(output_dir=directory, model=str(model), **(given | trainer))
         self.manager = MultiRunManager(directory, self.config.max_runs, self.config.seed)
         self.learner = Learner(self.config, group, self.manager)

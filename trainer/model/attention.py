@@ -26,6 +26,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from counterpoint.trainer.model.context import Stretch
+from counterpoint.trainer.model.kernels.kept import computed_once
 from counterpoint.trainer.model.kernels.row import packed_attention
 from counterpoint.trainer.model.shared_prompts import Families, family_attention
 from counterpoint.trainer.model.without_waiting import on_device
@@ -123,10 +124,18 @@ def per_sample_attention(
     if stretch is not None:
         return _stretch_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, stretch, scaling), None
     attended = [
-        functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        computed_once(
+            functional.scaled_dot_product_attention,
+            length,
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=True,
         ).transpose(1, 2)
-        for query, key, value in zip(
+        for length, query, key, value in zip(
+            sample_lengths,
             query_1HTD.split(sample_lengths, 2),
             key_1HTD.split(sample_lengths, 2),
             value_1HTD.split(sample_lengths, 2),
@@ -226,7 +235,9 @@ def _stretch_attention(
         if start < stop:
             # The queries are the last ones of the sample so far.
             attended.append(
-                functional.scaled_dot_product_attention(
+                computed_once(
+                    functional.scaled_dot_product_attention,
+                    stop - first,
                     query_1HtD[:, :, start - stretch.start : stop - stretch.start],
                     key_1HTD[:, :, first:stop],
                     value_1HTD[:, :, first:stop],

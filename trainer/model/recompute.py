@@ -1,14 +1,15 @@
-"""Activation checkpointing: keeps only the input of each decoder layer, and computes the layer again in the backward pass.
+"""Activation checkpointing: keeps a decoder layer's input and its attention, and computes the rest again in the backward pass.
 
 What a layer computes depends on more than its input: on which tokens belong to which adapter (`trainer/lora/multi_lora.py`:
 `adapter_spans`), on the recorded routing (`trainer/model/router_replay.py`), and on where tokens go whose experts other ranks own
 (`trainer/model/exchange.py`). These are of one row, and are gone, or of another row, when that row's backward pass begins. So
-each call keeps them, and its recomputation has them again.
+each call keeps them, and its recomputation has them again. How attention is kept: `trainer/model/kernels/kept.py`.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -22,11 +23,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora, applied
 from counterpoint.trainer.model.compiled import computes
 from counterpoint.trainer.model.exchange import Exchange, Route, rerouted, routes_of
+from counterpoint.trainer.model.kernels.kept import Kept, keeping
 from counterpoint.trainer.model.router_replay import RouterReplay
 
 
 def checkpoint_layers(model: nn.Module, replay: RouterReplay | None, count: int | None = None) -> None:
-    """Makes the decoder layers of `model`, or the first `count`, keep only their inputs. So do those that get adapters later.
+    """Makes the decoder layers of `model`, or the first `count`, keep only their inputs and what their attention returned.
+
+    So do those that get adapters later.
 
     The last layers keep theirs best: the backward pass frees them first, before it computes others again.
 
@@ -57,14 +61,16 @@ def _checkpointed(owner: weakref.ref[nn.Module], replay: RouterReplay | None, *a
     spans = adapted[0].spans if adapted else None  # one row's, so the same for all
     record = replay.record if replay is not None else None
     routes: dict[Exchange, Route | None] = {}
+    kept: Kept = deque()
 
     @contextmanager
     def as_now() -> Iterator[None]:
-        with applied(adapted, spans), rerouted(routes), nullcontext() if replay is None else replay.with_record(record):
+        recorded = nullcontext() if replay is None else replay.with_record(record)
+        with applied(adapted, spans), rerouted(routes), recorded, keeping(kept, again=True):
             yield
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), as_now()
+        return keeping(kept, again=False), as_now()
 
     # Nothing in the layer is random: the model is in evaluation mode.
     output = checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)

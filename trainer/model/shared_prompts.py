@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from counterpoint.trainer.model.kernels.kept import computed_once
+
 FAMILY_TOKENS = 512
 """Most tokens of a family of several samples."""
 
@@ -54,7 +56,9 @@ def family_attention(
     for tokens, mask in _blocks(families, query_1HTD.dtype):
         own = slice(first, first := first + tokens)
         attended.append(
-            functional.scaled_dot_product_attention(
+            computed_once(
+                functional.scaled_dot_product_attention,
+                tokens,
                 query_1HTD[:, :, own],
                 key_1HTD[:, :, own],
                 value_1HTD[:, :, own],

@@ -19,6 +19,7 @@ from counterpoint.job.plan.operations import (
     weights_of,
 )
 from counterpoint.run.trained import LoraConfig, TrainingConfig
+from counterpoint.trainer.model.kernels.kept import LEAST_TOKENS
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +101,15 @@ def test_more_passes_take_more(tmp_path: Path, training: dict[str, object], chec
     config = TrainingConfig.model_validate(training)
     found = training_operations(sizes, config, 1, checkpointing=checkpointing) / forward_operations(sizes, 1)
     assert found == pytest.approx(passes, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [LEAST_TOKENS - 1, LEAST_TOKENS])
+def test_attention_over_a_long_sample_is_not_computed_again(tmp_path: Path, tokens: int) -> None:
+    directory = saved(DENSE, tmp_path)
+    sizes, config = model_sizes(directory), TrainingConfig()
+    less, more = (training_operations(sizes, config, tokens, checkpointing=share) for share in (False, True))
+    kept = attention_operations(sizes, tokens, (tokens + 1) / 2) if tokens == LEAST_TOKENS else 0
+    assert more - less == forward_operations(sizes, tokens) - kept
 
 
 def test_a_token_uses_some_of_the_experts_and_many_tokens_use_all(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 from counterpoint.trainer.lora.multi_lora import adapter_spans
 from counterpoint.trainer.model import recompute
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
+from counterpoint.trainer.model.kernels import kept
 from counterpoint.trainer.model.load import load_model, log_probabilities
 from counterpoint.trainer.model.recompute import checkpoint_layers
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
@@ -25,6 +26,11 @@ from tests.trainer.many_runs import Bench
 CPU = torch.device("cpu")
 LENGTHS = [7, 12, 4]
 TARGETS = ["q_proj", "v_proj", "o_proj", "experts"]
+
+
+@pytest.fixture(autouse=True)
+def _all_attention_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "LEAST_TOKENS", 1)
 
 
 @pytest.fixture(params=["moe", "dense"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -35,13 +36,18 @@ class Heads:
         return f"{self.heads} heads ({self.groups} of keys) of {self.size} numbers in {str(self.dtype).split('.')[-1]}"
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 @contextmanager
 def _as_in_training() -> Iterator[None]:
     """Has a proof compute what training does, whatever surrounds it: with gradients, and by the same kernels."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     try:
-        with torch.enable_grad():
+        # In a layer that is computed again, torch would do that for the proof's own backward pass.
+        with torch.enable_grad(), saved_tensors_hooks(_as_it_is, _as_it_is):
             yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

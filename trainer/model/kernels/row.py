@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.model.kernels.kept import computed_once
 from counterpoint.trainer.model.kernels.packages import KERNELS, Kernel, sample_attention
 from counterpoint.trainer.model.kernels.proof import Heads, prove
 
@@ -52,7 +53,10 @@ def packed_attention(
     Returns `[T, heads, head_dim]`. Raises `ValueError` if torch's own kernel computes something else than attention.
     """
     package = chosen_for(query_THD, value_THD, scaling, together)
-    return _attend(query_THD, key_THD, value_THD, sample_lengths, scaling, together, package, LONG_SAMPLE)
+    longest = max(sample_lengths)
+    return computed_once(
+        _attend, longest, query_THD, key_THD, value_THD, sample_lengths, scaling, together, package, LONG_SAMPLE
+    )
 
 
 def chosen_for(query_THD: Tensor, value_THD: Tensor, scaling: float | None, together: Together) -> str | None:
