@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from counterpoint.inference.digest import DTYPES, hash_sum
 from counterpoint.run.trained import LoraConfig
+from counterpoint.trainer.lora.experts import MultiLoraExperts
 from counterpoint.trainer.lora.multi_lora import (
     MultiLoRALinear,
     adapter_spans,
@@ -204,7 +205,7 @@ def differentiate(layer: MultiLoRALinear, hidden: Tensor) -> None:
 
 @pytest.mark.parametrize("ranks", [(8,), (8, 3)])
 def test_many_runs_of_a_row_take_as_many_operations_as_two(ranks: tuple[int, ...]) -> None:
-    """In the first row of a step, and in one that adds to it; views, too, but for one of each gradient, made once."""
+    """In the first row of a step, and in one that adds to it. Five of two ranks: those of two are in ranges, and take fewer."""
     counts = []
     for runs in (len(ranks) ** 2 + 1, 8, 32):
         layer = span_layer(runs, ranks)
@@ -219,6 +220,23 @@ def test_many_runs_of_a_row_take_as_many_operations_as_two(ranks: tuple[int, ...
                 differentiate(layer, hidden)
             found.append(operations.count)
         counts.append(found)
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_experts_of_many_runs_take_as_many_operations_as_those_of_two(moe_directory: Path) -> None:
+    base = load_model(moe_directory, "float32", CPU).get_submodule("model.layers.0.mlp.experts").requires_grad_(False)
+    expert_TK, weight_TK = torch.arange(2 * 32).view(32, 2) % EXPERTS, torch.ones(32, 2)
+    hidden_TH = torch.randn(32, 32, requires_grad=True)
+    counts = []
+    for runs in (2, 8, 32):
+        layer = MultiLoraExperts(base, rank=8, n_adapters=runs)
+        for slot in range(runs):
+            layer.admit(slot, 8, 2.0, torch.Generator().manual_seed(slot))
+        layer.spans = AdapterSpans.of([(slot, 32 // runs) for slot in range(runs)], CPU)
+        for _ in range(2):
+            with Operations() as operations:
+                layer(hidden_TH, expert_TK, weight_TK).sum().backward()
+        counts.append(operations.count)
     assert counts[0] == counts[1] == counts[2]
 
 

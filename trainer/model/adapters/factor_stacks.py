@@ -189,7 +189,11 @@ def _taken(tensor: Tensor, places: tuple[int, ...]) -> Tensor:
 
 def _by_group(stacked_A: Tensor, stacked_B: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Returns the part of the stacked factors that a rank has, with the groups first."""
-    return stacked_A.movedim(-3, 0).narrow(-2, 0, rank), stacked_B.movedim(-3, 0).narrow(-1, 0, rank)
+    if stacked_A.dim() > 3:
+        stacked_A, stacked_B = stacked_A.movedim(-3, 0), stacked_B.movedim(-3, 0)
+    if rank == stacked_A.shape[-2]:
+        return stacked_A, stacked_B
+    return stacked_A.narrow(-2, 0, rank), stacked_B.narrow(-1, 0, rank)
 
 
 def stacked(factors: RowFactors, like: Tensor) -> tuple[Tensor, Tensor]:
