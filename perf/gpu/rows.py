@@ -86,6 +86,10 @@ ROWS: dict[str, Row] = {
     "attention": Row(
         "attention alone, forward and backward: the kernel for long samples beside torch's", _calls("kernels:speeds")
     ),
+    "adapters": Row(
+        "one layer of Qwen3-0.6B with 1, 2, 8 and 32 adapters of rank 16, forward and backward",
+        _calls("adapters:one_layer"),
+    ),
     "clients": _served("1, 2, 4 and 8 clients at once, adapters of ranks 4 to 32", "steps:clients_at_once"),
     "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _calls("steps:beside_trl")),
     "vllm": _served("vLLM alone, compiled: its start, tokens a second", "servers:generation", eager=False),

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.config import JobConfig
 from counterpoint.models import smollm2
-from perf.gpu import jobs, servers
+from perf.gpu import adapters, jobs, servers
 from perf.gpu.__main__ import Result, run_row, table
 from perf.gpu.even_tokens import EvenTokens
 from perf.gpu.profile import kind_of
@@ -143,6 +143,14 @@ def test_attention_alone_tells_the_rate_of_each_direction(tmp_path: Path) -> Non
 def test_a_trainer_alone_tells_its_rate_and_the_plan(tmp_path: Path) -> None:
     figures = ROWS["lora-16k"].run("cpu", tmp_path)
     assert min(float(figures[each]) for each in ("tokens a step", "tokens/s", "planned GB")) > 0
+
+
+def test_a_layer_tells_the_time_of_its_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "COUNTS", (1, 2))
+    monkeypatch.setattr(adapters, "WARMING", 0)
+    monkeypatch.setattr(adapters, "MEASURED", 1)
+    figures = ROWS["adapters"].run("cpu", tmp_path)
+    assert all(0 < float(figures[f"host's with {count}"]) <= float(figures[f"ms with {count}"]) for count in (1, 2))
 
 
 def test_the_mismatch_is_told_by_the_age_of_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
