@@ -145,10 +145,9 @@ def test_a_trainer_alone_tells_its_rate_and_the_plan(tmp_path: Path) -> None:
     assert min(float(figures[each]) for each in ("tokens a step", "tokens/s", "planned GB")) > 0
 
 
+@pytest.mark.slow
 def test_a_layer_tells_the_time_of_its_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "COUNTS", (1, 2))
-    monkeypatch.setattr(adapters, "WARMING", 0)
-    monkeypatch.setattr(adapters, "MEASURED", 1)
     figures = ROWS["adapters"].run("cpu", tmp_path)
     assert all(0 < float(figures[f"host's with {count}"]) <= float(figures[f"ms with {count}"]) for count in (1, 2))
 
