@@ -25,7 +25,7 @@ from counterpoint.job.serving.usage_file import gpu_figures
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.process.launch import guarded
 
-CHOOSE_SECONDS = 60.0
+CHOOSE_SECONDS = 120.0
 """Time limit of the child."""
 
 _KEY = "activation_checkpointing"

@@ -41,13 +41,15 @@ def choose(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], 
     """
     of = model_sizes(directory).layers
 
-    def with_layers(layers: int) -> Choice:
-        changed = Choice(layers, of, 0, room).applied(trainer)
+    def with_layers(layers: int, given: TrainerConfig = trainer) -> Choice:
+        changed = Choice(layers, of, 0, room).applied(given)
         return Choice(layers, of, sum(rank_parts(directory, changed, runs, trainer.max_tokens, memory).values()), room)
 
-    none = with_layers(0)
-    if none.needed <= room:
-        return none
+    # Compiled layers need less, and seconds to be planned.
+    for given in (trainer.model_copy(update={"compile": False}), trainer):
+        none = with_layers(0, given)
+        if none.needed <= room:
+            return none
     if of_longest_rows(directory, trainer, runs) is trainer:
         return none
     return with_layers(fewest_layers(lambda layers: with_layers(layers).needed <= room, of))

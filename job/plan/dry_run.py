@@ -7,6 +7,7 @@ here, and what sharding leaves on a rank in `job/plan/trainer_memory.py`.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,16 +24,23 @@ from transformers import AttentionInterface
 from counterpoint.inference.digest import is_of_text
 from counterpoint.job.plan.live_bytes import LiveBytes
 from counterpoint.run.trained import TrainingConfig
+from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.lora.targets import adaptable, is_target
 from counterpoint.trainer.model import chunks
+from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
+from counterpoint.trainer.model.chunks import Arithmetic
+from counterpoint.trainer.model.compiled import PROBED_TOKENS, compile_untested
 from counterpoint.trainer.model.experts import WEIGHTS
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.kernels.kept import computed_once
 from counterpoint.trainer.model.recompute import checkpoint_layers
+from counterpoint.trainer.model.sharding import differentiate_inputs
 from counterpoint.trainer.model.text_part import auto_class, freeze_other_parts, read_config, text_config
 from counterpoint.trainer.optimizer import STATE_KEYS, Optimizer
 from counterpoint.trainer.updates.value_head import ValueHead, row_values
+
+logger = logging.getLogger(__name__)
 
 _ATTENTION = "planned"
 
@@ -199,21 +207,25 @@ def step_bytes(
     checkpointing: bool | int,
     context: int = 1,
     memory: int | None = None,
+    compiled: bool = False,
 ) -> StepBytes:
     """Runs two rows of `tokens` tokens of one sample, as after the first of a step, and returns what lives at the peak.
 
     `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context` ranks
     that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if these are
     alike: then models of two and of three layers are run. `checkpointing`: of all layers, or so many. `memory` is that of the
-    GPU, in bytes; None: on a CPU. Raises `ValueError` as `model_sizes`.
+    GPU, in bytes; None: on a CPU. `compiled`: by torch.compile, unless the model is a mixture.
+    Raises `ValueError` as `model_sizes`.
     """
     given = tuple(run.model_dump_json() for run in runs)
 
     def run(layers: int | None, again: int) -> StepBytes:
-        return _step_bytes(directory, dtype, tokens, given, again, context, memory, layers)
+        return _step_bytes(directory, dtype, tokens, given, again, context, memory, layers, has_graphs)
 
     with _plannable(directory):
         sizes = model_sizes(directory)
+        # Of mixtures no compiled step was compared with a plan: they are planned as if they were not compiled, which takes more.
+        has_graphs = compiled and not sizes.expert_weights and _has_graphs(directory, dtype, given)
         again = int(checkpointing) if checkpointing is not True else sizes.layers
         if not sizes.alike or sizes.layers < 3 or again > sizes.layers:
             return run(None, again)
@@ -240,9 +252,10 @@ def _step_bytes(
     context: int,
     memory: int | None,
     layers: int | None,
+    compiled: bool,
 ) -> StepBytes:
     runs = [TrainingConfig.model_validate_json(each) for each in given]
-    AttentionInterface.register(_ATTENTION, partial(_attention, context))
+    AttentionInterface.register(_ATTENTION, torch.compiler.disable(partial(_attention, context)))
     with LiveBytes("meta") as live, _few_chunks(memory):
         model = make_model(directory, dtype, layers)
         model.logits_scale = 1.0
@@ -251,6 +264,8 @@ def _step_bytes(
             checkpoint_layers(model, None, again)
         heads = [_value_head(model, run) for run in runs]
         parameters = [_trained(model, slot, runs, value_head) for slot, value_head in enumerate(heads)]
+        if compiled:
+            _compile(model)
         adapters = live.now - weights
         optimizers = [Optimizer(each, run.optimizer) for each, run in zip(parameters, runs, strict=True)]
         masters = live.now - weights - adapters
@@ -264,6 +279,40 @@ def _step_bytes(
         moments = sum(moments_bytes(count, run) for count, run in zip(trained, runs, strict=True))
         del optimizers
     return StepBytes(weights, adapters, masters, gradients, activations, sum(trained), moments)
+
+
+@cache
+def _has_graphs(directory: Path, dtype: str, given: tuple[str, ...]) -> bool:
+    """Makes the graphs of a model's layers, which later rows use, by a row as the trainer's; returns whether that is possible."""
+    runs = [TrainingConfig.model_validate_json(each) for each in given]
+    AttentionInterface.register(_ATTENTION, torch.compiler.disable(partial(_attention, 1)))
+    try:
+        model = make_model(directory, dtype, 2 if model_sizes(directory).alike else None)
+        model.logits_scale = 1.0
+        for slot in range(len(runs)):
+            _trained(model, slot, runs, None)
+        _compile(model)
+        for tokens in (PROBED_TOKENS, _FEW):
+            _row(model, tokens, 0, None)
+    except Exception as error:  # of torch's compiler, or a model's code
+        if is_fatal(error):
+            raise
+        logger.warning(
+            "planned as if layers were not compiled: %s", f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        )
+        return False
+    return True
+
+
+def _compile(model: nn.Module) -> None:
+    """Compiles what a trainer on a GPU does."""
+    from counterpoint.job.plan.compiled_graphs import backend  # takes seconds
+
+    torch._dynamo.config.recompile_limit = 256  # a plan computes several models and kinds of training
+    if any(isinstance(module, MultiLora) for module in model.modules()):
+        differentiate_inputs(model)
+    compile_untested(model, backend)
+    model.head_arithmetic = Arithmetic.compiled(backend)
 
 
 @contextmanager

@@ -30,6 +30,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[misc]  # torch does not type
         self._device = device
         self._known: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Has compiled functions called inside of it, which it would keep from being compiled otherwise."""
+        return True
+
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors that were made outside."""
         for tensor in tensors:

@@ -140,6 +140,7 @@ def _whole(
     directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], tokens: int, memory: int | None
 ) -> StepBytes:
     """What one rank would hold of a model that is not divided."""
+    compiled = memory is not None and trainer.compiles("cuda")
     return step_bytes(
         directory,
         trainer_dtype(trainer),
@@ -148,4 +149,5 @@ def _whole(
         checkpointing=trainer.activation_checkpointing or False,
         context=trainer.context_parallel,
         memory=memory,
+        compiled=compiled,
     )

@@ -124,7 +124,9 @@ def test_a_step_holds_what_was_planned(
     """Within 10 % of what the allocator gave out at most. The kernels of a GPU may keep less or more than a CPU's."""
     config = TrainingConfig.model_validate(training)
     memory = device_memory(gpu)
-    planned = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing, memory=memory)
+    planned = step_bytes(
+        models[kind], "float32", TOKENS, [config], checkpointing=checkpointing, memory=memory, compiled=True
+    )
     expected = planned.weights + planned.adapters + planned.masters + moments_bytes(planned.trained, config)
     expected += planned.gradients + planned.activations
     before = torch.cuda.memory_allocated(gpu)

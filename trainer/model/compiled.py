@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ LEAST_BOUND = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 ROUNDING_FACTOR = 4.0
 """How many times more a compiled log-probability may differ than one whose layers' results are rounded otherwise."""
 
-_TOKENS = 22
+PROBED_TOKENS = 22
 """Of the row that is compared. No size of a layer is that, or half of it, since the compiler takes equal sizes for one."""
 
 
@@ -143,13 +143,21 @@ def _without_gradients(compiled: Any, hidden_1TH: Tensor, *args: Any, **kwargs: 
     return tree_map_only(Tensor, Tensor.detach, output)
 
 
-def _compile(layer: nn.Module) -> None:
+def compile_untested(model: nn.Module, backend: Callable[..., Any]) -> None:
+    """Compiles the layers by a backend of torch.compile, as `compile_layers` does, and compares nothing."""
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            _leave_adapters_out(layer)
+            _compile(layer, backend)
+
+
+def _compile(layer: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
     for name, module in layer.named_modules():
         if type(module).__name__.endswith("Router"):
             block = layer.get_submodule(name.rpartition(".")[0])
             block.forward = torch.compiler.disable(block.forward)
     # dynamic: otherwise a second length of a row compiles anew.
-    compiled = torch.compile(type(layer).forward, dynamic=True)
+    compiled = torch.compile(type(layer).forward, dynamic=True, backend=backend)
     # Weak: a model in a cycle would keep its memory for a while after another one is loaded.
     layer.computes = partial(_compute, weakref.ref(layer), compiled)
     if "forward" not in layer.__dict__:  # it is not checkpointed
@@ -177,9 +185,9 @@ def _row(model: nn.Module) -> Tensor:
     """Log-probabilities of a row of two made-up samples."""
     device = next(model.parameters()).device
     tokens_T = torch.randint(
-        0, text_config(model).vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)
+        0, text_config(model).vocab_size, (PROBED_TOKENS,), generator=torch.Generator().manual_seed(0)
     ).to(device)
-    positions_T = torch.arange(_TOKENS // 2, device=device).repeat(2)
-    every = torch.arange(_TOKENS - 1, device=device)
-    values_P, _ = log_probabilities(model, tokens_T, positions_T, [_TOKENS // 2] * 2, every, tokens_T[1:], 1.0)
+    positions_T = torch.arange(PROBED_TOKENS // 2, device=device).repeat(2)
+    every = torch.arange(PROBED_TOKENS - 1, device=device)
+    values_P, _ = log_probabilities(model, tokens_T, positions_T, [PROBED_TOKENS // 2] * 2, every, tokens_T[1:], 1.0)
     return values_P

@@ -125,6 +125,42 @@ def test_a_real_step(
     assert planned.activations > 0.02 * live.peak
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.parametrize(("kind", "training", "checkpointing"), [("dense", {}, False), ("dense", {}, 4)])
+def test_a_real_compiled_step(
+    models: dict[str, Path], tmp_path: Path, kind: str, training: dict[str, Any], checkpointing: bool | int
+) -> None:
+    """Inductor's kernels allocate where no dispatch mode looks, so the CPU's allocator is asked."""
+    config = TrainingConfig.model_validate(training)
+    planned = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing, compiled=True)
+    eager = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing)
+    trainer: dict[str, Any] = {"max_tokens": TOKENS, "activation_checkpointing": checkpointing, "router_replay": False}
+    torch._dynamo.reset()  # the plan's graphs are not the step's
+    lone = make_lone_run(tmp_path, models[kind], trainer | {"compile": True}, **training)
+    lone.train(two_rows(1))
+    gc.collect()
+    held = [*lone.model.parameters(), *lone.model.buffers(), *lone.run.optimizer.state().values()]
+    before = sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in held}.values())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        lone.train(two_rows(2))
+    peak = before + _most_allocated(profile.profiler.kineto_results.experimental_event_tree())
+    moments = moments_bytes(planned.trained, config)
+    others = planned.weights + planned.adapters + planned.masters + moments + planned.gradients
+    assert 0.95 * peak < others + planned.activations < 1.1 * peak
+    if not checkpointing:  # else a layer's gradients, which come at its end, may be the most
+        assert planned.activations < eager.activations
+
+
+def _most_allocated(events: Any) -> int:
+    """The highest total that the allocator reports."""
+    most, rest = 0, list(events)
+    while rest:
+        event = rest.pop()
+        rest += event.children
+        most = max(most, getattr(event.extra_fields, "total_allocated", 0))
+    return most
+
+
 def test_a_gpu_has_the_chunks_that_were_planned_for_it(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def job_of(tmp_path: Path, model: Path, device: str = "cuda", **trainer: Any) ->
             "output_dir": tmp_path / "out",
             "model": str(model),
             "inference": {"max_model_len": 1024},
-            "trainer": {"device": device, "max_tokens": 16384, **trainer},
+            "trainer": {"device": device, "max_tokens": 16384, "compile": False, **trainer},
             "gpus": {"inference": [0], "trainer": [1]},
             "orchestrator": {"environments": [{"name": "reverse", "kind": "reverse-text"}]},
         }

@@ -37,6 +37,7 @@ max_num_batched_tokens = 8192
 
 [trainer]
 device = "cuda"
+compile = false
 max_tokens = {tokens}
 activation_checkpointing = {checkpointing}
 
@@ -467,6 +468,7 @@ model = "{model}"
 path = "rows.jsonl"
 [trainer]
 device = "cuda"
+compile = false
 max_tokens = 4096
 """
 
@@ -507,3 +509,20 @@ def test_an_adapter_needs_a_section_of_the_servers_too_wherever_they_run(
     assert main([str(file), "--gpus", "2xTINY-5", "--json", *elsewhere]) == 2
     advice = json.loads(capsys.readouterr().out)["advice"]
     assert any("[orchestrator.training.lora] and [inference.lora]" in words for words in advice), advice
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+def test_a_trainer_that_compiles_is_planned_so(directories: dict[str, Path], tmp_path: Path) -> None:
+    runs = [TrainingConfig(lora=LoraConfig(rank=8))]
+    compiled, eager = (
+        rank_parts(
+            directories["dense"],
+            TrainerConfig(output_dir=tmp_path, model="", compile=given),
+            runs,
+            8192,
+            80 * GIB,
+        )
+        for given in (None, False)
+    )
+    assert compiled["weights"] == eager["weights"]
+    assert 0.6 * eager["activations"] < compiled["activations"] < 0.95 * eager["activations"]
