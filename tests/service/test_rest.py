@@ -408,6 +408,8 @@ async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
                 place = tmp_path / "trainer" / model.run_id / kept
                 place.mkdir(parents=True)
                 (place / "STABLE").touch()
+        removed_in_part = tmp_path / "trainer" / ended.run_id / "checkpoints/step_2"
+        (removed_in_part / "state").mkdir(parents=True)
         # The session ends, and the process before it has removed anything.
         await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
         for _ in "ab":

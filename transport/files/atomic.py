@@ -157,7 +157,9 @@ def remove_directory(path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
             raise
-        kept = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}{_KEPT}"))
+        kept = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_KEPT}")
+        with suppress(FileNotFoundError):  # another process has moved it
+            path.rename(kept)
         shutil.rmtree(kept, ignore_errors=True)  # the rest of it
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store, run_of
-from counterpoint.transport.files.atomic import published_steps, remove_directory
+from counterpoint.transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +114,13 @@ def _end_checkpoints(output_dir: Path, ended: Iterable[ModelRecord]) -> None:
     A run that still leaves its slot at the trainer writes another one, which the next call removes.
     """
     for run_id in {each for model in ended for each in (run_of(model.model_id), model.run_id)}:
-        for directory in (output_dir / "trainer" / run_id / name for name in ("checkpoints", "copies")):
-            for step in published_steps(directory):
-                remove_directory(directory / f"step_{step}")
+        for kept in ("checkpoints", "copies"):
+            # Also one without its marker: its removal was cut short.
+            for directory in (output_dir / "trainer" / run_id / kept).glob("step_*"):
+                try:
+                    remove_directory(directory)
+                except OSError as error:
+                    logger.warning("%s is of an ended model, and still on the disk: %s", directory, error)
 
 
 def _forget(store: Store, model: ModelRecord, record: SavedRecord) -> None:

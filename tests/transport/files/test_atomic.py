@@ -170,6 +170,22 @@ def test_a_directory_in_which_files_are_open_or_mapped_on_nfs_is_removed_all_the
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"], "what was kept has gone with a later removal"
 
 
+def test_another_may_move_a_directory_aside_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_removed_files(monkeypatch)
+    with publish_directory(tmp_path / "step_1") as partial:
+        (partial / "open").write_bytes(b"x")
+    plain = Path.rename
+
+    def after_another(path: Path, target: Path) -> Path:
+        plain(path, path.with_name("moved"))
+        return plain(path, target)
+
+    with (tmp_path / "step_1" / "open").open("rb"):
+        monkeypatch.setattr(Path, "rename", after_another)
+        remove_directory(tmp_path / "step_1")
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+
+
 def test_a_removal_takes_nothing_of_others_along(tmp_path: Path) -> None:
     for name in ("step_1", ".config.kept", ".step_2.0123abcd.kept"):
         (tmp_path / name).mkdir()
