@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from counterpoint.cluster.backends.local import DEVICES, visible_devices
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import JOB_FILE, read_json
 from counterpoint.job.plan.planned import Planned, planned_job
-from counterpoint.job.serving.usage_file import gpu_figures
+from counterpoint.job.serving.usage_file import ask_nvidia
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.process.launch import guarded
 
@@ -30,18 +32,23 @@ CHOOSE_SECONDS = 120.0
 
 _KEY = "activation_checkpointing"
 
+_CARD = re.compile(rb" *(\d+) *, *(?:(\d+)|\[N/A\]) *, *(.*?) *")
+"""What `nvidia-smi` says of a GPU: the MiB of its memory, those of them that its driver keeps, and whether it is divided."""
+
 
 def with_choice(job: JobConfig, say: Callable[[str], None], *, left_running: bool) -> JobConfig:
     """Returns the job with `trainer.activation_checkpointing`, and says what was chosen, where that is unset.
 
     It stays unset, which is off, where the trainer computes on no GPU of this machine, or the GPU's memory is not known. A value
-    of the last start holds for what it left running, whose lease would end meanwhile.
+    of the last start holds for the same trainer that it left running, whose lease would end meanwhile.
     """
     if getattr(job.trainer, _KEY) is not None or job.backend != "local" or job.trainer.device == "cpu":
         return job
     try:
-        if left_running:
-            value = read_json(job.output_dir / JOB_FILE)["trainer"].get(_KEY)
+        if left_running and _others(last := read_json(job.output_dir / JOB_FILE)["trainer"]) == _others(
+            job.trainer.model_dump(mode="json")
+        ):
+            value = last.get(_KEY)
         else:
             memory = _card_memory(job)
             if memory is None:
@@ -61,17 +68,30 @@ def with_choice(job: JobConfig, say: Callable[[str], None], *, left_running: boo
     return job.model_copy(update={"trainer": job.trainer.model_copy(update={_KEY: value})})
 
 
+def _others(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the other keys that tell a trainer from another one of the same model."""
+    return {key: value for key, value in trainer.items() if key not in (_KEY, "model", "resume")}
+
+
 def _card_memory(job: JobConfig) -> int | None:
-    """Returns the bytes of the memory of the trainer's GPU; None where there is none. Raises `ValueError` if it is not known."""
+    """Returns the bytes of the trainer's GPU that programs may use; None where there is none.
+
+    Raises `ValueError` if they are not known.
+    """
     seen = visible_devices() if job.gpus.trainer is None and DEVICES in os.environ else job.gpus.trainer
-    memories = gpu_figures("gpu=index,memory.total") if seen is None or seen else {}
-    if not memories:
+    if shutil.which("nvidia-smi") is None or (seen is not None and not seen):
         return None
-    if len({*memories.values()}) > 1:
+    lines = ask_nvidia("gpu=memory.total,memory.reserved,mig.mode.current").splitlines()
+    cards = [found for line in lines if (found := _CARD.fullmatch(line)) is not None]
+    if not cards or len(cards) < len(lines):
+        raise ValueError("nvidia-smi does not tell the memory of the GPUs")
+    if any(card[3] == b"Enabled" for card in cards):
+        raise ValueError("a GPU is divided (MIG), and nvidia-smi tells the memory of a whole one")
+    if len({int(card[1]) for card in cards}) > 1:
         raise ValueError(
             "the GPUs of this machine differ in memory, and which of them is the trainer's is not known here"
         )
-    return next(iter(memories.values())) * 2**20
+    return (int(cards[0][1]) - max(int(card[2] or 0) for card in cards)) * 2**20
 
 
 def _choose(planned: Planned, directory: Path, memory: int) -> dict[str, Any] | None:

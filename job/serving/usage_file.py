@@ -81,7 +81,7 @@ class UsageFile:
         self._before, self._looked = _processes(), now
         if not before:
             return
-        gpus, gpu_memory = map(gpu_figures, ("gpu=index,utilization.gpu", "compute-apps=pid,used_gpu_memory"))
+        gpus, gpu_memory = map(_gpu_figures, ("gpu=index,utilization.gpu", "compute-apps=pid,used_gpu_memory"))
         children = defaultdict[int, list[int]](list)
         for pid, process in self._before.items():
             children[process.parent].append(pid)
@@ -117,14 +117,20 @@ def _processes() -> dict[int, _Process]:
     return found
 
 
-def gpu_figures(query: str) -> Counter[int]:
+def _gpu_figures(query: str) -> Counter[int]:
     """Returns pairs of whole numbers that `nvidia-smi` tells, equal firsts summed up; none without it."""
     figures = Counter[int]()
-    if shutil.which("nvidia-smi") is None:
-        return figures
-    with suppress(OSError, subprocess.TimeoutExpired):
-        command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
-        shown = subprocess.run(command, capture_output=True, timeout=NVIDIA_SECONDS, check=False).stdout
-        for at, value in re.findall(rb"^ *(\d+) *, *(\d+) *$", shown, re.MULTILINE):  # else it says why it cannot
-            figures[int(at)] += int(value)
+    for at, value in re.findall(
+        rb"^ *(\d+) *, *(\d+) *$", ask_nvidia(query), re.MULTILINE
+    ):  # else it says why it cannot
+        figures[int(at)] += int(value)
     return figures
+
+
+def ask_nvidia(query: str) -> bytes:
+    """Returns the lines of values, without units, with which `nvidia-smi` answers; none if there is no answer in time."""
+    if shutil.which("nvidia-smi") is not None:
+        command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            return subprocess.run(command, capture_output=True, timeout=NVIDIA_SECONDS, check=False).stdout
+    return b""

@@ -64,9 +64,14 @@ def needed(job: JobConfig, layers: bool | int, memory: int) -> int:
 
 
 def give_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *mebibytes: int) -> None:
+    """Gives cards of which programs may use so much, beside what the driver keeps."""
+    give_nvidia_smi(tmp_path, monkeypatch, *(f"{each + 551}, 551, [N/A]" for each in mebibytes))
+
+
+def give_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     nvidia = tmp_path / "bin" / "nvidia-smi"
     nvidia.parent.mkdir(exist_ok=True)
-    nvidia.write_text("#!/bin/sh\n" + "".join(f'echo "{index}, {each}"\n' for index, each in enumerate(mebibytes)))
+    nvidia.write_text("#!/bin/sh\n" + "".join(f'echo "{each}"\n' for each in lines))
     nvidia.chmod(0o755)
     monkeypatch.setenv("PATH", f"{nvidia.parent}:{os.environ['PATH']}")
 
@@ -97,6 +102,10 @@ def test_as_few_layers_are_computed_again_as_suffice(
     said.clear()
     left = with_choice(job, said.append, left_running=True)
     assert (left.trainer.activation_checkpointing, said) == (True, []), "as at the last start"
+    give_cards(tmp_path, monkeypatch, many + 2, many + 2)
+    other = job_of(tmp_path, model, max_tokens=8192)
+    left = with_choice(other, said.append, left_running=True)
+    assert (left.trainer.activation_checkpointing, len(said)) == (False, 1), "a trainer that is not taken over"
 
 
 @pytest.mark.slow
@@ -113,6 +122,37 @@ def test_a_choice_that_fails_stops_no_start(tmp_path: Path, model: Path, monkeyp
     assert with_choice(slow, said.append, left_running=False) is slow
     assert len(said) == 4
     assert all("is not chosen" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("NVIDIA-SMI has failed because it could not communicate with the driver.",),
+        ("[N/A], [N/A], [N/A]",),
+        ("81559, 551, Disabled", "[Unknown Error], 551, Disabled"),
+        ("81559, 551, Enabled",),
+        ("81559, 551, Disabled", "23028, 551, [N/A]"),
+        (),
+    ],
+)
+def test_memory_that_is_not_known_is_said(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    give_nvidia_smi(tmp_path, monkeypatch, *lines)
+    monkeypatch.setattr(at_start, "_choose", lambda *_: pytest.fail("nothing is to be chosen"))
+    said: list[str] = []
+    job = job_of(tmp_path, model)
+    assert with_choice(job, said.append, left_running=False) is job
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("kept", ["551", "[N/A]"])
+def test_a_driver_keeps_memory(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    give_nvidia_smi(tmp_path, monkeypatch, f"81559, {kept}, Disabled", "81559, 550, Disabled")
+    memories = list[int]()
+    monkeypatch.setattr(at_start, "_choose", lambda _planned, _directory, memory: memories.append(memory))
+    with_choice(job_of(tmp_path, model), pytest.fail, left_running=False)
+    assert memories == [(81559 - (551 if kept == "551" else 550)) * 2**20]
 
 
 @pytest.mark.slow
