@@ -330,6 +330,31 @@ def test_slots_that_come_and_go_leave_the_others_as_they_are() -> None:
             assert each.untyped_storage().nbytes() == each.nbytes, "a slot keeps no memory of one that has gone"
 
 
+def test_a_slot_that_finds_no_memory_leaves_the_others_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows take the parameters that optimizers update, also after half of them have got a memory of their own."""
+    layer = span_layer(4)
+    layer.release(3)
+    spans = layer.spans
+    assert spans is not None
+    layer.row_factors("", spans.slots)
+    clone, left = Tensor.clone, iter(range(3))
+
+    def limited(tensor: Tensor) -> Tensor:
+        if next(left, None) is None:
+            raise torch.OutOfMemoryError
+        return clone(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "clone", limited)
+        with pytest.raises(torch.OutOfMemoryError):
+            layer.admit(3, 8, 2.0, torch.Generator())
+    with torch.no_grad():
+        for slot in range(3):
+            layer.adapter_parameters(slot)["lora_A"].fill_(slot)
+    found, _ = layer.row_factors("", spans.slots).stacked(torch.zeros(1))
+    assert found.amax((1, 2)).tolist() == [0, 1, 2, 0]
+
+
 def test_experts_with_an_adapter_are_experts_with_its_sum(moe_directory: Path, tmp_path: Path) -> None:
     """The exported adapter, merged by its names into the weights of a bare model: an independent path to the same numbers."""
     model, layers = wrapped(moe_directory)

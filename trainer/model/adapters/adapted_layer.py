@@ -117,9 +117,10 @@ class MultiLora(nn.Module):
         self.adapters.pop(slot, None)
 
     def _dissolve_stacks(self) -> None:
-        for stack in (each for stacks in self._stacks.values() for each in stacks):
+        # First: if memory lacks half-way, no row may take stacks of which some parameters have left.
+        dissolved, self._stacks = self._stacks, {}
+        for stack in (each for stacks in dissolved.values() for each in stacks):
             stack.dissolve()
-        self._stacks.clear()
 
     def adapter_parameters(self, slot: int) -> dict[str, nn.Parameter]:
         """Returns the leaf parameters of a slot, float32, by name; empty without an adapter on this layer."""
