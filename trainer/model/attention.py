@@ -212,7 +212,9 @@ def _together(
     return attended
 
 
-@lru_cache(maxsize=4)  # the layers of a row ask for the same, and each new one waits for a copy to the device
+# The layers of a row ask for the same, and each new one waits for a copy to the device. All parts of a row have to fit: if one
+# goes before its layer is computed again, torch refuses operations that the first pass did not have.
+@lru_cache(maxsize=256)
 def _boundaries(sample_lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Returns where each sample of a row starts, and where the last ends: int32 `[samples + 1]`."""
     lengths = torch.tensor((0, *sample_lengths), dtype=torch.int32)

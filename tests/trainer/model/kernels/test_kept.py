@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -160,6 +161,30 @@ def test_the_kernel_of_a_package_is_called_once(dense_directory: Path, monkeypat
         found.append(gradients(model, {"sample_lengths": [LONG, LONG + 4]}, _Calls()))
         assert kernel.lengths == [LONG, LONG + 4] * (expected // 2) * LAYERS
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_a_row_of_many_parts_is_computed_again_whatever_was_computed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's first pass may find boundaries of samples that another row has made; then they are there again."""
+
+    def varlen(query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, *_: Any, **given: Any) -> Tensor:
+        return together(query, key, value, boundaries.diff().tolist(), given["scale"])
+
+    monkeypatch.setattr(attention, "varlen_attn", varlen)
+    monkeypatch.setitem(packages.KERNELS, PACKAGE, cast("Any", Fake()))
+    attention._boundaries.cache_clear()
+
+    def forward(states: Tensor, lengths: list[int]) -> Tensor:
+        heads = states.view(-1, 1, 16)
+        given = heads, heads, heads, lengths, 0.3, attention._together, PACKAGE, LONG
+        return computed_once(row._attend, LONG, *given).view_as(states)
+
+    for lengths in ([1, LONG], [each for short in range(1, 9) for each in (short, LONG)]):
+        output = start = torch.randn(sum(lengths), 16, requires_grad=True)
+        for kept in (Kept(), Kept()):
+            contexts = keeping(kept, again=False), keeping(kept, again=True)
+            output = checkpoint(forward, output, lengths, use_reentrant=False, context_fn=partial(tuple, contexts))
+        output.sum().backward()
+        assert start.grad is not None
 
 
 def test_what_is_kept_lives_until_the_backward_pass(dense_directory: Path) -> None:
