@@ -311,8 +311,9 @@ def _compile(model: nn.Module) -> None:
     torch._dynamo.config.recompile_limit = 256  # a plan computes several models and kinds of training
     if any(isinstance(module, MultiLora) for module in model.modules()):
         differentiate_inputs(model)
-    compile_untested(model, backend)
-    model.head_arithmetic = Arithmetic.compiled(backend)
+    compiler = partial(torch.compile, backend=backend)
+    compile_untested(model, compiler)
+    model.head_arithmetic = Arithmetic.compiled(compiler)
 
 
 @contextmanager

@@ -200,12 +200,12 @@ class Arithmetic(NamedTuple):
     slope: Callable[..., Tensor] = _slope
 
     @classmethod
-    def compiled(cls, backend: str | Callable[..., Any] = "inductor") -> Arithmetic:
+    def compiled(cls, compiler: Callable[..., Any] | None = None) -> Arithmetic:
         """Returns the same by torch.compile, which takes the logits of a chunk from memory once, and not for each operation.
 
         A graph is made for chunks of any size: otherwise the last one of a row, and the next row, would be compiled anew.
         """
-        return cls(*(torch.compile(each, dynamic=True, backend=backend) for each in (_summed_up, _slope)))
+        return cls(*((compiler or torch.compile)(each, dynamic=True) for each in (_summed_up, _slope)))
 
     def of(self, logits_CW: Tensor) -> Arithmetic:
         """Returns what computes these: of one token, or one number of each, what is not compiled, since that would be anew."""

@@ -143,21 +143,21 @@ def _without_gradients(compiled: Any, hidden_1TH: Tensor, *args: Any, **kwargs: 
     return tree_map_only(Tensor, Tensor.detach, output)
 
 
-def compile_untested(model: nn.Module, backend: Callable[..., Any]) -> None:
-    """Compiles the layers by a backend of torch.compile, as `compile_layers` does, and compares nothing."""
+def compile_untested(model: nn.Module, compiler: Callable[..., Any]) -> None:
+    """Compiles the layers by what is called as torch.compile, as `compile_layers` does, and compares nothing."""
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             _leave_adapters_out(layer)
-            _compile(layer, backend)
+            _compile(layer, compiler)
 
 
-def _compile(layer: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+def _compile(layer: nn.Module, compiler: Callable[..., Any] | None = None) -> None:
     for name, module in layer.named_modules():
         if type(module).__name__.endswith("Router"):
             block = layer.get_submodule(name.rpartition(".")[0])
             block.forward = torch.compiler.disable(block.forward)
     # dynamic: otherwise a second length of a row compiles anew.
-    compiled = torch.compile(type(layer).forward, dynamic=True, backend=backend)
+    compiled = (compiler or torch.compile)(type(layer).forward, dynamic=True)
     # Weak: a model in a cycle would keep its memory for a while after another one is loaded.
     layer.computes = partial(_compute, weakref.ref(layer), compiled)
     if "forward" not in layer.__dict__:  # it is not checkpointed
