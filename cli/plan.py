@@ -142,7 +142,7 @@ def _show(plan: Plan) -> None:
     console.print(f"trainer.max_tokens = {plan.max_tokens}; {largest}", soft_wrap=True)
     if plan.chosen is not None:
         console.print(
-            f"trainer.activation_checkpointing is unset: {plan.chosen.layers} of {plan.chosen.of} layers are computed again",
+            f"trainer.activation_checkpointing is unset: {plan.chosen}",
             soft_wrap=True,
         )
     held = ", ".join(f"{part} {gib(count)}" for part, count in plan.host.items())

@@ -54,10 +54,10 @@ class TrainerConfig(Config):
     """Tokens of one micro-batch of one rank. A longer sample is refused."""
 
     activation_checkpointing: bool | Annotated[int, Field(ge=1)] | None = None
-    """Keep only the inputs of the model's layers and their attention over long samples, and compute all else in a layer again in
-    the backward pass: much less memory for long rows, for up to a third more time. A number: of so many layers, the first ones.
-    The results are the same. Unset: a job that starts chooses as few as its GPU's memory allows (docs/gpu.md); on a CPU, and in a
-    trainer that is started alone, none."""
+    """A number: keep only the inputs of so many layers, the first ones, and their attention over long samples, and compute all
+    else in a layer again in the backward pass: much less memory for long rows, for up to a third more time. True: of all layers
+    only the inputs, which takes the least memory. The results are the same. Unset: a job that starts chooses as few as its
+    GPU's memory allows (docs/gpu.md); on a CPU, and in a trainer that is started alone, none."""
 
     compile: bool | None = None
     """Compile the decoder layers and the output layer by torch.compile, which takes a C++ compiler or a GPU's Triton, seconds at

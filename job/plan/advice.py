@@ -159,7 +159,7 @@ class _Fitting:
         return ", ".join(words)
 
     def fewest_layers(self, change: _Change, tokens: int) -> _Change:
-        """Returns the change with as few layers computed again as suffice, where it has all of them computed again."""
+        """Returns the change with as few layers computed again as suffice, where it keeps only the inputs of all of them."""
         if change.smaller_server or not set(_RECOMPUTE.trainer) <= set(change.trainer):
             return change
 
@@ -170,7 +170,7 @@ class _Fitting:
             return replace(change, parts=parts, trainer=(*others, (_RECOMPUTE.trainer[0][0], layers)))
 
         least = fewest_layers(lambda layers: self.words(of(layers), tokens) is not None, self._sizes.layers)
-        return change if least == self._sizes.layers else of(least)
+        return change if least is None else of(least)
 
     def _changed(self, change: _Change) -> TrainerConfig | None:
         """Returns the changed trainer; None for one that would be refused."""

@@ -58,8 +58,8 @@ def with_choice(job: JobConfig, say: Callable[[str], None], *, left_running: boo
                 return job
             value = found["value"]
             say(
-                f"trainer.{_KEY} = {json.dumps(value)} is chosen: {found['layers']} of {found['of']} layers are computed "
-                f"again; a rank is planned to take {found['needed'] / 1e9:.1f} GB of the {found['room'] / 1e9:.1f} that it may"
+                f"trainer.{_KEY} = {json.dumps(value)} is chosen: {found['words']}; a rank is planned to take "
+                f"{found['needed'] / 1e9:.1f} GB of the {found['room'] / 1e9:.1f} that it may"
             )
     except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError, UserError) as error:
         reason = f"{error}".partition("\n")[0] or type(error).__name__
@@ -128,7 +128,7 @@ def main() -> None:
     found = None
     if planned.trainer.device == "cuda" or torch.version.cuda is not None:
         choice = choose_for(planned, Path(given["directory"]), given["memory"])
-        found = asdict(choice) | {"value": choice.value}
+        found = asdict(choice) | {"words": str(choice)}
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 

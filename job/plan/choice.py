@@ -1,4 +1,4 @@
-"""Chooses how many layers a trainer computes again in the backward pass: none if it fits, else the fewest with which it does."""
+"""Chooses what a trainer computes again in the backward pass: nothing if it fits, else the fewest layers with which it does."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from counterpoint.trainer.config import TrainerConfig
 class Choice:
     """What was chosen, and what a rank then needs; bytes."""
 
-    layers: int
-    """Layers that are computed again, the first ones."""
+    value: bool | int
+    """The value of `trainer.activation_checkpointing`."""
     of: int
     """Layers of the model."""
     needed: int
     room: int
 
-    @property
-    def value(self) -> bool | int:
-        """The value of `trainer.activation_checkpointing`."""
-        return self.layers == self.of if self.layers in (0, self.of) else self.layers
+    def __str__(self) -> str:
+        """Says it in words."""
+        if self.value is True:
+            return "all layers are computed again, with their attention"
+        return f"{int(self.value)} of {self.of} layers are computed again"
 
     def applied(self, trainer: TrainerConfig) -> TrainerConfig:
         """Returns the trainer with it."""
@@ -35,24 +36,26 @@ class Choice:
 
 
 def choose(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], memory: int, room: int) -> Choice:
-    """Chooses for a trainer on GPUs of `memory` bytes, of which a rank may use `room`: all layers where no fewer suffice.
+    """Chooses for a trainer on GPUs of `memory` bytes, of which a rank may use `room`.
 
+    Where no number of layers suffices, the least memory is chosen, whether that fits or not.
     Raises `ValueError` for a model that cannot be planned. None is chosen for one that has no layers to be computed again.
     """
     of = model_sizes(directory).layers
 
-    def with_layers(layers: int, given: TrainerConfig = trainer) -> Choice:
-        changed = Choice(layers, of, 0, room).applied(given)
-        return Choice(layers, of, sum(rank_parts(directory, changed, runs, trainer.max_tokens, memory).values()), room)
+    def with_value(value: bool | int, given: TrainerConfig = trainer) -> Choice:
+        changed = Choice(value, of, 0, room).applied(given)
+        return Choice(value, of, sum(rank_parts(directory, changed, runs, trainer.max_tokens, memory).values()), room)
 
     # Compiled layers need less, and seconds to be planned.
     for given in (trainer.model_copy(update={"compile": False}), trainer):
-        none = with_layers(0, given)
+        none = with_value(False, given)
         if none.needed <= room:
             return none
     if of_longest_rows(directory, trainer, runs) is trainer:
         return none
-    return with_layers(fewest_layers(lambda layers: with_layers(layers).needed <= room, of))
+    layers = fewest_layers(lambda layers: with_value(layers).needed <= room, of)
+    return with_value(True if layers is None else layers)
 
 
 def of_longest_rows(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig]) -> TrainerConfig:
@@ -65,6 +68,7 @@ def of_longest_rows(directory: Path, trainer: TrainerConfig, runs: list[Training
     return every
 
 
-def fewest_layers(fits: Callable[[int], bool], layers: int) -> int:
-    """Returns the least number from 1 on for which `fits` holds, which it does for all above; `layers` if it is none below."""
-    return 1 + bisect_left(range(1, layers), True, key=fits)
+def fewest_layers(fits: Callable[[int], bool], layers: int) -> int | None:
+    """Returns the least number, from 1 to `layers`, for which `fits` holds, which it does for all above; None if it is none."""
+    found = 1 + bisect_left(range(1, layers + 1), True, key=fits)
+    return found if found <= layers else None

@@ -211,16 +211,17 @@ def step_bytes(
 ) -> StepBytes:
     """Runs two rows of `tokens` tokens of one sample, as after the first of a step, and returns what lives at the peak.
 
-    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context` ranks
-    that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if these are
-    alike: then models of two and of three layers are run. `checkpointing`: of all layers, or so many. `memory` is that of the
-    GPU, in bytes; None: on a CPU. `compiled`: by torch.compile, unless the model is a mixture.
+    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context`
+    ranks that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if
+    these are alike: then models of two and of three layers are run. `checkpointing` is as `trainer.activation_checkpointing`.
+    `memory` is that of the GPU, in bytes; None: on a CPU. `compiled`: by torch.compile, unless the model is a mixture.
     Raises `ValueError` as `model_sizes`.
     """
     given = tuple(run.model_dump_json() for run in runs)
 
     def run(layers: int | None, again: int) -> StepBytes:
-        return _step_bytes(directory, dtype, tokens, given, again, context, memory, layers, has_graphs)
+        keeps = checkpointing is not True
+        return _step_bytes(directory, dtype, tokens, given, again, keeps, context, memory, layers, has_graphs)
 
     with _plannable(directory):
         sizes = model_sizes(directory)
@@ -249,6 +250,7 @@ def _step_bytes(
     tokens: int,
     given: tuple[str, ...],
     again: int,
+    keeps_attention: bool,
     context: int,
     memory: int | None,
     layers: int | None,
@@ -261,7 +263,7 @@ def _step_bytes(
         model.logits_scale = 1.0
         weights = live.now
         if again:
-            checkpoint_layers(model, None, again)
+            checkpoint_layers(model, None, again if keeps_attention else None)
         heads = [_value_head(model, run) for run in runs]
         parameters = [_trained(model, slot, runs, value_head) for slot, value_head in enumerate(heads)]
         if compiled:

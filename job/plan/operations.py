@@ -72,12 +72,14 @@ def forward_operations(sizes: ModelSizes, tokens: float) -> float:
     return 2 * weights_of(sizes).active * tokens + attention_operations(sizes, tokens, (tokens + 1) / 2)
 
 
-def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: float, *, checkpointing: float) -> float:
+def training_operations(
+    sizes: ModelSizes, training: TrainingConfig, tokens: float, *, checkpointing: float, keeps_attention: bool = True
+) -> float:
     """Returns the operations of all passes of a step over a sample of so many tokens.
 
-    `checkpointing` is the share of the layers that are computed again, attention over a long sample left out. The backward pass
-    takes two operations a parameter and token for the inputs' gradients, and two for those of trained weights (Kaplan et al.,
-    section 2.1); frozen weights have none, an adapter has its own.
+    `checkpointing` is the share of the layers that are computed again, with `keeps_attention` without attention over a long
+    sample. The backward pass takes two operations a parameter and token for the inputs' gradients, and two for those of trained
+    weights (Kaplan et al., section 2.1); frozen weights have none, an adapter has its own.
     """
     forward = forward_operations(sizes, tokens)
     attention = attention_operations(sizes, tokens, (tokens + 1) / 2)
@@ -88,7 +90,7 @@ def training_operations(sizes: ModelSizes, training: TrainingConfig, tokens: flo
     else:
         adapter = 2 * adapter_weights(sizes, training) * tokens
         forward, backward = forward + adapter, backward + 2 * adapter
-    again = forward if tokens < LEAST_TOKENS else forward - attention
+    again = forward - attention if keeps_attention and tokens >= LEAST_TOKENS else forward
     passes = forward + backward + checkpointing * again
     measured = set(columns_to_measure(training))
     once = (REFERENCE in measured) + bool({OLD, VALUES} & measured)

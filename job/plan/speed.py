@@ -66,6 +66,8 @@ class Work:
     """The trainer's precision."""
     checkpointing: float
     """The share of the layers that the trainer computes again."""
+    keeps_attention: bool
+    """Whether it keeps their attention."""
     sequences: int
     """Sequences that fit into the KV cache of one server."""
     ranks: int = 1
@@ -110,7 +112,11 @@ def trainer_seconds(work: Work, rates: CardRates) -> float:
     """Returns the least seconds of a step of the trainer: all passes over its samples, divided by the ranks, and AdamW."""
     rollouts = work.rollouts
     operations = work.schedule.rollouts_per_step * training_operations(
-        work.sizes, work.training, rollouts.trained, checkpointing=work.checkpointing
+        work.sizes,
+        work.training,
+        rollouts.trained,
+        checkpointing=work.checkpointing,
+        keeps_attention=work.keeps_attention,
     )
     rate = rates.single if work.dtype == "float32" else rates.half
     update = ADAMW_BYTES * trained_parameters(work.sizes, work.training) * work.training.updates_per_step

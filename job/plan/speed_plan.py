@@ -102,6 +102,7 @@ def _work(job: JobConfig, directory: Path, gpus: Gpus, rollouts: Rollouts) -> Wo
         rollouts,
         job.trainer.dtype,
         trainer.checkpointed(sizes.layers) / sizes.layers,
+        trainer.activation_checkpointing is not True,
         sequences,
         ranks=job.trainer.ranks,
         replicas=max(1, job.inference.replicas),

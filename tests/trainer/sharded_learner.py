@@ -70,7 +70,7 @@ class Bench:
         self.directory, self.model = directory, model
         count = group.count
         given = {"threads": 1, "max_tokens": 24, "max_runs": len(runs), "processes": count, "sharding": count > 1}
-        given["activation_checkpointing"] = count > 1 and "moe" in model.name
+        given["activation_checkpointing"] = 2 if count > 1 and "moe" in model.name else False  # all layers
         kept.LEAST_TOKENS = 1  # so that layers keep that of these few tokens, too
         self.config = TrainerConfig(output_dir=directory, model=str(model), **(given | trainer))
         self.manager = MultiRunManager(directory, self.config.max_runs, self.config.seed)

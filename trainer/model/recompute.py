@@ -1,4 +1,4 @@
-"""Activation checkpointing: keeps a decoder layer's input and its attention, and computes the rest again in the backward pass.
+"""Activation checkpointing: keeps a decoder layer's input, and may keep its attention; the rest is computed again for gradients.
 
 What a layer computes depends on more than its input: on which tokens belong to which adapter (`trainer/lora/multi_lora.py`:
 `adapter_spans`), on the recorded routing (`trainer/model/router_replay.py`), and on where tokens go whose experts other ranks own
@@ -28,10 +28,9 @@ from counterpoint.trainer.model.router_replay import RouterReplay
 
 
 def checkpoint_layers(model: nn.Module, replay: RouterReplay | None, count: int | None = None) -> None:
-    """Makes the decoder layers of `model`, or the first `count`, keep only their inputs and what their attention returned.
+    """Makes the first `count` decoder layers of `model` keep only their inputs and what their attention returned.
 
-    So do those that get adapters later.
-
+    Without `count` all layers keep only their inputs, which takes the least memory. Layers that get adapters later do the same.
     The last layers keep theirs best: the backward pass frees them first, before it computes others again.
 
     Raises:
@@ -48,10 +47,12 @@ def checkpoint_layers(model: nn.Module, replay: RouterReplay | None, count: int 
         )
     for layer in layers[:count]:
         # Weak: a model in a cycle would keep its memory for a while after another one is loaded.
-        layer.forward = partial(_checkpointed, weakref.ref(layer), replay)
+        layer.forward = partial(_checkpointed, weakref.ref(layer), replay, count is not None)
 
 
-def _checkpointed(owner: weakref.ref[nn.Module], replay: RouterReplay | None, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(
+    owner: weakref.ref[nn.Module], replay: RouterReplay | None, keeps_attention: bool, *args: Any, **kwargs: Any
+) -> Any:
     layer = owner()
     assert layer is not None
     forward = computes(layer)
@@ -61,7 +62,7 @@ def _checkpointed(owner: weakref.ref[nn.Module], replay: RouterReplay | None, *a
     spans = adapted[0].spans if adapted else None  # one row's, so the same for all
     record = replay.record if replay is not None else None
     routes: dict[Exchange, Route | None] = {}
-    kept: Kept = deque()
+    kept: Kept | None = deque() if keeps_attention else None
 
     @contextmanager
     def as_now() -> Iterator[None]:

@@ -83,7 +83,7 @@ def test_as_few_layers_are_computed_again_as_suffice(
     job = job_of(tmp_path, model)
     large = 2**36
     few, many = (needed(job, layers, large) // 2**20 for layers in (True, False))
-    for mebibytes, expected in ((many + 2, {False}), ((few + many) // 2, {*range(2, LAYERS)}), (few // 2, {True})):
+    for mebibytes, expected in ((many + 2, {False}), ((few + many) // 2, {*range(2, LAYERS + 1)}), (few // 2, {True})):
         said: list[str] = []
         give_cards(tmp_path, monkeypatch, mebibytes, mebibytes)
         chosen = with_choice(job, said.append, left_running=False)

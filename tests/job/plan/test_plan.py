@@ -362,7 +362,7 @@ def test_an_adapter_is_the_remedy_where_only_that_fits_and_the_fewest_gpus_that_
     assert plan("3xSMALL-6", *divided, "--trainer.processes", "2", "--gpus.trainer", "[1, 2]")["fits"]
     assert not plan("2xSMALL-6", "--gpus.inference", "[0]", "--gpus.trainer", "[1]")["fits"], "nor would fewer do"
     assert plan("1xSMALL-3")["advice"] == [
-        "24 GPUs of this kind: trainer.sharding = true and trainer.processes = 23, on GPUs of its own ([gpus])"
+        "10 GPUs of this kind: trainer.sharding = true and trainer.processes = 9, on GPUs of its own ([gpus])"
     ]
 
 

@@ -60,6 +60,7 @@ def work(directory: Path) -> Work:
         rollouts=Rollouts(100, 400, 500),
         dtype="bfloat16",
         checkpointing=False,
+        keeps_attention=True,
         sequences=1000,
     )
 

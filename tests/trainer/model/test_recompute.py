@@ -92,7 +92,7 @@ def trained(adapted: Adapted, order: str) -> dict[str, Tensor | None]:
     return adapted.gradients()
 
 
-@pytest.mark.parametrize("checkpointed", [True, 1])
+@pytest.mark.parametrize("checkpointed", [True, 1, LAYERS])
 @pytest.mark.parametrize("order", ["at once", "later"])
 def test_gradients_are_those_without(directory: Path, order: str, checkpointed: bool | int) -> None:
     expected = trained(Adapted(directory, checkpointed=False), order)
@@ -160,11 +160,12 @@ def test_a_lost_record_would_be_seen(moe_directory: Path) -> None:
 def test_a_whole_step_of_full_weights(directory: Path, tmp_path: Path) -> None:
     batch = make_batch(1, routed=directory.name.startswith("moe"))
     results = []
-    for checkpointed in (False, True):
+    for checkpointed in (False, True, LAYERS):
         lone = make_lone_run(tmp_path / str(checkpointed), directory, {"activation_checkpointing": checkpointed})
         metrics = lone.train(batch)
         results.append((lone.weights(), metrics["loss"], metrics["grad_norm"]))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-6)
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], rtol=0, atol=1e-6)
 
 
 def test_only_layer_inputs_are_kept(dense_directory: Path) -> None:

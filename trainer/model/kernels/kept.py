@@ -45,9 +45,9 @@ _now: ContextVar[tuple[Kept, bool] | None] = ContextVar("_now", default=None)
 
 
 @contextmanager
-def keeping(kept: Kept, again: bool) -> Iterator[None]:
-    """Inside, on this thread, `computed_once` puts results into `kept`; with `again`, it takes them from there."""
-    token = _now.set((kept, again))
+def keeping(kept: Kept | None, again: bool) -> Iterator[None]:
+    """Inside, on this thread, `computed_once` puts results into `kept`; with `again`, it takes them from there. None: neither."""
+    token = _now.set(None if kept is None else (kept, again))
     try:
         yield
     finally:

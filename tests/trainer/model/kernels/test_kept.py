@@ -112,16 +112,21 @@ def test_each_call_is_made_once(dense_directory: Path, way: str, dtype: str, mon
         shared = Stretch(ContextGroup(cast("Any", None), 1, 2), sum(arguments["sample_lengths"]))
         arguments = arguments | {"stretch": shared}
     found = []
-    for least, checkpointed, expected in ((LEAST, True, once), (2**20, True, twice), (1, False, twice // 2)):
+    for least, ways, expected in (
+        (LEAST, [LAYERS], once),
+        (2**20, [LAYERS], twice),
+        (1, [None], twice),
+        (1, [], twice // 2),
+    ):
         monkeypatch.setattr(kept_attention, "LEAST_TOKENS", least)
         model = load_model(dense_directory, dtype, torch.device("cpu"))
-        if checkpointed:
-            checkpoint_layers(model, None)
+        for layers in ways:
+            checkpoint_layers(model, None, layers)
         found.append(gradients(model, arguments, calls := _Calls()))
         assert calls.count == expected * LAYERS
     assert all(float(gradient.abs().max()) > 0 for gradient in found[0])
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
-    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=0, atol=0)
 
 
 def test_the_kernel_of_a_whole_row_is_called_once(dense_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +138,7 @@ def test_the_kernel_of_a_whole_row_is_called_once(dense_directory: Path, monkeyp
         model = AutoModelForCausalLM.from_config(
             Qwen3Config.from_pretrained(dense_directory), attn_implementation=attention.NAME
         ).eval()
-    checkpoint_layers(model, None)
+    checkpoint_layers(model, None, LAYERS)
     found = gradients(model, {"sample_lengths": [LONG, SHORT]}, calls := _Calls(), "meta")
     assert calls.count == LAYERS
     assert all(gradient is not None for gradient in found)
@@ -157,7 +162,7 @@ def test_the_kernel_of_a_package_is_called_once(dense_directory: Path, monkeypat
 
         monkeypatch.setattr(row, "_choose", choose)
         model = load_model(dense_directory, "float32", torch.device("cpu"))
-        checkpoint_layers(model, None)
+        checkpoint_layers(model, None, LAYERS)
         found.append(gradients(model, {"sample_lengths": [LONG, LONG + 4]}, _Calls()))
         assert kernel.lengths == [LONG, LONG + 4] * (expected // 2) * LAYERS
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
@@ -190,7 +195,7 @@ def test_a_row_of_many_parts_is_computed_again_whatever_was_computed_before(monk
 def test_what_is_kept_lives_until_the_backward_pass(dense_directory: Path) -> None:
     """Of each token and layer: an input, and attention with its log-sum-exp; the bytes of a short sample are not kept."""
     model = load_model(dense_directory, "float32", torch.device("cpu"))
-    checkpoint_layers(model, None)
+    checkpoint_layers(model, None, LAYERS)
     config = model.config
     lives = []
     for length in (LEAST - 1, LEAST):
@@ -234,7 +239,7 @@ def test_a_layer_without_gradients_keeps_nothing(dense_directory: Path, monkeypa
     made: list[nn.Module] = []
     monkeypatch.setattr(kept_attention, "create_selective_checkpoint_contexts", made.append)
     model = load_model(dense_directory, "float32", torch.device("cpu"))
-    checkpoint_layers(model, None)
+    checkpoint_layers(model, None, LAYERS)
     tokens = torch.zeros(1, LONG, dtype=torch.int64)
     with torch.no_grad():
         model(tokens, position_ids=torch.arange(LONG)[None], sample_lengths=[LONG])
