@@ -53,13 +53,19 @@ def with_choice(job: JobConfig, say: Callable[[str], None], *, left_running: boo
             memory = _card_memory(job)
             if memory is None:
                 return job
+            say(f"planning the trainer's memory on a GPU of {memory / 1e9:.1f} GB, for at most {CHOOSE_SECONDS:g} s")
             found = _choose(planned_job(job), Path(job.trainer.model), memory)
             if found is None:
                 return job
             value = found["value"]
+            fits = (
+                ""
+                if found["needed"] <= found["room"]
+                else ", and will not fit: `counterpoint plan` says what to change"
+            )
             say(
                 f"trainer.{_KEY} = {json.dumps(value)} is chosen: {found['words']}; a rank is planned to take "
-                f"{found['needed'] / 1e9:.1f} GB of the {found['room'] / 1e9:.1f} that it may"
+                f"{found['needed'] / 1e9:.1f} GB of the {found['room'] / 1e9:.1f} that it may{fits}"
             )
     except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError, UserError) as error:
         reason = f"{error}".partition("\n")[0] or type(error).__name__

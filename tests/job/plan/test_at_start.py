@@ -89,9 +89,10 @@ def test_as_few_layers_are_computed_again_as_suffice(
         chosen = with_choice(job, said.append, left_running=False)
         value = chosen.trainer.activation_checkpointing
         assert any(value is each or (type(value) is int and value == each) for each in expected), (mebibytes, value)
-        assert len(said) == 1
-        planned, room = re.findall(r"([\d.]+) GB of the ([\d.]+)", said[0])[0]
-        assert (float(planned) <= float(room)) is (value is not True)
+        assert len(said) == 2
+        assert "planning" in said[0], "that takes a while"
+        planned, room = re.findall(r"([\d.]+) GB of the ([\d.]+)", said[1])[0]
+        assert (float(planned) <= float(room)) is ("will not fit" not in said[1]) is (value is not True)
         if type(value) is int:
             memory = mebibytes * 2**20
             assert needed(job, value, memory) <= memory < needed(job, value - 1, memory)
@@ -105,7 +106,7 @@ def test_as_few_layers_are_computed_again_as_suffice(
     give_cards(tmp_path, monkeypatch, many + 2, many + 2)
     other = job_of(tmp_path, model, max_tokens=8192)
     left = with_choice(other, said.append, left_running=True)
-    assert (left.trainer.activation_checkpointing, len(said)) == (False, 1), "a trainer that is not taken over"
+    assert (left.trainer.activation_checkpointing, len(said)) == (False, 2), "a trainer that is not taken over"
 
 
 @pytest.mark.slow
@@ -120,8 +121,7 @@ def test_a_choice_that_fails_stops_no_start(tmp_path: Path, model: Path, monkeyp
     assert with_choice(slow, said.append, left_running=False) is slow
     give_cards(tmp_path, monkeypatch, 1024, 2048)
     assert with_choice(slow, said.append, left_running=False) is slow
-    assert len(said) == 4
-    assert all("is not chosen" in each for each in said)
+    assert len([each for each in said if "is not chosen" in each]) == 4
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_driver_keeps_memory(tmp_path: Path, model: Path, monkeypatch: pytest.
     give_nvidia_smi(tmp_path, monkeypatch, f"81559, {kept}, Disabled", "81559, 550, Disabled")
     memories = list[int]()
     monkeypatch.setattr(at_start, "_choose", lambda _planned, _directory, memory: memories.append(memory))
-    with_choice(job_of(tmp_path, model), pytest.fail, left_running=False)
+    with_choice(job_of(tmp_path, model), list[str]().append, left_running=False)
     assert memories == [(81559 - (551 if kept == "551" else 550)) * 2**20]
 
 
@@ -163,10 +163,8 @@ def test_a_trainer_whose_torch_knows_no_gpu_is_left_alone(
     if torch.version.cuda is not None:
         pytest.skip("torch knows GPUs here")
     give_cards(tmp_path, monkeypatch, 1024, 1024)
-    said: list[str] = []
     job = job_of(tmp_path, model, device="auto")
-    assert with_choice(job, said.append, left_running=False) is job
-    assert not said
+    assert with_choice(job, list[str]().append, left_running=False) is job
 
 
 @pytest.mark.parametrize("value", [False, True, 3])
