@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -386,6 +387,28 @@ async def test_what_is_not_served_is_refused_at_once(tmp_path: Path) -> None:
         service.store.models = broken  # type: ignore[method-assign,assignment]
         with pytest.raises(tinker.UnprocessableEntityError, match="service failed"):
             await answered(client.list_training_runs())
+
+
+async def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (_, service):
+        records = [LossRecord(f"s0:loss:{number}", msgspec.Raw(b"{}")) for number in range(3)]
+        a_model(service.store, 0, OWNERS[0])
+        for record in records:
+            service.store.write(record)
+        await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
+        plain = Path.unlink
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            if path.name == "s0_loss_1.json":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            plain(path, missing_ok)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", unlink)
+            await service.sweep()
+        assert [service.store.loss(each.loss_id) is None for each in records] == [True, False, True]
+        await service.sweep()
+        assert service.store.loss(records[1].loss_id) is None
 
 
 async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:

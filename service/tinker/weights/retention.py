@@ -102,10 +102,7 @@ def _end_records(store: Store, models: list[ModelRecord], is_over: Callable[[str
             if (items := store.run_directory(run_id) / "items").exists():
                 below.setdefault(model.model_id.partition(":")[0], []).append(items)
     for path in (path for session_id, paths in below.items() if is_over(session_id) for path in paths):
-        if path.is_dir():
-            remove_directory(path)
-        else:
-            path.unlink(missing_ok=True)
+        _end(path)
 
 
 def _end_checkpoints(output_dir: Path, ended: Iterable[ModelRecord]) -> None:
@@ -117,10 +114,18 @@ def _end_checkpoints(output_dir: Path, ended: Iterable[ModelRecord]) -> None:
         for kept in ("checkpoints", "copies"):
             # Also one without its marker: its removal was cut short.
             for directory in (output_dir / "trainer" / run_id / kept).glob("step_*"):
-                try:
-                    remove_directory(directory)
-                except OSError as error:
-                    logger.warning("%s is of an ended model, and still on the disk: %s", directory, error)
+                _end(directory)
+
+
+def _end(path: Path) -> None:
+    """Removes a file or a directory of a session that has ended; the next sweep tries again what cannot be removed now."""
+    try:
+        if path.is_dir():
+            remove_directory(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s is of a session that has ended, and still on the disk: %s", path, error)
 
 
 def _forget(store: Store, model: ModelRecord, record: SavedRecord) -> None:
