@@ -13,6 +13,7 @@ import fnmatch
 import io
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -447,9 +448,9 @@ def _fingerprint(tasks: Sequence[HarborTask]) -> str:
         settings = [getattr(task, each.name) for each in fields(task) if each.name not in ("directory", "files")]
         digest.update(repr(settings).encode())
         for file, path in [*task.files, *_tests(task)]:
-            digest.update(path.encode() + b"\0")
+            digest.update(os.fsencode(path) + b"\0")
             if file.is_symlink():
-                digest.update(f"-> {file.readlink()}\0".encode())
+                digest.update(b"-> " + os.fsencode(file.readlink()) + b"\0")
             elif file.is_file():
                 is_program = file.stat().st_mode & 0o100  # the other bits depend on who has checked the file out
                 digest.update(blake2b(file.read_bytes(), person=b"x" if is_program else b"").digest())

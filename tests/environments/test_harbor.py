@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,9 @@ def test_the_fingerprint_is_that_of_the_tasks(tmp_path: Path) -> None:
         link.symlink_to(target)
         seen.add(Harbor(str(tmp_path)).fingerprint)
     assert len(seen) == 5
+    os.close(os.open(os.fsencode(directory) + b"/tests/\xff", os.O_CREAT))
+    seen.add(Harbor(str(tmp_path)).fingerprint)
+    assert len(seen) == 6
     test.chmod(test.stat().st_mode ^ 0o022)
     assert Harbor(str(tmp_path)).fingerprint in seen, "whoever checks it out may write it, or not"
 
