@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import tomli_w
@@ -279,7 +278,3 @@ def checked(answered: Answered) -> Answered:
     if answered.fault:
         raise ItemFailed(answered.text, by_asker=answered.fault == "asker")
     return answered
-
-
-OpenRun = Callable[[TrainedRun], DrivenRun]
-"""Makes a driven run; blocks."""
