@@ -100,12 +100,11 @@ def _weights(count: int) -> Tensor:
 
 
 def _values(values_P: Tensor, parameters: Mapping[str, nn.Parameter]) -> _Values:
-    loss = (values_P * _weights(len(values_P))).sum()
-    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return _Values(
-        values_P.detach(),
-        {name: each.float() for name, each in zip(parameters, gradients, strict=True) if each is not None},
-    )
+    for each in parameters.values():
+        each.grad = None
+    (values_P * _weights(len(values_P))).sum().backward()  # stacked factors of adapters have gradients in no other way
+    gradients = {name: each.grad.float().clone() for name, each in parameters.items() if each.grad is not None}
+    return _Values(values_P.detach(), gradients)
 
 
 def _stock(
