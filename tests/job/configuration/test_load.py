@@ -342,7 +342,7 @@ def test_the_role_files_are_valid() -> None:
 
 def test_the_lock_covers_every_dependency() -> None:
     """A dependency added without `make lock` would be missing on a fresh machine only. `make demo-real` installs smollm2's."""
-    apart = ("gpu", "smollm2")
+    apart = ("gpu", "flash", "smollm2")
     root = CONFIGS.parent
     locked = {line.partition("==")[0] for line in (root / "requirements" / "cpu.lock").read_text().split()}
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
