@@ -50,28 +50,31 @@ def with_choice(job: JobConfig, say: Callable[[str], None], *, left_running: boo
         ):
             value = last.get(_KEY)
         else:
-            memory = _card_memory(job)
-            if memory is None:
-                return job
-            say(f"planning the trainer's memory on a GPU of {memory / 1e9:.1f} GB, for at most {CHOOSE_SECONDS:g} s")
-            found = _choose(planned_job(job), Path(job.trainer.model), memory)
-            if found is None:
-                return job
-            value = found["value"]
-            fits = (
-                ""
-                if found["needed"] <= found["room"]
-                else ", and will not fit: `counterpoint plan` says what to change"
-            )
-            say(
-                f"trainer.{_KEY} = {json.dumps(value)} is chosen: {found['words']}; a rank is planned to take "
-                f"{found['needed'] / 1e9:.1f} GB of the {found['room'] / 1e9:.1f} that it may{fits}"
-            )
+            value = _chosen(job, say)
     except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError, UserError) as error:
         reason = f"{error}".partition("\n")[0] or type(error).__name__
         say(f"trainer.{_KEY} is not chosen, and off: {reason}; `counterpoint plan` says how many layers suffice")
         return job
-    return job.model_copy(update={"trainer": job.trainer.model_copy(update={_KEY: value})})
+    return job if value is None else job.model_copy(update={"trainer": job.trainer.model_copy(update={_KEY: value})})
+
+
+def _chosen(job: JobConfig, say: Callable[[str], None]) -> bool | int | None:
+    """Chooses anew, and says so; returns None where the trainer finds no GPU. Raises as `_card_memory` and `_choose`."""
+    memory = _card_memory(job)
+    if memory is None:
+        return None
+    say(f"planning the trainer's memory on a GPU of {memory / 1e9:.1f} GB, for at most {CHOOSE_SECONDS:g} s")
+    found = _choose(planned_job(job), Path(job.trainer.model), memory)
+    if found is None:
+        return None
+    value: bool | int = found["value"]
+    said = (
+        f"trainer.{_KEY} = {json.dumps(value)} is chosen: {found['words']}; a rank is planned to take "
+        f"{found['needed'] / 1e9:.1f} GB of the {found['room'] / 1e9:.1f} that it may"
+    )
+    does_fit = found["needed"] <= found["room"]
+    say(said if does_fit else f"{said}, and will not fit: `counterpoint plan` says what to change")
+    return value
 
 
 def _others(trainer: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The graphs that torch.compile makes of a layer, run on the meta device, so that a dry run keeps what a compiled layer keeps.
 
 Dynamo traces the layer, and inductor's own passes divide its graph: what the forward pass keeps, and what the backward pass
-computes again. Inductor would then make kernels; here the operations run one by one. What only a kernel sees is not counted: of a
-product or a sum, and of what these take or the graph returns, there is a tensor; between them there is none.
+computes again. Inductor would then make kernels; here the operations run one by one. Results that only a kernel sees are not
+counted. Counted are those of products and sums, what these take, and what the graph returns.
 """
 
 from __future__ import annotations
@@ -86,10 +86,9 @@ def _inside_kernels(graph: fx.GraphModule) -> set[fx.Node]:
     inside: set[fx.Node] = set()
     fused = {node for node in graph.graph.nodes if _is_fused(node)}
     for node in reversed(graph.graph.nodes):
-        if node in fused or _is_view(node):
-            users = (each for each in node.users)
-            if all(each in inside if _is_view(each) else each in fused or _is_sum(each) for each in users):
-                inside.add(node)
+        is_inner = all(each in inside if _is_view(each) else each in fused or _is_sum(each) for each in node.users)
+        if is_inner and (node in fused or _is_view(node)):
+            inside.add(node)
     return inside
 
 

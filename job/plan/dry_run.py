@@ -225,7 +225,7 @@ def step_bytes(
 
     with _plannable(directory):
         sizes = model_sizes(directory)
-        # The graphs of a mixture cannot be made here. Plans of layers as they are were 0.94 to 1.06 of its compiled steps.
+        # The graphs of a mixture cannot be made here. A plan without graphs was 0.94 to 1.06 of its compiled steps.
         has_graphs = compiled and not sizes.expert_weights and _has_graphs(directory, dtype, given)
         again = int(checkpointing) if checkpointing is not True else sizes.layers
         if not sizes.alike or sizes.layers < 3 or again > sizes.layers:
