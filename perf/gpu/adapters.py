@@ -17,7 +17,7 @@ from perf.step_speed import SHAPES
 
 COUNTS = (1, 2, 8, 32)
 TOKENS = 2048
-"""Of the row on a GPU, in equal parts for the adapters."""
+"""A row on a GPU has so many, divided equally among the adapters."""
 
 WARMING, MEASURED = 3, 20
 """Rows, on a CPU fewer. The measured ones add to gradients."""

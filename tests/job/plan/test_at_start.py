@@ -24,7 +24,7 @@ LAYERS = 12
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a busy machine."""
+    """A busy machine takes longer."""
     monkeypatch.setattr(at_start, "CHOOSE_SECONDS", 600.0)
 
 

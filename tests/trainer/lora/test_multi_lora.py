@@ -205,7 +205,10 @@ def differentiate(layer: MultiLoRALinear, hidden: Tensor) -> None:
 
 @pytest.mark.parametrize("ranks", [(8,), (8, 3)])
 def test_many_runs_of_a_row_take_as_many_operations_as_two(ranks: tuple[int, ...]) -> None:
-    """In the first row of a step, and in one that adds to it. Five of two ranks: those of two are in ranges, and take fewer."""
+    """This holds for the first row of a step, and for one that adds to it.
+
+    Rows of two ranks are compared with five runs: two runs are neighbours in memory, which takes fewer operations.
+    """
     counts = []
     for runs in (len(ranks) ** 2 + 1, 8, 32):
         layer = span_layer(runs, ranks)

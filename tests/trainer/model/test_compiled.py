@@ -172,7 +172,7 @@ def test_no_row_is_compiled_for_whatever_its_length(
 @pytest.mark.filterwarnings("ignore")  # of torch in its compiler
 @pytest.mark.usefixtures("_anew")
 def test_a_pass_without_gradients_gives_the_bits_of_training(dense_directory: Path, adapted: bool) -> None:
-    """Of several updates of a step the first then has ratios of 1. In bfloat16 layers as they are round otherwise."""
+    """The first of several updates of a step then has ratios of 1. Layers that are not compiled round otherwise in bfloat16."""
     model = (
         _with_three_adapters(dense_directory, "bfloat16")
         if adapted

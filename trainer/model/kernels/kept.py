@@ -46,7 +46,10 @@ _now: ContextVar[tuple[Kept, bool] | None] = ContextVar("_now", default=None)
 
 @contextmanager
 def keeping(kept: Kept | None, again: bool) -> Iterator[None]:
-    """Inside, on this thread, `computed_once` puts results into `kept`; with `again`, it takes them from there. None: neither."""
+    """Has `computed_once`, inside and on this thread, put results into `kept`, or with `again` take them from there.
+
+    With None it keeps nothing.
+    """
     token = _now.set(None if kept is None else (kept, again))
     try:
         yield

@@ -22,7 +22,7 @@ class Kernel(Protocol):
     name: str
     package: str
     majors: tuple[int, ...]
-    """Of the compute capability of cards that have it."""
+    """The compute capabilities, before the point, of the cards that have it."""
 
     def load(self) -> None:
         """Imports it; raises whatever that raises."""

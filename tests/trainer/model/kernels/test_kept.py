@@ -193,7 +193,7 @@ def test_a_row_of_many_parts_is_computed_again_whatever_was_computed_before(monk
 
 
 def test_what_is_kept_lives_until_the_backward_pass(dense_directory: Path) -> None:
-    """Of each token and layer: an input, and attention with its log-sum-exp; the bytes of a short sample are not kept."""
+    """A layer keeps for each token an input, and attention with its log-sum-exp; of a short sample only the input."""
     model = load_model(dense_directory, "float32", torch.device("cpu"))
     checkpoint_layers(model, None, LAYERS)
     config = model.config
