@@ -30,7 +30,7 @@ UNNAMED_ENVIRONMENT = "imported"
 
 _FIELDS = {
     "rollout": (
-        {"example_id", "task", "reward", "metrics", "error", "trajectory", "advantage"},
+        {"example_id", "env_name", "task", "reward", "metrics", "error", "trajectory", "advantage"},
         {"prompt", "completion", "answer", "info", "timing", "tools", "tool_defs", "is_completed", "is_truncated"}
         | {"stop_condition", "token_usage"},
     ),
@@ -196,8 +196,9 @@ class ImportedRollouts:
 
 
 def _environment(output: object) -> str:
-    task = output.get("task") if isinstance(output, dict) else None
-    return _text(task) if isinstance(task, str) and task else UNNAMED_ENVIRONMENT
+    """The name by which prime-rl groups rollouts; else the task, by which verifiers names the environment of a group."""
+    names = [output.get("env_name"), output.get("task")] if isinstance(output, dict) else []
+    return next((_text(name) for name in names if isinstance(name, str) and name), UNNAMED_ENVIRONMENT)
 
 
 def _error(value: object) -> str | None:

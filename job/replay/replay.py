@@ -142,7 +142,8 @@ async def replay(
                 await before_round()
             with trace.span(BASELINE):
                 await asyncio.sleep(settings.baseline_seconds)
-            late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)
+            idle = trace.distribution(trace.spans[-1])  # not what came before, such as the rig's own start
+            late = max(LATE_SECONDS, LATE_OVER_IDLE * idle.p99)
             longest = max(longest, late)
             with LoopBlame(late) as blame:
                 await _take(parts, step, trace)

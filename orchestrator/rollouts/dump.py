@@ -181,6 +181,11 @@ def open_dump(directory: Path) -> Dump:
 def _absence(directory: Path) -> str:
     if not directory.exists():
         return f"{directory} does not exist; expected the directory of a dump"
+    if directory.is_file():
+        return (
+            f"{directory} is a file; expected the directory of a dump. `counterpoint import-dump {directory} OUT` makes one of "
+            "a step that prime-rl has pickled"
+        )
     for parent in (directory, directory / "raw_rollouts", *sorted(directory.glob("run_*/raw_rollouts"))):
         if steps := published_steps(parent):
             among = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"

@@ -117,6 +117,17 @@ def test_what_becomes_of_each_field(tmp_path: Path) -> None:
     assert source.header.shipped == 5
 
 
+def test_environments_of_one_task_are_groups_of_their_own(tmp_path: Path) -> None:
+    names = [("math", "default"), ("code", "default"), ("math", "default"), ("", "default"), (None, None), (7, None)]
+    source, rollouts = imported(
+        tmp_path / "some.pkl", [make_output(0, env_name=name, task=task) for name, task in names]
+    )
+    assert dict(source.left_out) == {}
+    assert [(r.environment, r.group_id) for r in rollouts] == [
+        ("math", 0), ("code", 1), ("math", 0), ("default", 2), ("imported", 3), ("imported", 3),
+    ]  # fmt: skip
+
+
 def payload(rows: np.ndarray[Any, Any], start: int = 0, text: bool = False) -> dict[str, Any]:
     data = rows.tobytes()
     return {"data": base64.b64encode(data).decode() if text else data, "shape": list(rows.shape), "start": start}

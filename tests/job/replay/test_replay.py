@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_replay_times_every_phase(dump: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
+def test_late_code_is_looked_for_from_what_the_idle_loop_shows(
+    dump: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stall before the baseline, such as the rig's own start, does not hide what is as late as it was."""
+    monkeypatch.setattr("counterpoint.job.replay.replay.freeze_gc", lambda: time.sleep(0.5))
+    assert main(["replay", str(dump), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    idle = next(row for row in found["phases"] if row["phase"] == "idle")
+    assert found["late_seconds"] == max(0.005, 1.5 * idle["event_loop_lag"]["p99"])
+
+
+@pytest.mark.slow
 def test_a_replay_shows_a_table_and_draws_a_timeline(
     dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +92,8 @@ def test_attribution_takes_each_phase_alone_and_with_those_before(
     ("arguments", "reason"),
     [
         (["replay", "{missing}"], "does not exist"),
+        (["replay", "{dump}/rollouts.bin"], "counterpoint import-dump"),
+        (["attribute", "--dump", "{dump}/rollouts.bin"], "counterpoint import-dump"),
         (["replay", "{dump}", "--timeline", "picture.txt"], "expected a file that ends in .png"),
         (["replay", "{dump}", "--synthetic-traffic", "-1"], "--synthetic-traffic = -1; expected at least 0"),
         (["attribute", "{dump}", "--gather-chunk-size", "0"], "--gather-chunk-size = 0; expected at least 1"),
