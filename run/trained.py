@@ -187,6 +187,9 @@ class TrainedRun(Config):
     """Whether a client asks for the run's items one by one (docs/tinker.md); its service sets this. A run with an orchestrator is
     none."""
 
+    share: str | None = None
+    """Runs of one name divide the rows of one run among them (docs/tinker.md); the service sets that of a client's key."""
+
     teacher: TeacherConfig | None = None
     """A served model whose log-probabilities of the policy's tokens the loss `distillation` uses. Unset: none."""
 

@@ -3,7 +3,8 @@
 Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round-Robin", IEEE/ACM Transactions on Networking 4(3),
 1996. A lap credits every run with its quantum, and a run is served while its credit lasts. So between two runs that always have
 work, the tokens served, divided by the weights, never differ by more than a quantum and two of the longest samples. Here packets
-are samples, and the link is a row of tokens on each rank. Within a lap a run may be served before another whose next sample
+are samples, and the link is a row of tokens on each rank. Runs of one share, such as the models of one key, divide among them the
+quantum of one run: who opens more runs gets no more rows. Within a lap a run may be served before another whose next sample
 does not fit into the rest of the rows, but no lap begins before the last run has been served.
 """
 
@@ -22,6 +23,8 @@ class _Flow:
     """A run's open step. Its samples ascend by length, so that bisection finds the longest that fits."""
 
     weight: float
+    share: str | None
+    """Whose share it is part of; None: its own."""
     credit: float = 0.0
     """Tokens for which the run may still be served in this lap."""
     lengths: list[int] = field(default_factory=list)
@@ -47,13 +50,15 @@ class FairShare:
         self._flows: dict[int, _Flow] = {}
         """The flows by slot, in the order of the round."""
 
-    def add(self, slot: int, weight: float, lengths: Mapping[int, int]) -> None:
-        """Opens a step; `lengths`: sample to tokens, at most `max_tokens`. A run whose last step just ended keeps its credit."""
+    def add(self, slot: int, weight: float, lengths: Mapping[int, int], share: str | None = None) -> None:
+        """Opens a step; `lengths`: sample to tokens, at most `max_tokens`. A run whose last step just ended keeps its credit.
+
+        All runs of a `share` weigh as much together as the heaviest of them does alone.
+        """
         flow = self._flows.get(slot)
         if flow is None:
-            flow = self._flows[slot] = _Flow(
-                weight, credit=self._quantum(weight, max([weight, *(f.weight for f in self._flows.values())]))
-            )
+            flow = self._flows[slot] = _Flow(weight, share)
+            flow.credit = self._quanta()[slot]
         assert not flow.samples, f"slot {slot} has an open step"
         for sample, length in sorted(lengths.items(), key=lambda item: (item[1], -item[0])):
             assert 0 < length <= self._max_tokens, f"sample {sample} of slot {slot} has {length} tokens"
@@ -99,13 +104,22 @@ class FairShare:
         return False
 
     def _credit_all(self) -> None:
-        """Begins a lap: the heaviest run gets a row's tokens. The credit of a run without samples stays bounded."""
-        heaviest = max(flow.weight for flow in self._flows.values())
-        for flow in self._flows.values():
-            flow.credit = min(flow.credit, self._max_tokens) + self._quantum(flow.weight, heaviest)
+        """Begins a lap. The credit of a run without samples stays bounded."""
+        for slot, quantum in self._quanta().items():
+            flow = self._flows[slot]
+            flow.credit = min(flow.credit, self._max_tokens) + quantum
 
-    def _quantum(self, weight: float, heaviest: float) -> float:
-        return self._max_tokens * weight / heaviest
+    def _quanta(self) -> dict[int, float]:
+        """Returns the tokens that a lap gives each run: the heaviest share gets a row's."""
+        shares: dict[str | int, list[float]] = {}
+        for slot, flow in self._flows.items():
+            shares.setdefault(slot if flow.share is None else flow.share, []).append(flow.weight)
+        heaviest = max(flow.weight for flow in self._flows.values())
+        parts = {share: max(weights) / sum(weights) / heaviest for share, weights in shares.items()}
+        return {
+            slot: self._max_tokens * flow.weight * parts[slot if flow.share is None else flow.share]
+            for slot, flow in self._flows.items()
+        }
 
     def _begin_with(self, first: int) -> None:
         order = list(self._flows)

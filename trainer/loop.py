@@ -387,7 +387,8 @@ class Trainer:
 
     def _share(self, run: Run, step: Contribution) -> None:
         """Gives the samples of the step's current pass to the rows."""
-        self._shares.add(run.slot, run.config.training.weight, {each: step.length(each) for each in step.samples})
+        lengths = {each: step.length(each) for each in step.samples}
+        self._shares.add(run.slot, run.config.training.weight, lengths, run.config.share)
 
     def _copy(self, run: Run, step: int) -> None:
         """Takes over another run's state in place of the open step's update, and begins its checkpoint at once."""

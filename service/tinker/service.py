@@ -537,6 +537,7 @@ class Service:
             training=TrainingConfig(lora=lora, start_from=record.start, checkpoint_interval=interval),
             trainer_timeout_seconds=SLOT_SECONDS,
             driven=True,
+            share=record.owner or None,
         )
 
         def opened() -> tuple[Journal, DrivenRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 from hypothesis import given
@@ -64,14 +65,18 @@ def test_one_runs_samples_are_spread_over_the_ranks() -> None:
 
 
 def served_by_call(
-    sizes: dict[int, list[int]], weights: dict[int, float], ranks: int, calls: int
+    sizes: dict[int, list[int]],
+    weights: dict[int, float],
+    ranks: int,
+    calls: int,
+    share_of: Callable[[int], str | None] = lambda slot: None,
 ) -> list[dict[int, int]]:
     """Tokens that each slot has got before each call and after the last, while all of them always have work: each repeats its
     `sizes` step after step, as long as it takes."""
     steps = {slot: dict(enumerate(size * (1 + calls * ranks * CAPACITY // sum(size)))) for slot, size in sizes.items()}
     shares = FairShare(CAPACITY, ranks)
     for slot, step in steps.items():
-        shares.add(slot, weights[slot], step)
+        shares.add(slot, weights[slot], step, share_of(slot))
     served = [dict.fromkeys(sizes, 0)]
     for _ in range(calls):
         served.append(dict(served[-1]))
@@ -145,3 +150,33 @@ def test_a_run_that_is_removed_is_served_no_more() -> None:
     shares.remove(0)
     assert shares.rows() == [[(1, [0])]]
     assert shares.rows() == [[]]
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 3), st.data())
+def test_a_share_gets_no_more_rows_by_more_runs(counts: list[int], ranks: int, data: st.DataObject) -> None:
+    """Each share has so many runs, with samples of any lengths; all always have work."""
+    owners = [share for share, count in enumerate(counts) for _ in range(count)]
+    one = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=4)
+    sizes = {slot: data.draw(one) for slot in range(len(owners))}
+    served = served_by_call(sizes, dict.fromkeys(sizes, 1.0), ranks, 12, lambda slot: str(owners[slot]))
+    for start, end in combinations(range(len(served)), 2):
+        got = [0.0] * len(counts)
+        for slot in sizes:
+            got[owners[slot]] += served[end][slot] - served[start][slot]
+        for first, second in combinations(range(len(counts)), 2):
+            bound = CAPACITY * (1 + 2 * counts[first] + 2 * counts[second])
+            assert abs(got[first] - got[second]) <= bound
+
+
+def test_four_models_of_one_key_beside_one_of_another_get_half() -> None:
+    sizes, owners = {slot: [8] for slot in range(5)}, ["a", "a", "a", "a", "b"]
+    served = served_by_call(sizes, dict.fromkeys(sizes, 1.0), 1, 400, lambda slot: owners[slot])[-1]
+    whole = sum(served.values())
+    assert [round(8 * served[slot] / whole, 1) for slot in sizes] == [1.0, 1.0, 1.0, 1.0, 4.0]
+
+
+def test_runs_without_a_share_weigh_as_ever_beside_one_with_two() -> None:
+    sizes, weights = {slot: [8] for slot in range(4)}, {0: 2.0, 1: 1.0, 2: 1.0, 3: 1.0}
+    served = served_by_call(sizes, weights, 1, 800, lambda slot: "a" if slot > 1 else None)[-1]
+    whole = sum(served.values())
+    assert [round(8 * served[slot] / whole, 1) for slot in sizes] == [4.0, 2.0, 1.0, 1.0]
