@@ -85,12 +85,17 @@ def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list
 
 
 def search(pattern: str, text: str) -> dict[str, Any]:
-    """Returns the last match of `pattern` in `text`, as its first group, or as a whole if it has none; null if there is none."""
+    """Returns the last match of `pattern` in `text`, as its first group, or as a whole if it has none; null if there is none.
+
+    `span` is where it begins and ends, and where the whole match ends twice for a group that has no part in it.
+    """
     matches = deque(re.finditer(pattern, text), maxlen=1)
     if not matches:
-        return {"match": None}
+        return {"match": None, "span": None}
     last = matches[0]
-    return {"match": (last[1] or "") if last.re.groups else last[0]}
+    group = 1 if last.re.groups else 0
+    span = last.span(group) if last[group] is not None else (last.end(), last.end())
+    return {"match": last[group] or "", "span": span}
 
 
 def call(path: str, example: dict[str, Any], completion: str, state: dict[str, Any]) -> dict[str, Any]:

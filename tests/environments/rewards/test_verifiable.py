@@ -132,7 +132,7 @@ QUICK = {"pattern": "a", "text": "a"}
 async def test_a_process_has_no_secrets_and_ends_with_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     processes = BoundedProcesses(1)
-    assert await processes.run("search", QUICK, cpu_seconds=30, seconds=120) == {"match": "a"}
+    assert await processes.run("search", QUICK, cpu_seconds=30, seconds=120) == {"match": "a", "span": [0, 1]}
     (worker,) = processes._idle
     assert "sk-secret" not in Path(f"/proc/{worker.process.pid}/environ").read_text()  # noqa: ASYNC240
     await processes.close()
@@ -149,14 +149,14 @@ async def test_a_cancelled_task_does_not_answer_the_next_one() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await processes.run("search", QUICK, cpu_seconds=30, seconds=120) == {"match": "a"}
+    assert await processes.run("search", QUICK, cpu_seconds=30, seconds=120) == {"match": "a", "span": [0, 1]}
     task = asyncio.create_task(processes.run("search", SLOW, cpu_seconds=60, seconds=120))
     while processes._idle:  # noqa: ASYNC110
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await processes.run("search", QUICK, cpu_seconds=30, seconds=120) == {"match": "a"}
+    assert await processes.run("search", QUICK, cpu_seconds=30, seconds=120) == {"match": "a", "span": [0, 1]}
     await processes.close()
 
 

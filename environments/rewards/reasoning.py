@@ -1,0 +1,43 @@
+"""Finds where the reasoning of a model ends in its text.
+
+A server without a reasoning parser leaves it there. The marks are those of the models that vLLM's parsers know, and of prompts
+that ask for reasoning in tags. A mark in quotation marks is a mention of it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAME = r"(?:think\w*|thoughts?|reason(?:ing)?|reflection|analysis|scratchpad)"
+_TAG = rf"(?:\w+[:|])?{_NAME}(?::\w+)?"
+_OPENS = (
+    rf"<{_TAG}\s*>",
+    r"\[THINK\]",
+    "◁think▷",
+    r"<\|(?:START_THINKING|begin_of_(?:thought|reasoning)|content_thinking|channel\|>\s*(?:analysis|commentary)\b|plamo:begin_think)",
+    r"<\|channel>\s*thought\b",
+    r"<\|open\|>\s*think\s*<\|sep\|>",
+    r"\A\s*(?:analysis(?=[A-Z])|Here(?:'s| is) my thought process:)",
+)
+_ENDS = (
+    rf"</{_TAG}\s*>",
+    r"\[/THINK\]",
+    "◁/think▷",
+    r"<\|(?:END_THINKING\|>|end_of_(?:thought|reasoning)\|>|content_text\|>|channel\|>\s*final\b|plamo:end_think:plamo\|>)",
+    r"<channel\|>",
+    r"<\|close\|>\s*think\s*<\|sep\|>",
+    r"assistantfinal|Here(?:'s| is) my response:",
+)
+_UNQUOTED = r"(?<!['\"`])(?:{})(?!['\"`])"
+_OPEN = re.compile(_UNQUOTED.format("|".join(_OPENS)), re.IGNORECASE)
+_END = re.compile(_UNQUOTED.format("|".join(_ENDS)), re.IGNORECASE)
+
+
+def after_reasoning(text: str) -> str:
+    """Returns what stands behind the last end of reasoning, up to the next mark that opens it again.
+
+    Reasoning that has no end, as of an answer that was cut, is reasoning up to the text's end.
+    """
+    *_, end = [0, *(found.end() for found in _END.finditer(text))]
+    opened = _OPEN.search(text, end)
+    return text[end:] if opened is None else text[end : opened.start()]

@@ -1,0 +1,123 @@
+"""What of a judge's answer is exactly one rating on the scale. None: no score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from counterpoint.environments.rewards.judge.config import JudgeConfig
+from counterpoint.environments.rewards.judge.score import NoScore, score_of
+from counterpoint.environments.rewards.processes import BoundedProcesses
+
+TO_FIVE: dict[str, Any] = {"least": 1.0, "most": 5.0}
+TO_HUNDRED: dict[str, Any] = {"most": 100.0}
+
+OF_THE_DEFAULT_PATTERN: list[tuple[str, float | None, dict[str, Any]]] = [
+    ("Score: 9", 0.9, {}),
+    ("Score: 3 at first.\n**Score:** 7.5", 0.75, {}),
+    ("Score: 1e1.", 1.0, {}),
+    # The scale may be named if it is the one.
+    ("Score: 8/10", 0.8, {}),
+    ("Score: **8** / 10.", 0.8, {}),
+    ("**Score: 8** (out of ten)", 0.8, {}),
+    ("Score: 4/5", 0.75, TO_FIVE),
+    ("Score: 4 on a scale from 1 to 5", 0.75, TO_FIVE),
+    ("Score: 80 out of a hundred", 0.8, TO_HUNDRED),
+    ("Score: 80%", 0.8, TO_HUNDRED),
+    ("Score: 4/5", None, {}),
+    ("Score: 4 out of 5", None, {}),
+    ("Score: 4 (out of five)", None, {}),
+    ("Score: 4 stars out of 5", None, {}),
+    ("Score: 4 on a scale of 1-5", None, {}),
+    ("Score: 4 on a 5-point scale", None, {}),
+    ("Score: 4\u20445", None, {}),
+    ("Score: 8/10", None, TO_HUNDRED),
+    ("Score: 8%", None, {}),
+    ("Score: 5 percent", None, TO_FIVE),
+    # Two ratings, and what is about one.
+    ("Score: 7-8", None, {}),
+    ("Score: 7 \u2013 8", None, {}),
+    ("Score: **7** to **8**", None, {}),
+    ("Score: 7, or maybe 8", None, {}),
+    ("Score: 7 or eight", None, {}),
+    ("Score: 7, 8", None, {}),
+    ("Score: 7 -> 8", None, {}),
+    ("Score: 7/8/10", None, {}),
+    ("Score: 8/10 or 9/10", None, {}),
+    ("Score: 7\xb11", None, {}),
+    ("Score: 7+", None, {}),
+    ("Score: 4\xbd", None, {}),
+    ("Score: 7,5", None, {}),
+    ("Score: \u22121", None, {}),
+    # The last label counts, also where nothing follows it.
+    ("Score: 3 for style. Score: N/A", None, {}),
+    ("Score: 3\nScore: ~8", None, {}),
+    # Numbers that are no ratings.
+    ("Score: 7. It has 2 mistakes.", 0.7, {}),
+    ("Score: 7\n- 2 mistakes", 0.7, {}),
+    ("Score: 7 because 2 of 3 are right", 0.7, {}),
+    # Reasoning.
+    ("<think>Wrong would be score 0.</think>It is right.", None, {}),
+    ("<think>Score: 3", None, {}),
+    ("[THINK]Score: 3[/THINK]**Score: 9**", 0.9, {}),
+    # Hostile.
+    ("Score: 8" + " " * 500_000 + "/5", 0.8, {}),
+    ("Score: 8" + "( " * 250_000, 0.8, {}),
+    ("<think>" * 100_000 + "Score: 8", None, {}),
+]
+
+OF_OTHER_PATTERNS: list[tuple[str, str, float | None]] = [
+    (r"Rating: (\d+)", "Rating: 4", 0.4),
+    (r"Rating: (\d+)", "Rating: 4.5", None),
+    (r"Rating: (\d)", "Rating: 10", None),
+    (r"Rating.*(\d+)", "Rating: 10", None),
+    (r"Rating: (\d+)", "Rating: 4/5", None),
+    (r"Rating: (.+)", "Rating: 8/10", 0.8),
+    (r"Rating: (.+)", "Rating: 8 of the best", None),
+    (r"<score>(.+?)</score>", "<score>8</score>", 0.8),
+    (r"\[\[(\d+)\]\]", "[[7]] or [[8]]", None),
+    (r"(\d+)\s*\Z", "7-8", None),
+    (r"(\d+)\s*\Z", "It is right.\n8\n", 0.8),
+    (r"good|(\d+)", "8, good", None),
+    (r"\d+", "8", 0.8),
+]
+
+AT_A_KEY: list[tuple[str, float | None]] = [
+    ('Well: {"why": "2 of 3", "score": 8}', 0.8),
+    ('{"score": 3, "score": 8}', None),
+    ('{"parts": {"style": 1, "style": 2}, "score": 8}', None),
+    ('{"score": 3}\n{"score": 8}', None),
+    ('{"score": "4/5"}', None),
+    ('{"score": [7, 8]}', None),
+    ('<think>{"score": 3}</think>It is right.', None),
+    ('<think>{"score": 3}</think>{"score": 8}', 0.8),
+    ('{"score": 1' + "0" * 5000 + "}", None),
+    ('{"a":' * 100_000, None),
+]
+
+
+async def outcome(processes: BoundedProcesses, text: str, **keys: Any) -> float | None:
+    config = JudgeConfig(kind="judge", base_url="http://127.0.0.1:1/v1", model="m", **keys)
+    try:
+        return round(await score_of(text, config, processes), 9)
+    except NoScore:
+        return None
+
+
+@pytest.mark.slow
+async def test_an_answer_is_one_rating_on_the_scale_or_none() -> None:
+    processes = BoundedProcesses(1)
+    try:
+        for text, expected, keys in OF_THE_DEFAULT_PATTERN:
+            assert (text, await outcome(processes, text, **keys)) == (text, expected)
+        for pattern, text, expected in OF_OTHER_PATTERNS:
+            found = await outcome(processes, text, score_pattern=pattern)
+            assert (pattern, text, found) == (pattern, text, expected)
+    finally:
+        await processes.close()
+
+
+@pytest.mark.parametrize(("text", "expected"), AT_A_KEY, ids=range(len(AT_A_KEY)))
+async def test_a_number_at_a_key_stands_there_once(text: str, expected: float | None) -> None:
+    assert await outcome(BoundedProcesses(1), text, score_key="score") == expected
