@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from counterpoint.environments.chat import Tool
 from counterpoint.environments.tools.definition import (
@@ -27,6 +27,7 @@ from counterpoint.environments.tools.definition import (
     make_definition,
     without_titles,
 )
+from counterpoint.environments.tools.mcp_results import text_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import clipped
 
@@ -222,12 +223,17 @@ class McpServer:
             problem: Exception = error
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - of the connection: the library raises its parts' own kinds
+        except Exception as error:
+            if self._client is client and isinstance(error, ValidationError | RuntimeError):
+                raise ToolUnavailable(
+                    f"{self.config.describe()}: its answer to a call of {name!r} is not as the protocol, or the tool's own "
+                    f"output schema, wants it: {_describe(error)}"
+                ) from error
             problem = error
         else:
-            text = _text(result)
+            text = text_of(result)[:MAX_RESULT_CHARACTERS]
             if result.is_error:
-                raise ToolError(text)
+                raise ToolError(text or "the tool failed, and said nothing")
             return text
         if self._client is client:  # Further calls wait for the next connection.
             self._client, self._problem = None, _describe(problem)
@@ -264,15 +270,6 @@ def _definition(tool: Any, prefix: str) -> Tool:
         parameters["properties"] = {}
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", prefix + tool.name)
     return make_definition(name, (tool.description or "")[:MAX_DESCRIPTION_CHARACTERS], parameters)
-
-
-def _text(result: Any) -> str:
-    """Returns a result as text; what is none is named by its kind."""
-    parts = [
-        block.text if getattr(block, "type", "") == "text" else f"[{getattr(block, 'type', 'content')}]"
-        for block in result.content
-    ]
-    return "\n".join(parts)[:MAX_RESULT_CHARACTERS]
 
 
 def _describe(error: BaseException) -> str:

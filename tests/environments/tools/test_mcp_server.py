@@ -112,6 +112,83 @@ async def test_a_session_for_each_rollout() -> None:
         await toolbox.close()
 
 
+@pytest.mark.slow
+async def test_each_part_of_an_answer_reaches_the_model_once() -> None:
+    command = [sys.executable, str(SERVER.with_name("an_answering_server.py"))]
+    server = McpServer(McpConfig(kind="mcp", command=command, start_seconds=200))
+    await server.start()
+    try:
+        said = {}
+        for tool in server.tools:
+            try:
+                said[tool.name] = await tool.call({}, {})
+            except ToolError as error:
+                said[tool.name] = f"error: {error}"
+    finally:
+        await server.close()
+    assert said == {
+        "nothing": "",
+        "structured": '{"city": "Köln", "ok": true}',
+        "same": '{"b": [1, {"c": null}],\n "a": 2.0}',
+        "one_is_not_true": '{"a": 1}\n{"a": true}',
+        "summary": 'Found 2.\n{"found": ["x", "y"]}',
+        "file": "Here:\n[resource file:///a.csv]\na,b\n1,2\n[resource file:///a.bin (application/zip), which is no text]",
+        "media": "[image (image/png), which is no text]\n[audio (audio/wav), which is no text]",
+        "link": "[link to db://7: Row 7 (text/plain) the 7th]",
+        "failure": 'error: {"code": 17, "reason": "full"}',
+        "failure_with_file": "error: [resource log://1]\ndisk is full",
+        "silent_failure": "error: the tool failed, and said nothing",
+        "number": "41",
+        "word": "41",
+        "words": "a\n2",
+        "nested": '1\n2\n3\n{"result": [[1, 2], [3]]}',
+        "mapping": '{\n  "x": 0.5\n}',
+    }
+
+
+WRONG_ANSWERS = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, params = asked["method"], asked.get("params") or {}
+    if method == "initialize":
+        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
+        result["serverInfo"] = {"name": "wrong", "version": "1"}
+    elif method == "tools/list":
+        schema, needs = {"type": "object"}, {"type": "object", "required": ["a"]}
+        names = {"video": None, "bare": needs, "other": needs, "right": needs}
+        result = {"tools": [{"name": n, "inputSchema": schema} | ({"outputSchema": o} if o else {}) for n, o in names.items()]}
+    elif method == "tools/call":
+        text = [{"type": "text", "text": "here"}]
+        result = {
+            "video": {"content": [{"type": "video", "data": "AAEC"}]},
+            "bare": {"content": text},
+            "other": {"content": text, "structuredContent": {"b": 1}},
+            "right": {"content": text, "structuredContent": {"a": 1}},
+        }[params["name"]]
+    else:
+        if "id" in asked:
+            error = {"code": -32601, "message": "no such method"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.slow
+async def test_an_answer_that_is_none_fails_its_rollout_and_keeps_the_connection() -> None:
+    server = McpServer(McpConfig(kind="mcp", command=[sys.executable, "-c", WRONG_ANSWERS], start_seconds=200))
+    await server.start()
+    try:
+        tools = by_name(server.tools)
+        for name in ("video", "bare", "other"):
+            with pytest.raises(ToolUnavailable, match=f"its answer to a call of '{name}'"):
+                await tools[name].call({}, {})
+        assert await tools["right"].call({}, {}) == 'here\n{"a": 1}'
+    finally:
+        await server.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
