@@ -14,7 +14,7 @@ BACKEND = "counterpoint"
 
 
 def register() -> None:
-    """Registers the weight-transfer backend, binds the process to its parent, lets our modules log and gc collect again.
+    """Registers what is ours, binds the process to its parent, lets our modules log and the garbage collector run again.
 
     vLLM calls it once in each process that is not forked, as a general plugin, when most modules are imported.
     """
@@ -32,6 +32,13 @@ def register() -> None:
     WeightTransferEngineFactory.register_engine(
         BACKEND, "counterpoint.inference.plugin.weights", "DirectoryWeightTransferEngine"
     )
+
+    from vllm import envs
+
+    if BACKEND in (envs.VLLM_PLUGINS or ()):  # else the server is not ours, as below
+        from counterpoint.inference.plugin.tokenizer import read_by_file
+
+        read_by_file()
 
     from counterpoint.inference.plugin.program import resume_gc
 

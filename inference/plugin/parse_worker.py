@@ -65,6 +65,9 @@ class TextParser:
         from vllm.tokenizers import get_tokenizer
         from vllm.tool_parsers import ToolParserManager
 
+        from counterpoint.inference.plugin.tokenizer import read_by_file
+
+        read_by_file()
         if settings["tool_parser_plugin"]:
             ToolParserManager.import_tool_parser(settings["tool_parser_plugin"])
         if settings["reasoning_parser_plugin"]:
