@@ -6,7 +6,7 @@ A turn becomes blocks: its thinking, its text and its calls, in this order. `ant
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from counterpoint.environments.gateway.errors import Refused
@@ -25,11 +25,9 @@ _ERRORS = {
 }
 
 
-def anthropic_answer(choice: Choice, stop: Sequence[str]) -> dict[str, Any]:
-    """The answer to a request with these stop sequences."""
-    turn, reply = choice.turn, choice.reply
-    rest = reply.content[len(choice.text) :]
-    ended_by = next((each for each in stop if rest.startswith(each)), None)
+def anthropic_answer(choice: Choice) -> dict[str, Any]:
+    """The answer to a request."""
+    turn, stop_reason = choice.turn, _stop_reason(choice)
     cached = turn.cached_tokens or 0
     return {
         "id": f"msg_{secrets.token_hex(12)}",
@@ -37,8 +35,8 @@ def anthropic_answer(choice: Choice, stop: Sequence[str]) -> dict[str, Any]:
         "role": "assistant",
         "model": MODEL,
         "content": _blocks(choice),
-        "stop_reason": _stop_reason(choice, ended_by),
-        "stop_sequence": ended_by,
+        "stop_reason": stop_reason,
+        "stop_sequence": choice.ended_by if stop_reason == "stop_sequence" else None,
         "usage": {
             "input_tokens": len(turn.prompt_ids) - cached,
             "cache_creation_input_tokens": 0,
@@ -81,13 +79,13 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
     return blocks
 
 
-def _stop_reason(choice: Choice, ended_by: str | None) -> str:
-    """A turn that was cut says so, also if calls were complete by then."""
+def _stop_reason(choice: Choice) -> str:
+    """As vLLM says it: a turn that was cut says so, also if calls were complete by then; those go before a stop sequence."""
     if choice.turn.finish_reason == "length":
         return "max_tokens"
-    if ended_by is not None:
-        return "stop_sequence"
-    return "tool_use" if choice.reply.calls else "end_turn"
+    if choice.reply.calls:
+        return "tool_use"
+    return "end_turn" if choice.ended_by is None else "stop_sequence"
 
 
 def _begun(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from counterpoint.environments.base import Reply
@@ -30,6 +30,27 @@ class Choice:
     text: str
     """What the agent reads as its content."""
     reply: Reply
+    """With the reasoning that the agent reads."""
+    ended_by: str | None = None
+    """The stop string of the agent's own that ended the turn, whether in its reasoning or after it."""
+
+
+def choice_of(turn: Turn, reply: Reply, stop: Sequence[str], chat: Chat) -> Choice:
+    """Returns what an agent with these stop strings reads of a turn: what was written before the first of them."""
+    written = chat.transcribe([turn.completion_ids.tolist()])[0] if stop else ""
+    places = [(place + len(each), place, each) for each in stop if (place := written.find(each)) >= 0]
+    if not places:
+        return Choice(turn, reply.content, reply)
+    _, place, ended_by = min(places)
+
+    def before(part: str) -> str:
+        """What a parser returned of the turn's end; it may have taken white space away."""
+        at = part.find(ended_by)
+        return part[:at] if at >= 0 else part.removesuffix(written[place:].strip())
+
+    if reply.content:
+        return Choice(turn, before(reply.content), reply, ended_by)
+    return Choice(turn, "", replace(reply, reasoning=before(reply.reasoning)), ended_by)
 
 
 def unsendable(reply: Reply) -> str:

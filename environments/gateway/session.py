@@ -31,6 +31,7 @@ from counterpoint.environments.gateway.responses import (
     Choice,
     assistant_message,
     chat_answer,
+    choice_of,
     completion_answer,
     unsendable,
 )
@@ -132,7 +133,7 @@ class Session:
         """The same for a request of Anthropic's Messages API."""
         with self._of_anthropic(fields) as request:
             [choice] = await self._ended_with_session(self._chat(request))
-        return anthropic_answer(choice, request.asked.stop), request.asked
+        return anthropic_answer(choice), request.asked
 
     async def count_tokens(self, fields: dict[str, Any]) -> dict[str, int]:
         """Returns how many tokens the prompt of such a request has, as Anthropic's API answers. Raises `Refused`."""
@@ -255,9 +256,8 @@ class Session:
             if problem := unsendable(reply) or ("" if reply.calls else reply.malformed):
                 # Calls that cannot be parsed are text to the agent, as they are at a plain server.
                 reply = Reply(text, malformed=problem)
-            text = reply.content
         self.last_reply = reply
-        return Choice(turn, _cut(text, request.asked.stop), reply)
+        return choice_of(turn, reply, request.asked.stop, self._model.chat)
 
     async def _written(self, choices: Sequence[Choice], write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Calls `write`, in a thread if it has to write many most probable tokens: 300,000 of them take over a second.
@@ -298,12 +298,6 @@ async def _off_the_loop(
 def _warn_of_constraints() -> None:
     """Logs it once: every rollout of such an agent constrains."""
     _logger.warning(_UNTRAINED)
-
-
-def _cut(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first of the agent's own stop strings, which OpenAI's API leaves out."""
-    places = [place for each in stop if (place := text.find(each)) >= 0]
-    return text[: min(places)] if places else text
 
 
 def _ended() -> Refused:

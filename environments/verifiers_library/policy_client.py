@@ -21,7 +21,7 @@ from counterpoint.environments.gateway.conversation import Conversations
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.gateway.requests import chat_request
-from counterpoint.environments.gateway.responses import Choice, assistant_message, chat_answer, unsendable
+from counterpoint.environments.gateway.responses import assistant_message, chat_answer, choice_of, unsendable
 from counterpoint.environments.gateway.session import reply_to
 from counterpoint.environments.sampling import SamplingOverrides
 from counterpoint.environments.verifiers_library.own_loop import on_loop
@@ -110,7 +110,7 @@ async def _answer(seat: Seat, body: dict[str, Any]) -> tuple[Turn, dict[str, Any
     prompt = conversations.prompt(request.messages, request.tools)
     turn = await on_loop(seat.loop, seat.generate(prompt, request.asked.overrides))
     reply = _with_malformed_call(await on_loop(seat.loop, reply_to(request, seat.model, turn)))
-    choice = Choice(turn, _cut(reply.content, request.asked.stop), reply)
+    choice = choice_of(turn, reply, request.asked.stop, seat.model.chat)
     [answer] = template_messages([assistant_message(choice)])
     conversations.remember(request.messages, request.tools, answer, turn)
     return turn, chat_answer([choice], seat.model.chat, log_probabilities=False)
@@ -124,9 +124,3 @@ def _with_malformed_call(reply: Reply) -> Reply:
         return reply
     call = ToolCall(f"malformed-{uuid.uuid4().hex[:12]}", MALFORMED_CALL, {"error": problem})
     return replace(reply, calls=(*calls, call))
-
-
-def _cut(text: str, stop: tuple[str, ...]) -> str:
-    """The text up to the first stop string of the agent's own, which OpenAI's API leaves out."""
-    places = [place for each in stop if (place := text.find(each)) >= 0]
-    return text[: min(places)] if places else text

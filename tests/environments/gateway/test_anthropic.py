@@ -15,12 +15,13 @@ import aiohttp
 import anthropic
 import pytest
 
-from counterpoint.environments.base import Reply
+from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.gateway import Gateway, Session
 from counterpoint.environments.gateway.anthropic_request import chat_fields
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.messages import template_messages
+from counterpoint.environments.sampling import SamplingOverrides
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
@@ -136,6 +137,57 @@ async def test_why_a_turn_ended(gateway: Gateway, chat: Chat) -> None:
         ("max_tokens", None), ("stop_sequence", "END"), ("tool_use", None)
     ]  # fmt: skip
     assert answers[1]["content"] == [{"type": "text", "text": "one "}]
+
+
+class Thinking(RecordingModel):
+    """Reasons up to `;`, as a server with a parser of reasoning has it: white space at its ends is gone.
+
+    A turn with `X` or a line's end was ended by a stop string.
+    """
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        turn = await super().generate(prompt_ids, sampling)
+        if {"X", "\n"} & {*self.chat.decode(turn.completion_ids.tolist())}:
+            ids, values = turn.completion_ids[:-1], turn.log_probabilities[:-1]
+            turn = self.turns[-1] = replace(turn, completion_ids=ids, log_probabilities=values)
+        return turn
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
+        thought, _, said = self.chat.decode(turn.completion_ids.tolist()).partition(";")
+        calls = (ToolCall("call_1", "look", {"at": "x"}),) if "call" in said else ()
+        return Reply("" if calls else said.strip(), thought.strip(), calls)
+
+
+@pytest.mark.slow  # the first use of the client builds its models
+@pytest.mark.parametrize(
+    ("written", "stop", "thought", "said", "reason", "sequence"),
+    [
+        ("t1 t2 X", ["X"], "t1 t2 ", "", "stop_sequence", "X"),
+        ("t1 X \n", ["X \n"], "t1 ", "", "stop_sequence", "X \n"),
+        ("t1\n\n", ["\n\n"], "t1", "", "stop_sequence", "\n\n"),
+        ("t1; yes X", ["Y", "X"], "t1", "yes ", "stop_sequence", "X"),
+        ("t1; yes XY", ["XY", "X"], "t1", "yes ", "stop_sequence", "X"),
+        ("t1; yes", ["X"], "t1", "yes", "end_turn", None),
+        ("t1; call X", ["X"], "t1", "", "tool_use", None),
+    ],
+)
+async def test_a_stop_sequence_ends_a_turn_wherever_it_is_written(
+    gateway: Gateway, chat: Chat, written: str, stop: list[str], thought: str, said: str, reason: str, sequence: str
+) -> None:
+    model = Thinking(chat, [written, written, "more"])
+    asked: dict[str, Any] = {"max_tokens": 64, "stop_sequences": stop, "tools": [LOOK]}
+    async with gateway.session(model) as session, client_of(session) as client:
+        plain = await client.chat.completions.create(model="any", messages=HELLO, stop=stop, tools=[AS_FUNCTION])
+        _, answer = await _post(session, asked | {"messages": HELLO})
+        if reason != "tool_use":  # what the agent read continues the turn
+            history = [*HELLO, {"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "on"}]
+            await _post(session, asked | {"messages": history})
+            assert extends(model.turns[2], model.turns[1])
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
+    found = {each["type"]: each for each in answer["content"]}
+    assert (found["thinking"]["thinking"], found.get("text", {}).get("text", "")) == (thought, said)
+    message = plain.choices[0].message
+    assert ((message.model_extra or {})["reasoning_content"], message.content or "") == (thought, said)
 
 
 async def test_demanded_calls_and_schemas_constrain_as_in_a_chat(gateway: Gateway, chat: Chat) -> None:
