@@ -45,8 +45,12 @@ from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.extras import SERVING, TRAINING, require
 from counterpoint.transport.process.journal import prioritized
+from counterpoint.transport.process.permanent_errors import NOTHING_LEARNED
 
 PIPE_WIDTH = 130
+
+KEEP_GOING = {"--keep-going": "--orchestrator.schedule.give_up_after=0"}
+"""The flag that stands for a key, for those whose first groups are meant to show no difference."""
 
 MOST_CHANGED = 20
 """Keys that a resume names as changed."""
@@ -57,7 +61,8 @@ LONGEST_VALUE = 200
 
 def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobConfig) -> int:
     """Runs the command of that name, whose file is a `model`. Returns the job's exit code."""
-    command = parse(name, model, arguments, ["resume", "fresh"], check)
+    words = [KEEP_GOING.get(word, word) for word in arguments]
+    command = parse(name, model, words, ["resume", "fresh", *(["keep-going"] if name == "run" else [])], check)
     if command is None:
         return 0
     config, fresh = command.config, "fresh" in command.switches
@@ -122,6 +127,9 @@ def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str], na
     command = resuming_command(arguments, name)
     if not job.stay and evictions_of_all_left(job.every_run):
         return f"Once that is removed, it goes on with: {command}"
+    if outcome.code == NOTHING_LEARNED:
+        way_on = f"Once the rewards of a group can differ, it goes on with: {command}"
+        return f"{way_on}\nHowever long it takes: {command} --keep-going"
     if outcome.code != UserError.code:
         return f"It goes on with: {command}"
     advice = f"Once the configuration is right, it goes on with: {command}"

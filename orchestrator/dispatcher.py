@@ -54,7 +54,7 @@ from counterpoint.orchestrator.step.advantages import Advantage
 from counterpoint.orchestrator.step.batch_form import choose_trained
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from counterpoint.orchestrator.step.differences import DifferenceWatch
+from counterpoint.orchestrator.step.differences import DifferenceWatch, NothingLearnedError
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
 from counterpoint.orchestrator.step.patience import Patience
@@ -422,7 +422,10 @@ class Dispatcher:
                 self._decisions.of_group(
                     group.group_id, Decision.FINALIZED, kept=kept, filtered=filtered, failed=failed
                 )
-                self._differences.group_finalized(self._config, group.rollouts)
+                is_first = self._sender.newest_step == 0 and not self._draining
+                hopeless = self._differences.group_finalized(self._config, group.rollouts, may_give_up=is_first)
+                if hopeless is not None:
+                    raise NothingLearnedError(hopeless)
                 self._write_ahead(group)
         self.handle(replace(outcome.event, at=time.monotonic()))
 

@@ -19,10 +19,12 @@ from counterpoint.orchestrator.run_directory import (
 )
 from counterpoint.orchestrator.step.checkpoint import CheckpointError
 from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
+from counterpoint.orchestrator.step.differences import NothingLearnedError
 from counterpoint.run.loop_health.watchdog import StallError
 from counterpoint.transport.files.atomic import DISK_FAULTS
 from counterpoint.transport.process.permanent_errors import (
     DISK_FULL,
+    NOTHING_LEARNED,
     PASSING,
     is_disk_full,
     is_passing,
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _EXPECTED = (
     CheckpointError, ConflictError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError,
-    StallError, InferenceError, ConfigurationError, StartError, OSError,
+    StallError, InferenceError, ConfigurationError, StartError, NothingLearnedError, OSError,
 )  # fmt: skip
 """Failures whose message is complete. Any other is a defect and is logged with its traceback."""
 
@@ -56,6 +58,8 @@ def report_failure(error: Exception, run_dir: Path) -> int:
     notify_failure("; ".join(_described(leaf, run_dir) for leaf in expected))
     if any(isinstance(leaf, ConfigurationError) for leaf in expected):
         return 2
+    if any(isinstance(leaf, NothingLearnedError) for leaf in expected):
+        return NOTHING_LEARNED
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
         # A trainer that refuses a configuration also evicts the run; either may be noticed first.
         return 2 if config_is_refused(run_dir) else 3

@@ -78,6 +78,11 @@ class ScheduleConfig(Config):
     """`refill`: only rollouts that pass the filters count towards `rollouts_per_step`. `ship`: filtered ones count, too, and the
     batch ships without them."""
 
+    give_up_after: int = Field(default=1000, ge=0)
+    """A run ends, with exit code 4, whose first so many groups show no difference to learn from, such as equal rewards; not
+    within its first minute. 0: never, as `counterpoint run --keep-going` has it. The default, with groups of 8, is 8,000
+    rollouts: of a task that one rollout in 1,000 solves, one run in 3,000 ends so."""
+
     @model_validator(mode="after")
     def _fits(self) -> ScheduleConfig:
         if self.most_in_flight < self.group_size:

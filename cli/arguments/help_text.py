@@ -11,6 +11,7 @@ from counterpoint.transport.errors import UserError
 SWITCHES = {
     "resume": "go on from the newest checkpoint",
     "fresh": "move what the output directory holds aside, and start anew",
+    "keep-going": "never end a run because its first groups show no difference to learn from",
     "worker": "log what is done, without a table of the whole: for one machine of many",
 }
 

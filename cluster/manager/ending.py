@@ -33,7 +33,7 @@ from counterpoint.cluster.manager.state import (
     add_worker,
 )
 from counterpoint.cluster.spec import RestartScope, worker_name
-from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING
+from counterpoint.transport.process.permanent_errors import DISK_FULL, NOTHING_LEARNED, PASSING
 from counterpoint.transport.process.stop_requests import REPETITION_SECONDS
 
 FIRST_BACKOFF_SECONDS = 1.0
@@ -45,8 +45,8 @@ LONGEST_BACKOFF_SECONDS = 30.0
 HEALTHY_SECONDS = 180.0
 """Seconds for which a worker is ready before its restarts are counted anew."""
 
-FINAL_CODES = frozenset({2, 3})
-"""Exit codes after which a restart would end alike: a bad configuration, an eviction."""
+FINAL_CODES = frozenset({2, 3, NOTHING_LEARNED})
+"""Exit codes after which a restart would end alike: a bad configuration, an eviction, a run that learns nothing."""
 
 NOT_READY = "was not ready within"
 """How the words about a worker begin that missed the deadline of its start."""

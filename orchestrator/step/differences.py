@@ -4,6 +4,7 @@ After the first `rollouts_per_step` rollouts of a process, if none of their grou
 whenever their number has doubled, a notice says so, with the commonest reason and what to do, in the
 log and in a file that console, page and `counterpoint status` read. Beside it are the records of three of the worst rollouts, for
 `counterpoint show`: perhaps no step ever ships that would have any. The next group with a difference removes both files.
+A run whose first `schedule.give_up_after` groups all show none ends.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ EXAMPLES = 3
 EXAMINED_GROUPS = 8
 """Groups before a notice of which the worst rollouts are kept."""
 
+GIVE_UP_SECONDS = 60.0
+"""A run does not give up before so many seconds without a difference: fast groups are many before anybody has looked."""
+
 CUT_SHARE = 0.5
 """The share of completions from which on a cut by `max_tokens` is named as part of the reason."""
 
@@ -62,6 +66,10 @@ _ADVICE = (
     "if these answers are wrong, take easier examples or check the reward (`counterpoint env check`); if they are right, take "
     "harder ones; a larger schedule.group_size or sampling.temperature makes differences likelier"
 )
+
+
+class NothingLearnedError(Exception):
+    """The run's first groups show no difference to learn from (`schedule.give_up_after`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class Differences:
     def __init__(self, clock: Callable[[], float] = time.time, first: int = GROUPS) -> None:
         """`first`: the groups of one batch, after which a run that has shown no difference yet says so."""
         self._clock = clock
+        self._has_differed = False
         self._begin(min(GROUPS, max(FIRST_GROUPS, first)))
 
     def _begin(self, due: int = GROUPS) -> None:
@@ -122,6 +131,7 @@ class Differences:
         differ = self._differ(completed, among)
         if differ and not all(rollout.filtered_by for rollout in completed):
             was_noticed = self.notice is not None
+            self._has_differed = True
             self._begin()
             self._learned_from = _learned_from(completed[-1])
             return was_noticed
@@ -133,6 +143,12 @@ class Differences:
         self._due = max(GROUPS, 2 * self._due)
         self.notice = self._noticed()
         return True
+
+    def last_notice(self, after: int) -> Notice | None:
+        """Returns why a run ends whose first `after` groups, and those of its first minute, show no difference; 0 is never."""
+        if self._has_differed or not 0 < after <= self.groups or self._clock() - self._since < GIVE_UP_SECONDS:
+            return None
+        return self._noticed()
 
     def take_worst(self) -> list[Rollout]:
         """Returns the worst rollouts and forgets them: they hold memory."""
@@ -203,16 +219,23 @@ class DifferenceWatch:
         self._lock = threading.Lock()
         """Held while a thread writes, so that what is newest is written last."""
 
-    def group_finalized(self, config: RunConfig, rollouts: Sequence[Rollout]) -> None:
-        """Takes up a group that was finalized by this configuration."""
+    def group_finalized(self, config: RunConfig, rollouts: Sequence[Rollout], *, may_give_up: bool) -> str | None:
+        """Takes up a group that was finalized by this configuration; returns why the run gives up, for a person, or None."""
         among = compared(config)
-        if among is None or not self._differences.add(rollouts, among):
-            return
-        notice = self._differences.notice
-        self._due = notice, self._differences.take_worst()
-        if notice is not None:
-            logger.warning("%s. What to do: %s. Three of the worst: %s", notice, notice.advice, self._command)
-        self._in_background(self._write)
+        if among is None:
+            return None
+        if self._differences.add(rollouts, among):
+            self._due = self._differences.notice, self._differences.take_worst()
+            if self._differences.notice is not None:
+                logger.warning("%s", self._in_words(self._differences.notice))
+            self._in_background(self._write)
+        after = config.schedule.give_up_after
+        if not may_give_up or (last := self._differences.last_notice(after)) is None:
+            return None
+        return f"the run learns nothing, and ends as schedule.give_up_after = {after} says: {self._in_words(last)}"
+
+    def _in_words(self, notice: Notice) -> str:
+        return f"{notice}. What to do: {notice.advice}. Three of the worst: {self._command}"
 
     def _write(self) -> None:
         """Makes the files agree with the newest notice. A failure is only logged. Blocks."""

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from counterpoint.cli.show import main as show
 from counterpoint.job.inspection.history import History
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.step import differences as differences_module
 from counterpoint.orchestrator.step.differences import (
     EXAMPLES,
     EXAMPLES_FILE,
+    GIVE_UP_SECONDS,
     GROUPS,
     NOTICE_FILE,
     Differences,
@@ -152,7 +155,7 @@ def test_files_are_there_as_long_as_it_is_true(make_config: Callable[..., RunCon
     due: list[Callable[[], None]] = []
     watch = DifferenceWatch(config, lambda rollout: f"{rollout.rollout_id}\n".encode(), due.append)
     for number in range(GROUPS):
-        watch.group_finalized(config, group(number, 0.0, 0.0))
+        watch.group_finalized(config, group(number, 0.0, 0.0), may_give_up=True)
     assert not (config.run_dir / NOTICE_FILE).exists()
     due.pop()()
     notice = read_notice(config.run_dir)
@@ -160,13 +163,35 @@ def test_files_are_there_as_long_as_it_is_true(make_config: Callable[..., RunCon
     assert notice.groups == GROUPS
     assert len((config.run_dir / EXAMPLES_FILE).read_text().splitlines()) == EXAMPLES
     for number in range(GROUPS):
-        watch.group_finalized(config, group(number, 0.0, 0.0))
-    watch.group_finalized(config, group(0, 0.0, 1.0, advantages=(-0.5, 0.5)))
+        watch.group_finalized(config, group(number, 0.0, 0.0), may_give_up=True)
+    watch.group_finalized(config, group(0, 0.0, 1.0, advantages=(-0.5, 0.5)), may_give_up=True)
     for write in reversed(due):  # threads may overtake each other
         write()
     assert read_notice(config.run_dir) is None
     assert not (config.run_dir / EXAMPLES_FILE).exists()
     forget(config.run_dir)
+
+
+def test_a_run_ends_whose_first_groups_show_no_difference(make_config: Callable[..., RunConfig]) -> None:
+    now = [100.0]
+
+    def count(differences: Differences, groups: int, *rewards: float, **fields: Any) -> None:
+        for number in range(groups):
+            differences.add(group(number, *rewards, **fields), "group")
+
+    differences = Differences(lambda: now[0])
+    count(differences, 200, 0.0, 0.0)
+    assert differences.last_notice(200) is None, "within the first minute"
+    now[0] += GIVE_UP_SECONDS
+    assert differences.last_notice(201) is None
+    assert differences.last_notice(0) is None
+    ended = differences.last_notice(200)
+    assert ended is not None
+    assert ended.groups == 200
+    count(differences, 1, 0.0, 1.0, advantages=(-0.5, 0.5))
+    count(differences, 200, 0.0, 0.0)
+    now[0] += GIVE_UP_SECONDS
+    assert differences.last_notice(200) is None, "it has learned something"
 
 
 @pytest.mark.parametrize(
@@ -206,3 +231,25 @@ def test_a_run_without_any_difference_says_so_and_shows_examples(
     assert said.count("reward 1, advantage +0") == EXAMPLES
     assert said.count("example ") >= EXAMPLES
     assert "show no difference" in (config.run_dir / "orchestrator.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("give_up_after", "code"), [(40, 4), (0, None)])
+def test_a_run_that_learns_nothing_ends_with_a_code_of_its_own(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, give_up_after: int, code: int | None
+) -> None:
+    monkeypatch.setattr(differences_module, "GIVE_UP_SECONDS", 0.0)
+    schedule = ScheduleConfig(group_size=4, rollouts_per_step=64, max_inflight_rollouts=64, give_up_after=give_up_after)
+    config = make_config(args={"fault": "dull", "turns": 1}, schedule=schedule, steps=1000)
+    with ScriptedTrainer(config.output_dir, "one", 1000):
+        if code is None:
+            with started(config) as process:
+                wait_until(lambda: (found := read_notice(config.run_dir)) is not None and found.groups > 40, "a notice")
+                process.terminate()
+                assert process.wait(DEADLINE_SECONDS) == 143
+            return
+        assert run(config, lambda: None) == code
+    said = (config.run_dir / "orchestrator.log").read_text()
+    assert f"schedule.give_up_after = {give_up_after}" in said
+    assert "each rollout has the reward 1 (environment toy)" in said
+    assert "Traceback" not in said
