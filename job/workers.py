@@ -78,7 +78,10 @@ def sections_of(config: JobConfig) -> dict[str, Config]:
 
 def service_of(config: JobConfig, section: TinkerConfig) -> ServiceConfig:
     """Returns the configuration of the service, of which the job knows all but the section."""
-    lora = config.inference.lora
+    lora, pool, servers = config.inference.lora, config.orchestrator.inference, config.inference
+    if servers.replicas and section.keys_file:  # what waits within a server has no order by keys
+        most = min(pool.max_concurrent_requests_per_server, servers.max_num_seqs)
+        pool = pool.model_copy(update={"max_concurrent_requests_per_server": most})
     return ServiceConfig(
         **section.model_dump(),
         output_dir=config.output_dir.absolute(),
@@ -87,7 +90,7 @@ def service_of(config: JobConfig, section: TinkerConfig) -> ServiceConfig:
         max_samplers=lora.max_adapters if lora is not None else 1,
         max_tokens=config.inference.max_model_len,
         transport=config.transport,
-        inference=config.orchestrator.inference,
+        inference=pool,
     )
 
 

@@ -14,18 +14,25 @@ from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.sampling import SAMPLED, SamplingConfig, SamplingOverrides
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.run.parsed_turn import parsed_turn
-from counterpoint.service.samplers import Samplers
+from counterpoint.service.samplers import Metered, Samplers
 from counterpoint.transport.records import Turn
 
 
 class ChatModel(OnePolicy):
     """The `environments.base.Model` of one request."""
 
-    def __init__(self, samplers: Samplers, chat: Chat, adapter: tuple[str, Path] | None, longest: int) -> None:
-        """Samples from an adapter, its name and directory, or from the base model: `longest` tokens, the prompt included."""
+    def __init__(
+        self, samplers: Samplers, chat: Chat, adapter: tuple[str, Path] | None, longest: int, key: str
+    ) -> None:
+        """Samples from an adapter, its name and directory, or from the base model: `longest` tokens, the prompt included.
+
+        `key` is whose request it is.
+        """
         self.chat = chat
         self.sampling = SamplingConfig(max_tokens=longest)
         self._samplers = samplers
+        self.servers = Metered(samplers, key)
+        """The calls of the request, with what they used."""
         self._adapter = adapter
         self._longest = longest
         self._affinity = f"chat.{secrets.token_hex(8)}"
@@ -48,7 +55,11 @@ class ChatModel(OnePolicy):
             **whole | {"max_tokens": min(room, whole["max_tokens"]), "stop_token_ids": self.chat.stop_token_ids}
         )
         self._turns += 1
-        return await self._samplers.sample(self._adapter, prompt, parameters, f"{self._affinity}-{self._turns}")
+        asked = (prompt, parameters, f"{self._affinity}-{self._turns}")
+        try:
+            return (await self.servers.turns(self._adapter, [asked]))[0]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""

@@ -78,7 +78,8 @@ async def _serve(
     store = await asyncio.to_thread(Store, config.output_dir / "service")
     connection = open_connection(config.transport, config.output_dir)
     claim = Claim(await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:])
-    samplers = Samplers(InferencePool(config.inference), config.model, bounds, config.max_samplers, claim)
+    pool, alone = InferencePool(config.inference), len(keys) <= 1
+    samplers = Samplers(pool, config.model, bounds, config.max_samplers, claim, alone=alone)
     chat = await asyncio.to_thread(_chat, config.model)
     service = Service(
         config, store, connection, samplers, bounds.vocabulary, keys, chat, has_experts=bool(bounds.experts)

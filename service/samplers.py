@@ -1,7 +1,7 @@
 """The samplers: the base model and published adapters at the job's servers, each proven before it answers.
 
 An adapter that nobody samples from makes room for another once the servers hold as many as they can, and is loaded again from its
-directory when it is asked for: no sampler ends because others were made.
+directory when it is asked for: no sampler ends because others were made. `Metered` are the calls of one request of a key.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from counterpoint.inference.base import Probe, SamplingParameters, WeightUpdate
 from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import AnswerBounds
 from counterpoint.inference.pool.pool import InferencePool, Served
+from counterpoint.service.ledger import Used
+from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
 
 
@@ -30,13 +33,19 @@ class _Loaded:
 class Samplers:
     """What the servers hold for this service."""
 
-    def __init__(self, pool: InferencePool, model: str, bounds: AnswerBounds, most: int, claim: Claim) -> None:
-        """Samples from `model`, and from at most `most` adapters of it at once, which `claim` owns at the servers."""
+    def __init__(
+        self, pool: InferencePool, model: str, bounds: AnswerBounds, most: int, claim: Claim, *, alone: bool = True
+    ) -> None:
+        """Samples from `model`, and from at most `most` adapters of it at once, which `claim` owns at the servers.
+
+        `alone`: one key asks them, or none.
+        """
+        self.calls = SharedCalls(alone=alone)
         self._pool = pool
         self._bounds = bounds
         self._most = most
         self._claim = claim
-        self._base = pool.model(model, bounds=bounds)
+        self._base = pool.model(model, self.calls.resize, bounds=bounds)
         self._loaded: OrderedDict[tuple[str, Path], _Loaded] = OrderedDict()
         self._room = asyncio.Condition()
 
@@ -110,6 +119,48 @@ class Samplers:
                 )
                 self._loaded[key] = _Loaded(served, asyncio.create_task(_load(served, *key), name=f"load of {key[0]}"))
             return self._loaded[key]
+
+
+class Metered:
+    """The calls of one request at the servers, each begun once its key has a place."""
+
+    def __init__(self, samplers: Samplers, key: str) -> None:
+        """Asks `samplers` for `key`."""
+        self.used = Used()
+        """What has been done so far."""
+        self._samplers = samplers
+        self._key = key
+        self._prompts = set[bytes]()
+
+    async def turns(
+        self,
+        adapter: tuple[str, Path] | None,
+        asked: Sequence[tuple[Int32Array, SamplingParameters, str]],
+        *,
+        within_prompt: bool = False,
+    ) -> list[Turn]:
+        """Returns a completion for each prompt, sampling and affinity. Raises as `Samplers.sample`, in an `ExceptionGroup`.
+
+        `within_prompt`: the prompts are parts of one that counts already.
+        """
+
+        async def sample(prompt: Int32Array, sampling: SamplingParameters, affinity: str) -> Turn:
+            if not within_prompt and (name := prompt.tobytes()) not in self._prompts:
+                self._prompts.add(name)
+                self.used.prompt += len(prompt)
+            turn = await self._samplers.sample(adapter, prompt, sampling, affinity)
+            self.used.sampled += len(turn.completion_ids)
+            return turn
+
+        works = ((len(each[0]) + each[1].max_tokens, partial(sample, *each)) for each in asked)
+        return await self._samplers.calls.gathered(
+            self._key, works, lambda turn: len(turn.prompt_ids) + len(turn.completion_ids)
+        )
+
+    async def scores(self, asked: Sequence[tuple[Int32Array, int, str]]) -> list[Float32Array]:
+        """Returns what `Samplers.score` does of each of these. Raises as it does, in an `ExceptionGroup`."""
+        works = ((len(each[0]), partial(self._samplers.score, *each)) for each in asked)
+        return await self._samplers.calls.gathered(self._key, works, len)
 
 
 async def _load(served: Served, name: str, directory: Path) -> None:

@@ -5,11 +5,13 @@ Tools for evaluations and agents ask saved weights by them. The gateway of the e
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -19,11 +21,14 @@ from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refusal_body, sent
 from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
-from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.refusals import NotFound, OverQuota
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.http.listening import PROVEN
-from counterpoint.transport.records import Turn
+
+Found = TypeVar("Found")
+
+ABANDONED_SECONDS = 0.5
+"""The time between two looks for clients that have gone away."""
 
 ROOT = "/oai/api/"
 """Before the paths of the APIs, such as `v1/chat/completions`; the managed service has the same."""
@@ -89,24 +94,19 @@ class Dialects:
             raise Refused(
                 "model is not given; expected a name of the base model or a URI of weights", parameter="model"
             )
-        model = ChatModel(
-            self._service.servers, self._chat, await self._adapter(name, owner), self._service.config.max_tokens
-        )
+        adapter, longest = await self._adapter(name, owner), self._service.config.max_tokens
+        model = ChatModel(self._service.servers, self._chat, adapter, longest, owner)
         session = Session(model, "", "", Limits(), agent_sampling=True)
-        with session.admitted():
-            answer, asked = await answer_to(session, path, fields)
-        await self._count(owner, session.turns)
+        try:
+            with session.admitted():
+                answer, asked = await _unless_abandoned(request, answer_to(session, path, fields))
+        finally:  # also what a request has used that is abandoned, or fails
+            if model.servers.used.tokens:
+                number = f"{self._source}:{next(self._numbers)}"
+                await self._service.store.ledger.count(owner, number, model.servers.used)
         if "model" in answer:
             answer["model"] = name
         return await sent(request, path, answer, asked)
-
-    async def _count(self, owner: str, turns: Sequence[Turn]) -> None:
-        """Has the ledger count what was sampled: each prompt once."""
-        if turns:
-            prompts = {turn.prompt_ids.tobytes(): len(turn.prompt_ids) for turn in turns}
-            sampled = sum(len(turn.completion_ids) for turn in turns)
-            used = Used(prompt=sum(prompts.values()), sampled=sampled)
-            await self._service.store.ledger.count(owner, f"{self._source}:{next(self._numbers)}", used)
 
     async def _adapter(self, name: str, owner: str) -> tuple[str, Path] | None:
         if name in self._service.names:
@@ -124,6 +124,19 @@ class Dialects:
         if saved.kind != "sampler_weights":
             raise Refused(f"{name[:120]} has no weights for samplers; use save_weights_for_sampler", parameter="model")
         return await self._service.weights.adapter_of(saved), Path(saved.directory)
+
+
+async def _unless_abandoned(request: web.Request, work: Coroutine[Any, Any, Found]) -> Found:
+    """Returns what `work` returns; ends it, also at the servers, once its client has gone away."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait([task], timeout=ABANDONED_SECONDS))[0]:
+            if request.transport is None or request.transport.is_closing():
+                raise Refused("the client has gone away", status=499)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _wrong_key() -> Refused:

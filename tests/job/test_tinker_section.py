@@ -34,6 +34,14 @@ def test_the_service_gets_what_the_job_knows(tmp_path: Path) -> None:
     assert specification(config, files).stay
 
 
+def test_with_keys_no_call_waits_within_a_server_of_the_job(tmp_path: Path) -> None:
+    inference = {"port": 9000, "max_model_len": 64, "max_num_seqs": 16}
+    for section, most in (({}, 256), ({"keys_file": "keys.txt"}, 16)):
+        service = sections_of(job(tmp_path, tinker=section, inference=inference))["service"]
+        assert isinstance(service, ServiceConfig)
+        assert service.inference.max_concurrent_requests_per_server == most
+
+
 def test_a_job_without_the_section_is_as_before(tmp_path: Path) -> None:
     environments = [{"name": "one", "kind": "reverse-text"}]
     sampling = {"max_tokens": 8}

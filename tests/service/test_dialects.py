@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.orchestrator.toy_model import make_toy_model
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import a_model
 from tests.service.test_sampling import Servers
+from tests.support.polling import until
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +107,16 @@ async def test_a_key_over_its_tokens_waits(tmp_path: Path) -> None:
         found = [await asked(client, "v1/chat/completions", model="tiny", messages=WORDS) for _ in range(2)]
         assert [code for code, _ in found] == [200, 429]
         assert "tinker.quota.tokens_per_day" in found[1][1]["error"]["message"]
+
+
+async def test_an_abandoned_request_ends_at_the_servers_and_counts(tmp_path: Path) -> None:
+    servers, chat = ParsingServers(), Chat(make_toy_model(tmp_path / "toy"))
+    async with serving(tmp_path, servers, chat, max_tokens=128) as (client, service):
+        servers.held = ("-2",)
+        asking = asyncio.create_task(asked(client, "v1/chat/completions", model="tiny", messages=WORDS, n=3))
+        await until(lambda: len(servers.asked) == 3, "the samples")
+        asking.cancel()
+        await until(lambda: servers.ended == 1, "the last one has ended at the servers")
+        await until(lambda: bool(service.store.ledger.days()), "it counts")
+        [day] = service.store.ledger.days().values()
+        assert day[OWNERS[0]].sampled == 2

@@ -16,6 +16,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from counterpoint.run.items import decode_item
 from counterpoint.service.journal import Journal
 from counterpoint.service.keys import digest
+from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.replay import SAMPLE_BYTES, Routings
 from counterpoint.transport.messages import Answered
@@ -105,6 +106,8 @@ class Servers:
 
     def __init__(self) -> None:
         self.count = 0
+        self.calls = SharedCalls()
+        self.calls.resize(8)
 
     async def sample(self, adapter: Any, prompt: Int32Array, sampling: Any, affinity: str) -> Turn:
         self.count += 1

@@ -18,6 +18,8 @@ from tinker import types
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used, day_now
+from counterpoint.service.samplers import Metered
+from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
 from counterpoint.service.tinker.samples.prompts import Places, Targets, Tensor
@@ -37,15 +39,18 @@ PROMPT = types.ModelInput.from_ints([5, 6, 7])
 
 
 class Servers:
-    """Servers whose completions are one token long, and that hold back those of token 9."""
+    """Servers whose completions are one token long, and that hold back those of token 9, and of names that end with `held`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, SamplingParameters, str]] = []
         self.ended = 0
+        self.held: tuple[str, ...] = ()
+        self.calls = SharedCalls()
+        self.calls.resize(64)
 
     async def sample(self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str) -> Turn:
         self.asked.append((adapter, sampling, affinity))
-        if prompt[-1] == 9:
+        if prompt[-1] == 9 or affinity.endswith(self.held):
             try:
                 await asyncio.Event().wait()
             finally:
@@ -168,7 +173,7 @@ async def test_tokens_at_the_places_of_an_adapters_prompt_are_scored_by_its_trai
         return -targets.astype(np.float32) - np.arange(len(targets), dtype=np.float32)[:, None] / 10
 
     prompt = np.array([5, 6, 7], np.int32)
-    places = Places(cast(Any, Servers()), ("a", Path()), prompt, score, "a", lambda each, _: each)
+    places = Places(Metered(cast(Any, Servers()), "a"), ("a", Path()), prompt, score, "a", lambda each, _: each)
     given = Tensor([7, -1, 8], shape=[2, 3], sparse_crow_indices=[0, 2, 3], sparse_col_indices=[0, 2, 1])
     targets = Targets(given, 3)
     values = await places.log_probabilities(targets.places, targets.ids)
@@ -244,6 +249,22 @@ async def test_a_sample_that_its_client_gives_up_ends_at_the_servers(tmp_path: P
         await until(lambda: any(bool(each._waiters) for each in pending.values()), "the client polls")
         asked.future().cancel()
         await until(lambda: servers.ended == 2, "the samples have ended")
+
+
+async def test_what_was_sampled_of_a_request_that_is_cancelled_or_fails_counts(tmp_path: Path) -> None:
+    owner = digest(KEYS[0]).hex()
+    async with sampling(tmp_path) as (sampler, servers, service, raw):
+        servers.held = ("-1",)
+        sampler.sample(PROMPT, 5, parameters())
+        await until(lambda: len(servers.asked) == 5, "five samples")
+        body = {"request_id": f"{sampler._sampling_session_id}:0"}
+        await raw.post("/api/v1/cancel_future", json=body, headers=HEADERS)
+        assert service.store.ledger.today(owner) == 3 + 4
+        refused = sampler.sample(types.ModelInput.from_ints([5, 6]), 2, parameters(), target_prompt_logprobs=types.TensorData(
+            data=[1, 2, 3], dtype="int64", shape=[3, 1]))  # fmt: skip
+        with pytest.raises(Exception, match="target_prompt_logprobs"):
+            await answered(refused)
+        assert service.store.ledger.today(owner) == 3 + 4, "nothing was asked of the servers"
 
 
 async def test_further_clients_of_a_sampler_have_numbers_of_their_own(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ an adapter the trainer has the log-probabilities of given tokens, since vLLM has
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.inference.base import SamplingParameters
-from counterpoint.service.samplers import Samplers
+from counterpoint.service.samplers import Metered
 from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
 from counterpoint.service.tinker.proto import FLOAT32, INT32, MESSAGES
 from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, Int64Array, Turn
@@ -91,10 +90,10 @@ class Places:
     """The places of one prompt, at one sampler."""
 
     def __init__(
-        self, samplers: Samplers, adapter: Any, prompt: Int32Array, score: Score, affinity: str, seeded: Seeded
+        self, servers: Metered, adapter: Any, prompt: Int32Array, score: Score, affinity: str, seeded: Seeded
     ) -> None:
         """Asks by names that begin with `affinity`. `score` is that of the adapter, if there is one."""
-        self._samplers = samplers
+        self._servers = servers
         self._adapter = adapter
         self._prompt = prompt
         self._score = score
@@ -133,27 +132,24 @@ class Places:
             targets[places_C - 1, columns] = np.maximum(ids_C, 0)
             found: Float32Array = (await self._score(self._prompt, targets))[places_C - 1, columns]
             return found
-        values = np.zeros(len(ids_C), np.float32)
-
-        async def one(cell: int, number: int) -> None:
-            place = int(places_C[cell])
-            tokens = np.append(self._prompt[:place], ids_C[cell]).astype(np.int32)
-            values[cell] = (await self._samplers.score(tokens, place, f"{self._affinity}.{number}"))[0]
-
-        async with asyncio.TaskGroup() as tasks:
-            for number, cell in enumerate(np.flatnonzero(ids_C >= 0).tolist()):
-                tasks.create_task(one(cell, number))
+        values, cells = np.zeros(len(ids_C), np.float32), np.flatnonzero(ids_C >= 0).tolist()
+        asked = [
+            (
+                np.append(self._prompt[: places_C[cell]], ids_C[cell]).astype(np.int32),
+                int(places_C[cell]),
+                f"{self._affinity}.{number}",
+            )
+            for number, cell in enumerate(cells)
+        ]
+        self._servers.used.sampled += len(asked)
+        values[cells] = [each[0] for each in await self._servers.scores(asked)]
         return values
 
     async def _calls(self, asked: list[tuple[int, SamplingParameters]]) -> list[Turn]:
-        async with asyncio.TaskGroup() as tasks:
-            turns = [
-                tasks.create_task(
-                    self._samplers.sample(self._adapter, self._prompt[:place], each, f"{self._affinity}.{number}")
-                )
-                for number, (place, each) in enumerate(asked)
-            ]
-        return [each.result() for each in turns]
+        calls = [
+            (self._prompt[:place], each, f"{self._affinity}.{number}") for number, (place, each) in enumerate(asked)
+        ]
+        return await self._servers.turns(self._adapter, calls, within_prompt=True)
 
 
 def drawn(ids: Int32Array, values: Float32Array) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from counterpoint.inference.base import InferenceError
-from counterpoint.service.samplers import Samplers
+from counterpoint.service.samplers import Metered, Samplers
 from counterpoint.service.tinker.bodies import CreateSampler
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, failure
@@ -16,7 +16,7 @@ from counterpoint.service.tinker.models import NEWEST, Model
 from counterpoint.service.tinker.refusals import Gone, NotFound
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, sample, used_by
+from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, sample
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import SamplerRecord, Store
 from counterpoint.service.tinker.tenants import Tenants
@@ -117,10 +117,12 @@ class ClientSamplers:
             self._tenants.check_tokens(owner)
 
         async def work() -> Result:
-            body = await self._sampled(sampler, asked)
-            used = await asyncio.to_thread(used_by, asked, body, has_adapter=bool(sampler.adapter or sampler.follows))
-            self._store.ledger.owe(owner, request_id, used)
-            return Result(body, is_protobuf=True)
+            servers = Metered(self._servers, owner)
+            try:
+                return Result(await self._sampled(servers, sampler, asked), is_protobuf=True)
+            finally:  # also what a request has used that is cancelled, or fails
+                if servers.used.tokens:
+                    self._store.ledger.owe(owner, request_id, servers.used)
 
         if (task := self._results.begin(request_id, owner, work)) is not None:
             self._sampling[request_id] = task
@@ -140,7 +142,7 @@ class ClientSamplers:
         for request_id in [each for each in self._sampling if session_of(each) == session_id]:
             await self.cancel(request_id, owner)
 
-    async def _sampled(self, sampler: SamplerRecord, asked: Sample) -> bytes:
+    async def _sampled(self, servers: Metered, sampler: SamplerRecord, asked: Sample) -> bytes:
         while sampler.follows:
             target = await asyncio.to_thread(self._store.saved, f"tinker://{sampler.follows}/inflight/{NEWEST}")
             if target is None:
@@ -150,17 +152,17 @@ class ClientSamplers:
                 sampler, adapter=adapter, directory=target.directory, model_id=target.model_id, step=target.step
             )
             try:
-                return await self._sampled_by(now, asked)
+                return await self._sampled_by(servers, now, asked)
             except (InferenceError, OSError, ExceptionGroup):  # newer weights may have taken their place meanwhile
                 if await asyncio.to_thread(self._store.saved, target.path) == target:
                     raise
-        return await self._sampled_by(sampler, asked)
+        return await self._sampled_by(servers, sampler, asked)
 
-    async def _sampled_by(self, sampler: SamplerRecord, asked: Sample) -> bytes:
+    async def _sampled_by(self, servers: Metered, sampler: SamplerRecord, asked: Sample) -> bytes:
         async def score(prompt: Int32Array, targets: Int32Array | None) -> Float32Array:
             return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step, targets)
 
-        response, turns = await sample(self._servers, sampler, asked, self._longest, score)
+        response, turns = await sample(servers, sampler, asked, self._longest, score)
         await self._replays.of(sampler.owner).note(_sequence_ids(sampler, asked), turns)
         return response
 

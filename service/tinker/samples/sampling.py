@@ -16,8 +16,7 @@ from msgspec import Meta
 from pydantic import ValidationError
 
 from counterpoint.inference.base import SamplingParameters
-from counterpoint.service.ledger import Used
-from counterpoint.service.samplers import Samplers, affinities
+from counterpoint.service.samplers import Metered, affinities
 from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
 from counterpoint.service.tinker.samples.prompts import MOST_CALLS, Places, Score, Targets, Tensor, drawn
@@ -134,7 +133,7 @@ def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingPara
 
 
 async def sample(
-    samplers: Samplers, sampler: SamplerRecord, asked: Sample, longest: int, score: Score
+    servers: Metered, sampler: SamplerRecord, asked: Sample, longest: int, score: Score
 ) -> tuple[bytes, list[Turn]]:
     """Returns the `SampleResponse` of a request, and its samples.
 
@@ -150,25 +149,21 @@ async def sample(
     _check_calls(asked, prompt, first, targets, has_adapter=bool(sampler.adapter))
     adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
     names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
+    seed = asked.sampling_params.seed
+    calls = [(prompt, _seeded(parameters, seed, index), name) for index, name in enumerate(names)]
     async with asyncio.TaskGroup() as tasks:
-        turns = [
-            tasks.create_task(
-                samplers.sample(adapter, prompt, _seeded(parameters, asked.sampling_params.seed, index), name)
-            )
-            for index, name in enumerate(names)
-        ]
+        sampled = tasks.create_task(servers.turns(adapter, calls))
         scored: asyncio.Task[Float32Array] | None = None
         if asked.prompt_logprobs and len(prompt) > 1:
-            scored = tasks.create_task(score(prompt, None) if adapter else samplers.score(prompt, first, names[0]))
-    response = MESSAGES["SampleResponse"]()
+            scored = tasks.create_task(score(prompt, None) if adapter else _scored(servers, prompt, first, names[0]))
+    response, turns = MESSAGES["SampleResponse"](), sampled.result()
     for turn in turns:
-        _add(response, turn.result())
+        _add(response, turn)
     if asked.prompt_logprobs:
         rest = scored.result()[first - len(prompt) :] if scored is not None else np.zeros(0, np.float32)
         unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
-    seed = asked.sampling_params.seed
-    places = Places(samplers, adapter, prompt, score, names[0], lambda each, name: _seeded(each, seed, name))
+    places = Places(servers, adapter, prompt, score, names[0], lambda each, name: _seeded(each, seed, name))
     if asked.topk_prompt_logprobs:
         found = await places.most_probable(first, asked.topk_prompt_logprobs)
         _add_top(response.topk_prompt_logprobs, found, first, asked.topk_prompt_logprobs)
@@ -179,7 +174,11 @@ async def sample(
         draws = await places.draws(asked.prompt_alt_tokens_k, parameters.temperature)
         response.prompt_alt_tokens.CopyFrom(drawn(*draws))
     encoded: bytes = response.SerializeToString()
-    return encoded, [turn.result() for turn in turns]
+    return encoded, turns
+
+
+async def _scored(servers: Metered, prompt: Int32Array, first: int, affinity: str) -> Float32Array:
+    return (await servers.scores([(prompt, first, affinity)]))[0]
 
 
 def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool) -> None:
@@ -197,23 +196,6 @@ def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets
         )
     if has_adapter and asked.prompt_alt_tokens_k > MOST_TARGETS:
         raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected at most {MOST_TARGETS}")
-
-
-def used_by(asked: Sample, response: bytes, *, has_adapter: bool) -> Used:
-    """Returns the tokens of a request and of its `SampleResponse`.
-
-    Those of which the servers tell something at a place of the prompt count as sampled: each takes a call. Of an adapter the
-    trainer scores those that are given, whose time is counted.
-    """
-    places = max(0, (prompt := sum(len(chunk.tokens) for chunk in asked.prompt.chunks)) - 1)
-    sequences = MESSAGES["SampleResponse"].FromString(response).sequences
-    sampled = sum(len(each.tokens) for each in sequences) // np.dtype(np.int32).itemsize
-    sampled += places * asked.prompt_alt_tokens_k
-    if asked.topk_prompt_logprobs:
-        sampled += min(places, asked.prompt_logprobs_last_n or places)
-    if asked.target_prompt_logprobs is not None and not has_adapter:
-        sampled += Targets(asked.target_prompt_logprobs, prompt).calls
-    return Used(prompt=prompt, sampled=sampled)
 
 
 def _seeded(parameters: SamplingParameters, seed: int | None, name: object) -> SamplingParameters:

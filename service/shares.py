@@ -1,0 +1,110 @@
+"""Whose call to the servers begins next, and how many calls each key may have there: shares by key, in calls and tokens. Pure.
+
+The servers have `places` for so many calls at once. A key may hold at most `SHARE` times as many as are free: alone it has most
+of them, several busy keys have equally many, and a place is always left for one that comes. Source: Choudhury and Hahne, "Dynamic
+Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998.
+
+Among the keys that may have one, a place goes to the one that has paid the fewest tokens, and one that was away has saved none. A
+call pays what it may take when it begins, and gets back at its end what it did not take. Source: Goyal, Vin and Cheng,
+"Start-Time Fair Queueing", IEEE/ACM Transactions on Networking 5(5), 1997.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+SHARE = 4
+"""The places that a key may hold for each that is free. One key alone has four fifths of all."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call to the servers that waits for a place, or has one."""
+
+    key: str
+    tokens: int
+    """The tokens that it may take, with its prompt."""
+    withdrawn: bool = False
+
+
+@dataclass(slots=True)
+class _Key:
+    paid: float = 0.0
+    """Tokens, counted on from what others had paid when it came."""
+    held: int = 0
+    """Its places."""
+    waiting: list[tuple[int, int, Call]] = field(default_factory=list)
+    """A heap by the numbers of requests, then by arrival."""
+    withdrawn: int = 0
+    """How many of these are withdrawn."""
+
+    def first(self) -> Call | None:
+        """Returns the call that is next."""
+        while self.waiting and self.waiting[0][2].withdrawn:
+            heapq.heappop(self.waiting)
+            self.withdrawn -= 1
+        return self.waiting[0][2] if self.waiting else None
+
+
+class Shares:
+    """The calls of all keys."""
+
+    def __init__(self, places: int = 1, *, alone: bool = False) -> None:
+        """`alone`: there is one key, which may have every place."""
+        self.places = places
+        self._alone = alone
+        self._keys: dict[str, _Key] = {}
+        self._asked = 0
+        self._held = 0
+        self._now = 0.0
+        """What the key had paid that was served last, before that."""
+
+    def ask(self, key: str, number: int, tokens: int) -> Call:
+        """Notes a call that waits for a place. A key's own wait by the `number` of their request, then as they came."""
+        call, mine = Call(key, tokens), self._keys.setdefault(key, _Key())
+        if mine.first() is None:
+            mine.paid = max(mine.paid, self._now)
+        self._asked += 1
+        heapq.heappush(mine.waiting, (number, self._asked, call))
+        return call
+
+    def withdraw(self, call: Call) -> None:
+        """Forgets a call that waits."""
+        call.withdrawn, mine = True, self._keys[call.key]
+        mine.withdrawn += 1
+        if 2 * mine.withdrawn > len(mine.waiting):
+            mine.waiting = [each for each in mine.waiting if not each[2].withdrawn]
+            mine.withdrawn = 0
+            heapq.heapify(mine.waiting)
+
+    def end(self, call: Call, tokens: int) -> None:
+        """Takes back the place of a call that has taken so many tokens."""
+        mine = self._keys[call.key]
+        mine.held -= 1
+        self._held -= 1
+        mine.paid += tokens - call.tokens
+
+    def begin(self) -> list[Call]:
+        """Gives places, as far as there are any; returns the calls that have one now."""
+        begun: list[Call] = []
+        while (mine := self._next()) is not None:
+            call = heapq.heappop(mine.waiting)[2]
+            self._now = max(self._now, mine.paid)
+            mine.paid += call.tokens
+            mine.held += 1
+            self._held += 1
+            begun.append(call)
+        return begun
+
+    def _next(self) -> _Key | None:
+        free = self.places - self._held
+        if free <= 0:
+            return None
+        found: _Key | None = None
+        for mine in self._keys.values():
+            if mine.first() is None or (found is not None and found.paid <= mine.paid):
+                continue
+            if self._alone or not mine.held or mine.held + 1 <= SHARE * (free - 1):
+                found = mine
+        return found
