@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,24 @@ class ChatModel(OnePolicy):
     """The `environments.base.Model` of one request."""
 
     def __init__(
-        self, samplers: Samplers, chat: Chat, adapter: tuple[str, Path] | None, longest: int, key: str
+        self,
+        samplers: Samplers,
+        chat: Chat,
+        adapter: tuple[str, Path] | None,
+        longest: int,
+        key: str,
+        reserve: Callable[[int], AbstractContextManager[None]],
     ) -> None:
         """Samples from an adapter, its name and directory, or from the base model: `longest` tokens, the prompt included.
 
-        `key` is whose request it is.
+        `key` is whose request it is. `reserve` is entered while so many tokens may be used.
         """
         self.chat = chat
         self.sampling = SamplingConfig(max_tokens=longest)
         self._samplers = samplers
         self.servers = Metered(samplers, key)
         """The calls of the request, with what they used."""
+        self._reserve = reserve
         self._adapter = adapter
         self._longest = longest
         self._affinity = f"chat.{secrets.token_hex(8)}"
@@ -57,7 +65,8 @@ class ChatModel(OnePolicy):
         self._turns += 1
         asked = (prompt, parameters, f"{self._affinity}-{self._turns}")
         try:
-            return (await self.servers.turns(self._adapter, [asked]))[0]
+            with self._reserve(len(prompt) + parameters.max_tokens):
+                return (await self.servers.turns(self._adapter, [asked]))[0]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 

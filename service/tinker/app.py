@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.datums import BadRequest, tokens_of
 from counterpoint.service.tinker.dialects import Dialects
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.listing import (
@@ -340,7 +340,9 @@ class Endpoints:
         if _is_zstd(request):
             body = await asyncio.to_thread(decompressed, body)
         message = await asyncio.to_thread(MESSAGES["ForwardBackwardRequest"].FromString, body)
-        return _promise(await self._service.offer("forward_backward", message.model_id, message.seq_id, body, owner))
+        tokens = await asyncio.to_thread(tokens_of, message)
+        offered = self._service.offer("forward_backward", message.model_id, message.seq_id, body, owner, tokens)
+        return _promise(await offered)
 
     async def _ordered(self, request: web.Request, owner: str) -> web.Response:
         """Takes a request in JSON that has its place among those of its model."""

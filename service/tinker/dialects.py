@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refusal_body, sent
 from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
+from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.refusals import NotFound, OverQuota
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.http.listening import PROVEN
@@ -70,10 +72,6 @@ class Dialects:
                 raise Refused(
                     f"{self._open[owner]} requests of this key are not answered yet; wait for one", status=429
                 )
-            try:
-                self._service.tenants.check_tokens(owner)
-            except OverQuota as error:
-                raise Refused(str(error), status=429, code="insufficient_quota") from error
             self._open[owner] += 1
             try:
                 return await self._answered(request, owner)
@@ -95,7 +93,9 @@ class Dialects:
                 "model is not given; expected a name of the base model or a URI of weights", parameter="model"
             )
         adapter, longest = await self._adapter(name, owner), self._service.config.max_tokens
-        model = ChatModel(self._service.servers, self._chat, adapter, longest, owner)
+        model = ChatModel(
+            self._service.servers, self._chat, adapter, longest, owner, lambda tokens: self._reserved(owner, tokens)
+        )
         session = Session(model, "", "", Limits(), agent_sampling=True)
         try:
             with session.admitted():
@@ -107,6 +107,18 @@ class Dialects:
         if "model" in answer:
             answer["model"] = name
         return await sent(request, path, answer, asked)
+
+    @contextmanager
+    def _reserved(self, owner: str, tokens: int) -> Iterator[None]:
+        """Keeps so many tokens of an owner's day for a model call. Raises `Refused`."""
+        tenants = self._service.tenants
+        try:
+            tenants.check_tokens(owner, tokens)
+        except (OverQuota, TooMany) as error:
+            code = "insufficient_quota" if isinstance(error, OverQuota) else None
+            raise Refused(str(error), status=429, code=code) from error
+        with tenants.tokens.held(owner, tokens):
+            yield
 
     async def _adapter(self, name: str, owner: str) -> tuple[str, Path] | None:
         if name in self._service.names:

@@ -110,6 +110,10 @@ class Futures:
         self._pending[request_id] = asyncio.Event()
         return True
 
+    def waits_for(self, request_id: str) -> bool:
+        """Whether a request has no result yet."""
+        return request_id in self._pending
+
     def knows(self, request_id: str) -> bool:
         """Whether a request is pending, or has a result."""
         return request_id in self._pending or request_id in self._results

@@ -129,9 +129,9 @@ class Service:
         """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
         self._tasks = Tasks("the service")
-        self.tenants = Tenants(config, keys, store.ledger)
         self.sessions = Sessions(store)
         self.results = Results(config, self._tasks)
+        self.tenants = Tenants(config, keys, store.ledger, lambda owner, name: self.results.of(owner).waits_for(name))
         self.replays = Replays(config, has_experts=has_experts)
         self.weights = Weights(store, lambda: self._tasks.spawn(self.sweep()))
         self.samplers = ClientSamplers(
@@ -564,14 +564,17 @@ class Service:
         if re.sub(r":peft:.*", "", name) not in self.names:
             raise BadRequest(f"base_model = {name[:120]!r} is not served; expected {', '.join(sorted(self.names))}")
 
-    async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str) -> str:
-        """Takes a request of a model; returns its id. Raises `NotFound`, `Gone`, `TooMany`, `OverQuota` and `ValueError`.
+    async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str, tokens: int = 0) -> str:
+        """Takes a request of a model, of so many tokens; returns its id.
 
-        Over a quota of bytes, a save has its place in the order all the same, and fails.
+        Over a quota of bytes, a save has its place in the order all the same, and fails. Raises `NotFound`, `Gone`, `TooMany`,
+        `OverQuota` and `ValueError`.
         """
         model, refusal = await self.model(model_id, owner), ""
         if model.may_wait(kind, seq_id):
-            self.tenants.check_tokens(owner)
+            self.tenants.check_tokens(owner, tokens)
+        if tokens:
+            self.tenants.tokens.note(owner, model.request_id(seq_id), tokens)
         if kind in SAVES:
             try:
                 self.tenants.check_disk(owner)

@@ -4,25 +4,58 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
 from counterpoint.service.keys import owner_name
 from counterpoint.service.ledger import Ledger, Used
 from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.refusals import OverQuota
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+
+
+class Reserved:
+    """What requests that were taken may still use, by owner and request. Pure."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[str, dict[str, int]] = {}
+        self._held = Counter[str]()
+
+    def note(self, owner: str, request_id: str, amount: int) -> None:
+        """Notes what a request that is taken now may use."""
+        self._amounts.setdefault(owner, {})[request_id] = amount
+
+    @contextmanager
+    def held(self, owner: str, amount: int) -> Iterator[None]:
+        """Counts what may be used during the block."""
+        self._held[owner] += amount
+        try:
+            yield
+        finally:
+            self._held[owner] -= amount
+
+    def of(self, owner: str, is_open: Callable[[str], bool]) -> int:
+        """Returns what an owner's requests may still use. Those that are not open any more are forgotten."""
+        self._amounts[owner] = {name: each for name, each in self._amounts.get(owner, {}).items() if is_open(name)}
+        return sum(self._amounts[owner].values()) + self._held[owner]
 
 
 class Tenants:
     """The owners of all that is here, by the digests of their keys."""
 
-    def __init__(self, config: TinkerConfig, keys: Mapping[bytes, str], ledger: Ledger) -> None:
-        """`keys` has the names of digests; what was used is in `ledger`."""
+    def __init__(
+        self, config: TinkerConfig, keys: Mapping[bytes, str], ledger: Ledger, is_open: Callable[[str, str], bool]
+    ) -> None:
+        """`keys` has the names of digests; what was used is in `ledger`. `is_open` says of an owner's request that it goes on."""
         self._config = config
         self._names = {key.hex(): name for key, name in keys.items()}
         self._ledger = ledger
+        self._is_open = is_open
+        self.tokens = Reserved()
+        """The tokens that requests may still use."""
         self.disk = Counter[str]()
         """The bytes of saved weights by owner, as of the last look at the disk, and of what was saved since."""
 
@@ -53,15 +86,27 @@ class Tenants:
                 ends_by_itself=is_back,
             )
 
-    def check_tokens(self, owner: str) -> None:
-        """Raises `OverQuota` if an owner may use no further tokens today."""
-        most = self.quota(owner).tokens_per_day
-        if most is not None and (count := self._ledger.today(owner)) >= most:
+    def check_tokens(self, owner: str, count: int = 0) -> None:
+        """Raises `OverQuota` if an owner may not use so many tokens today, and `TooMany` while others may still need them."""
+        if (most := self.quota(owner).tokens_per_day) is None:
+            return
+        used, says = self._ledger.today(owner), f"{self.name(owner)}'s quota is {most:,} (tinker.quota.tokens_per_day)"
+        if count > most:
+            raise OverQuota(
+                f"the request may use {count:,} tokens, and {says}: ask for fewer samples, or give max_tokens"
+            )
+        if used + max(count, 1) > most:
             midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
             raise OverQuota(
-                f"{self.name(owner)} has used {count:,} tokens today, and its quota is {most:,} (tinker.quota.tokens_per_day): "
+                f"the request may use {count:,} tokens, {self.name(owner)} has used {used:,} tokens today, and {says}: "
                 f"it goes on at {midnight:%Y-%m-%d %H:%M} UTC",
                 ends_by_itself=True,
+            )
+        reserved = self.tokens.of(owner, lambda name: self._is_open(owner, name))
+        if used + reserved + max(count, 1) > most:
+            raise TooMany(
+                f"the request may use {count:,} tokens, {used:,} are used today, requests that have no result yet may use "
+                f"{reserved:,}, and {says}: wait for these"
             )
 
     def check_disk(self, owner: str) -> None:

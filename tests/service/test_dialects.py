@@ -103,7 +103,7 @@ async def test_what_is_not_the_clients_or_not_served_is_refused(tmp_path: Path) 
 
 async def test_a_key_over_its_tokens_waits(tmp_path: Path) -> None:
     servers, chat = ParsingServers(), Chat(make_toy_model(tmp_path / "toy"))
-    async with serving(tmp_path, servers, chat, max_tokens=128, quota={"tokens_per_day": 1}) as (client, _):
+    async with serving(tmp_path, servers, chat, max_tokens=128, quota={"tokens_per_day": 150}) as (client, _):
         found = [await asked(client, "v1/chat/completions", model="tiny", messages=WORDS) for _ in range(2)]
         assert [code for code, _ in found] == [200, 429]
         assert "tinker.quota.tokens_per_day" in found[1][1]["error"]["message"]

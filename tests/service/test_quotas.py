@@ -8,22 +8,25 @@ from typing import Any
 
 import pytest
 import tinker
+from hypothesis import given
+from hypothesis import strategies as st
 
 from counterpoint.service import ledger
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Ledger, Used
 from counterpoint.service.tinker.bodies import CreateSession
+from counterpoint.service.tinker.datums import tokens_of
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import OverQuota
-from counterpoint.service.tinker.store import SavedRecord
-from counterpoint.service.tinker.tenants import Tenants, cost
+from counterpoint.service.tinker.store import SamplerRecord, SavedRecord
+from counterpoint.service.tinker.tenants import Reserved, Tenants, cost
 from counterpoint.service.tinker.weights.retention import bytes_held
 from tests.service.serving import KEYS, serving
 from tests.service.test_models import Run, model_of
 from tests.service.test_rest import OWNERS, a_model, a_state, answered, published
-from tests.service.test_sampling import PROMPT, parameters, sampling
+from tests.service.test_sampling import PROMPT, Servers, parameters, sampling
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow
@@ -38,7 +41,7 @@ def test_a_keys_quotas_are_its_own_and_else_those_of_all(tmp_path: Path) -> None
     config = TinkerConfig(
         quota=QuotaConfig(models=2, disk_bytes=5), quotas={"anna": QuotaConfig(models=3, tokens_per_day=7)}
     )
-    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(tmp_path))
+    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(tmp_path), lambda *_: True)
     assert tenants.quota(OWNERS[0]) == QuotaConfig(models=3, tokens_per_day=7, disk_bytes=5)
     assert tenants.quota(OWNERS[1]) == QuotaConfig(models=2, disk_bytes=5)
     assert tenants.name(OWNERS[1]) == f"key-{OWNERS[1][:8]}"
@@ -92,12 +95,12 @@ async def test_models_that_come_back_at_once_keep_to_the_quota(tmp_path: Path) -
 
 
 async def test_the_sdk_waits_for_the_next_day_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with sampling(tmp_path, quota={"tokens_per_day": 8}) as (sampler, servers, _, raw):
+    async with sampling(tmp_path, quota={"tokens_per_day": 11}) as (sampler, servers, _, raw):
         for _ in "ab":
             await answered(sampler.sample(PROMPT, 1, parameters()))
         waits = sampler.sample(PROMPT, 1, parameters())
-        body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 9, "prompt": {"chunks": []},
-                "sampling_params": {}}  # fmt: skip
+        body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 9,
+                "prompt": {"chunks": [{"tokens": [5, 6, 7]}]}, "sampling_params": {"max_tokens": 4}}  # fmt: skip
         status, said = await asked(raw, "asample", body)
         assert (status, "anna has used 8 tokens today" in said["detail"]) == (402, True)
         assert len(servers.asked) == 2
@@ -129,6 +132,51 @@ async def test_a_request_waits_for_the_next_day_unless_others_that_were_taken_ne
         assert await offer("forward_backward", 3) == 402
         assert await offer("optim_step", 4) == 402, "the third waits"
         assert await offer("optim_step", 3) == 200
+
+
+async def test_what_requests_may_still_use_is_kept_for_them(tmp_path: Path) -> None:
+    """Sixty requests of eight times 300 tokens at once, with a quota of 2,500 tokens a day: one is taken, then the next."""
+    async with serving(tmp_path, servers := Servers(), quota={"tokens_per_day": 2500}) as (client, service):
+        session = (await service.create_session(CreateSession(), OWNERS[0])).session_id
+        service.store.write(SamplerRecord(f"{session}:sample:0", OWNERS[0]))
+        servers.held = ("",)
+        body = {"sampling_session_id": f"{session}:sample:0", "prompt": {"chunks": [{"tokens": [5]}]},
+                "sampling_params": {"max_tokens": 300}, "num_samples": 8}  # fmt: skip
+        told = await asyncio.gather(*(asked(client, "asample", body | {"seq_id": number}) for number in range(60)))
+        assert sorted(status for status, _ in told) == [200, *[429] * 59]
+        [taken] = [said["request_id"] for status, said in told if status == 200]
+        assert (await asked(client, "asample", body | {"seq_id": 90, "num_samples": 9}))[0] == 403, "never"
+        assert (await asked(client, "asample", body | {"seq_id": int(taken.rpartition(":")[2])}))[0] == 200, "the same"
+        message = MESSAGES["ForwardBackwardRequest"](model_id="none", seq_id=1)
+        message.data.add().model_input.add().encoded_text.tokens = bytes(4 * 100)
+        assert tokens_of(message) == 100
+        await until(lambda: len(servers.asked) == 8, "its samples")
+        await asked(client, "cancel_future", {"request_id": taken})
+        assert service.store.ledger.today(OWNERS[0]) == 1, "its prompt alone"
+        assert (await asked(client, "asample", body | {"seq_id": 91}))[0] == 200
+        await service.finish_session(session, OWNERS[0], {})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(1, 50), st.sampled_from(["note", "close"])),
+        max_size=60,
+    )
+)
+def test_reserved_is_what_open_requests_may_use(events: list[tuple[str, int, int, str]]) -> None:
+    reserved, amounts = Reserved(), dict[tuple[str, str], int]()
+    for owner, number, amount, what in events:
+        name = str(number)
+        if what == "close":
+            amounts.pop((owner, name), None)
+        else:
+            reserved.note(owner, name, amount)
+            amounts[owner, name] = amount
+        with reserved.held(owner, 7):
+            for each in "ab":
+                wanted = sum(count for (whose, _), count in amounts.items() if whose == each)
+                found = reserved.of(each, lambda name, each=each: (each, name) in amounts)  # type: ignore[misc]
+                assert found == wanted + 7 * (each == owner)
 
 
 async def test_a_save_over_the_quota_keeps_its_place_and_saves_nothing(tmp_path: Path) -> None:

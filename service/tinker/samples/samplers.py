@@ -16,7 +16,7 @@ from counterpoint.service.tinker.models import NEWEST, Model
 from counterpoint.service.tinker.refusals import Gone, NotFound
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, sample
+from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, most_used, sample
 from counterpoint.service.tinker.sessions import Sessions, session_of
 from counterpoint.service.tinker.store import SamplerRecord, Store
 from counterpoint.service.tinker.tenants import Tenants
@@ -113,8 +113,9 @@ class ClientSamplers:
         await self._sessions.live(session_of(asked.sampling_session_id), owner)
         sampler = await self.named(asked.sampling_session_id, owner)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
-        if not self._results.of(owner).knows(request_id):
-            self._tenants.check_tokens(owner)
+        is_new, tokens = not self._results.of(owner).knows(request_id), most_used(asked, self._longest)
+        if is_new:
+            self._tenants.check_tokens(owner, tokens)
 
         async def work() -> Result:
             servers = Metered(self._servers, owner)
@@ -125,6 +126,7 @@ class ClientSamplers:
                     self._store.ledger.owe(owner, request_id, servers.used)
 
         if (task := self._results.begin(request_id, owner, work)) is not None:
+            self._tenants.tokens.note(owner, request_id, tokens)
             self._sampling[request_id] = task
             task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
         return request_id, _sequence_ids(sampler, asked)

@@ -198,6 +198,16 @@ def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets
         raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected at most {MOST_TARGETS}")
 
 
+def most_used(asked: Sample, longest: int) -> int:
+    """Returns the tokens that a request may use at most, with its prompt; one that is refused later uses none of them."""
+    prompt = min(sum(len(chunk.tokens) for chunk in asked.prompt.chunks), longest)
+    given, places = asked.sampling_params.max_tokens, max(0, prompt - 1)
+    each = longest - prompt if given is None else min(max(given, 0), longest - prompt)
+    told = places * (bool(asked.topk_prompt_logprobs) + 2 * max(asked.prompt_alt_tokens_k, 0))
+    targets = len(asked.target_prompt_logprobs.data) if asked.target_prompt_logprobs is not None else 0
+    return prompt + max(0, min(asked.num_samples, MOST_SAMPLES)) * each + min(told + targets, MOST_CALLS)
+
+
 def _seeded(parameters: SamplingParameters, seed: int | None, name: object) -> SamplingParameters:
     """Returns how one sample of a request is sampled: each has a seed of its own, which that of the request gives it."""
     if seed is None:
