@@ -12,9 +12,9 @@ from pathlib import Path
 
 from counterpoint.inference.token import read_tokens
 from counterpoint.job.sections import JobSections
+from counterpoint.run.adapter_description import check_description
 from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import TrainingConfig
-from counterpoint.trainer.lora.adapter_description import check_description
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.files.mounts import unmounted
 from counterpoint.transport.process.permanent_errors import is_passing

@@ -74,7 +74,7 @@ async def test_weights_are_not_said_to_be_loaded_into_a_model_that_has_later_req
 
 async def test_an_adapter_of_elsewhere_is_loaded_into_a_model_of_the_same_modules(tmp_path: Path) -> None:
     (tmp_path / "peft").mkdir()
-    described = {"r": 4, "lora_alpha": 8, "target_modules": [*FEED_FORWARD, *ATTENTION]}
+    described = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [*FEED_FORWARD, *ATTENTION]}
     (tmp_path / "peft" / "adapter_config.json").write_bytes(orjson.dumps(described))
     async with serving(tmp_path, adapters={"mine": tmp_path / "peft"}) as (client, service):
         session = (await service.create_session(CreateSession(), digest(KEYS[0]).hex())).session_id

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from counterpoint.inference.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
+from counterpoint.run.adapter_description import describe
 from counterpoint.run.trained import LoraConfig
-from counterpoint.trainer.lora.adapter_description import describe
 from counterpoint.trainer.lora.experts import MultiLoraExperts
 from counterpoint.trainer.lora.peft_names import peft_names
 from counterpoint.trainer.lora.targets import adaptable, is_target

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from counterpoint.run.adapter_description import read_description
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.store import ModelRecord
 from counterpoint.transport.errors import UserError
 
 PREFIX = "tinker://import/weights/"
-
-MOST_BYTES = 2**20
-"""The bytes of an adapter's description."""
 
 
 class _Description(msgspec.Struct, frozen=True):
@@ -38,7 +36,7 @@ def imported(adapters: Mapping[str, Path], path: str) -> ModelRecord | None:
         )
     try:
         found = _read(directory)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise BadRequest(f"{path[:120]!r} cannot be read: {error}") from error
     modules = sorted({each.rpartition(".")[2] for each in found.target_modules})
     return ModelRecord(
@@ -47,18 +45,18 @@ def imported(adapters: Mapping[str, Path], path: str) -> ModelRecord | None:
 
 
 def check_adapters(adapters: Mapping[str, Path], max_rank: int) -> None:
-    """Raises `UserError` for a directory that has no adapter, or one of a higher rank."""
+    """Raises `UserError` for a directory that has no adapter, one that means more than plain LoRA, or one of a higher rank."""
     for name, directory in adapters.items():
         try:
             rank = _read(directory).r
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(
-                f"tinker.adapters.{name} = {str(directory)!r} is no adapter in PEFT's format: {error}"
+                f"tinker.adapters.{name} = {str(directory)!r} is no adapter that a model can begin with: {error}"
             ) from None
         if rank > max_rank:
             raise UserError(f"tinker.adapters.{name} has rank {rank}, and tinker.max_rank = {max_rank}; raise that")
 
 
 def _read(directory: Path) -> _Description:
-    with (directory / "adapter_config.json").open("rb") as file:
-        return msgspec.json.decode(file.read(MOST_BYTES), type=_Description)
+    """Raises `OSError` and `ValueError`."""
+    return msgspec.convert(read_description(directory), _Description)
