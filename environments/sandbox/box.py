@@ -5,7 +5,7 @@
         await box.unpack(archive)                          # a tar of the files that the first phase begins with
         ran = await box.run(["/bin/bash", "-c", "make"], {"PATH": ...}, "/app", seconds=60.0)
         await box.end()                                    # all its processes are dead
-        await box.renew_tests_and_logs()                   # /tests and /logs are new
+        await box.renew()                                  # /tests and /logs are new
         await box.begin()
         ...
         await box.end()
@@ -57,8 +57,16 @@ class Ran:
     """Why it was killed: `deadline`, `output` (it wrote too much); empty if it ended by itself."""
 
 
+class BoxLost(RuntimeError):
+    """A box ended, or refused, after its first phase had begun: what was done in it is lost. The message says why."""
+
+
 class Box:
-    """A box, from its entry to its exit. Raises `SandboxUnavailable` where the machine cannot confine it, or it is lost."""
+    """A box, from its entry to its exit.
+
+    Raises `SandboxUnavailable` where the machine cannot confine it; once its first phase has begun, `BoxLost`, since it may then
+    be the commands that ended it.
+    """
 
     def __init__(self, files_mib: int, memory_mib: int) -> None:
         """`files_mib` bounds its files, which are in memory, and /dev/shm; `memory_mib`, the private memory of a process."""
@@ -66,6 +74,7 @@ class Box:
         self._one = asyncio.Lock()
         self._root = ""
         self._process: asyncio.subprocess.Process | None = None
+        self._has_begun = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -86,6 +95,7 @@ class Box:
     async def begin(self) -> None:
         """Begins a phase."""
         await self._ask({"do": "phase"})
+        self._has_begun = True
 
     async def end(self) -> None:
         """Ends the phase: no process of it lives."""
@@ -95,7 +105,7 @@ class Box:
         """Puts the files of a tar into a directory, as the user of the box. During a phase."""
         answer = await self._ask({"do": "files", "directory": directory}, 600.0, archive)
         if answer["exit_code"] != 0:
-            raise SandboxUnavailable(f"files could not be put into {directory} of the box: {answer['output'][-500:]}")
+            raise BoxLost(f"files could not be put into {directory} of the box: {answer['output'][-500:]}")
 
     async def run(
         self,
@@ -111,9 +121,13 @@ class Box:
         answer = await self._ask(asked | {"seconds": seconds, "output_bytes": output_bytes}, seconds)
         return Ran(answer["output"], answer["exit_code"], answer["killed"])
 
-    async def renew_tests_and_logs(self) -> None:
-        """Puts new directories at /tests and /logs, of which only later phases know. Between phases."""
-        await self._ask({"do": "hide"})
+    async def renew(self, aside: Sequence[str] = ()) -> None:
+        """Makes what is not read-only anew for later phases, whatever the phases before made of it. Between phases.
+
+        Directories at /tests and /logs are new, and there is a new home, `TESTS_HOME`. Files with one of the names `aside` at the
+        root get other names.
+        """
+        await self._ask({"do": "renew", "aside": [*aside]})
 
     async def read(self, path: str) -> str | None:
         """Returns the text of a file; None if there is none. Between phases. Raises `ValueError` for what is no plain file."""
@@ -162,7 +176,7 @@ class Box:
     async def _ask(self, asked: dict[str, Any], seconds: float = 0.0, archive: bytes | None = None) -> dict[str, Any]:
         async with self._one:
             if self._writer is None:
-                raise SandboxUnavailable("the box is closed")
+                raise self._lost("it is closed")
             try:
                 async with asyncio.timeout(seconds + OVERHEAD_SECONDS):
                     self._writer.write(MESSAGES.frame(json.dumps(asked).encode()))
@@ -174,17 +188,22 @@ class Box:
                 # Whatever was asked may still be done: nothing more can be asked.
                 await self._close()
                 if isinstance(error, OSError | BadFrame | EOFError | TimeoutError):
-                    raise SandboxUnavailable(f"the box did not answer {asked['do']!r}: {error!r}") from error
+                    raise self._lost(f"it did not answer {asked['do']!r}: {error!r}") from error
                 raise
 
     async def _answer(self, *, is_end: bool = False) -> dict[str, Any]:
         assert self._reader is not None
         answer: dict[str, Any] = json.loads(await MESSAGES.read_from(self._reader))
         if "refused" in answer:
-            raise SandboxUnavailable(confining_advice(str(answer["refused"])))
+            raise self._lost(str(answer["refused"]))
         if "ended" in answer and not is_end:
-            raise SandboxUnavailable("the first process of the box was killed: the machine may be out of memory")
+            raise self._lost(
+                "its first process was killed: the machine, or the limit of a container, may be out of memory"
+            )
         return answer
+
+    def _lost(self, why: str) -> RuntimeError:
+        return BoxLost(f"the box is lost: {why}") if self._has_begun else SandboxUnavailable(confining_advice(why))
 
     async def _close(self) -> None:
         """Kills the builder, upon which the kernel kills what is left of a phase and frees the files."""

@@ -5,10 +5,15 @@ programs of this machine, read-only, and a file system in memory for the rest. E
 and mounts of its own, with a first process that is ours (`_first_process`) and starts the commands. A phase ends with
 that process, upon which the kernel kills all others of its namespace before the builder goes on. What only a later phase may read
 or write, the builder puts there between the phases, where nobody else is.
+
+Without root, commands have the same user as the builder and own what it makes. So nothing that a later phase runs through rests
+on owners: it is read-only (programs, /etc, /dev), made anew for each phase (/proc, /dev/shm, the first process, namespaces), or
+made anew between them (`_renew`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import io
@@ -23,7 +28,7 @@ import struct
 import sys
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,11 +37,32 @@ from counterpoint.environments.sandbox import namespaces, seccomp
 from counterpoint.transport.frames import Framing
 
 MESSAGES = Framing(1 << 28)
-"""Requests and answers: a header as JSON; an archive of files (tar) follows the requests `files` and `hidden`."""
+"""Requests and answers: a header as JSON; an archive of files (tar) follows the request `files`."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 PYTHON = "/python"
 """Where the interpreter is, if it is not below /usr."""
 HOME = "/root"
+TESTS_HOME = "/logs/home"
+"""A home for the phase after `_renew`, new and empty."""
+DIRECTORIES = (
+    *(
+        "/boot",
+        "/home",
+        "/media",
+        "/mnt",
+        "/opt",
+        HOME,
+        "/run",
+        "/run/lock",
+        "/srv",
+        "/tmp",
+        "/var",
+        "/var/backups",
+        "/var/cache",
+    ),
+    *("/var/lib", "/var/local", "/var/log", "/var/mail", "/var/opt", "/var/spool", "/var/tmp"),
+)
+"""What Debian's base image has for files, parents first. Files of commands lie there and beside them."""
 MOST_FILE_BYTES = 1 << 20
 """The longest file that is given to the caller."""
 _ETC = (
@@ -51,7 +77,11 @@ _ETC = (
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _READ_BYTES = 1 << 16
+_NOT_STARTED = 126
+"""The exit code of a command that could not be started, as a shell has it."""
 _NOSUID_NODEV = namespaces.MS_NOSUID | namespaces.MS_NODEV
+_INODES, _LATER_INODES, _LATER_BYTES = 200_000, 20_000, 64 << 20
+"""Files of a box, and the room beyond that which phases after `_renew` have, whatever the phases before used up."""
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PR_CAPBSET_DROP = 24
 _MOST_CAPABILITY = 63
@@ -83,8 +113,8 @@ def _serve_box(control: socket.socket, asked: dict[str, Any], settings: Mapping[
     if asked["do"] == "phase":
         _phase(control, settings)
         return {"ended": True}
-    if asked["do"] == "hide":
-        _hide(settings)
+    if asked["do"] == "renew":
+        _renew(settings, asked["aside"])
         return {}
     return _read(settings["root"], asked["path"])
 
@@ -102,14 +132,16 @@ def _enter(control: socket.socket) -> None:
         os.setgroups([])
     # The root's directories are for everybody in the box, whatever the caller's own files are.
     os.umask(0o022)
-    namespaces.unshare(namespaces.CLONE_NEWNS, "mount")
+    namespaces.unshare(namespaces.CLONE_NEWNS | namespaces.CLONE_NEWCGROUP, "mount, cgroup")
     namespaces.mount("none", "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE)
 
 
 def _build(settings: Mapping[str, Any]) -> None:
-    """Mounts the root at `root`. Its sticky bit, and mounts, keep what is ours from being moved or replaced."""
+    """Mounts the root at `root`. What is mounted in it can be neither moved nor replaced, whoever owns the root."""
     root, user = settings["root"], settings["user"]
-    namespaces.mount("box", root, "tmpfs", _NOSUID_NODEV, f"size={settings['files_bytes']},nr_inodes=200000,mode=1777")
+    namespaces.mount(
+        "box", root, "tmpfs", _NOSUID_NODEV, f"size={settings['files_bytes']},nr_inodes={_INODES},mode=1777"
+    )
     directories = {name: os.path.realpath(name) for name in SYSTEM if os.path.isdir(name)}
     if settings["python"]:
         directories[PYTHON] = settings["python"]
@@ -118,13 +150,14 @@ def _build(settings: Mapping[str, Any]) -> None:
         # A recursive bind: one that leaves out what is mounted below is refused without the machine's own rights.
         namespaces.mount(source, root + name, None, namespaces.MS_BIND | namespaces.MS_REC)
         namespaces.make_read_only(root + name)
-    for name in ("/tmp", "/var", "/var/tmp", HOME, "/home", "/proc", "/dev", "/etc", "/tests", "/logs"):
+    for name in ("/proc", "/dev", "/etc", "/tests", "/logs"):
         os.mkdir(root + name)
-    for name in ("/tmp", "/var/tmp", "/home", HOME, "/logs"):
+    for name in ("/tests", "/logs"):
+        namespaces.mount(root + name, root + name, None, namespaces.MS_BIND)
+    for name in (*DIRECTORIES, "/logs/agent", "/logs/artifacts"):
+        os.mkdir(root + name)
         os.chown(root + name, user, user)
-    for name in ("agent", "artifacts"):
-        os.mkdir(f"{root}/logs/{name}")
-        os.chown(f"{root}/logs/{name}", user, user)
+    os.chown(f"{root}/logs", user, user)
     _build_etc(f"{root}/etc", user)
     _build_devices(f"{root}/dev")
 
@@ -154,34 +187,46 @@ def _build_devices(place: str) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{place}/{name}")
     os.symlink("/proc/self/fd", f"{place}/fd")
+    namespaces.make_read_only(place)
 
 
-def _hide(settings: Mapping[str, Any]) -> None:
-    """Puts new directories at /tests and /logs, whatever is there. Of /logs, what the phases before wrote for others stays.
+def _renew(settings: Mapping[str, Any], aside: Sequence[str]) -> None:
+    """Makes anew what later phases read and run through and what is not read-only, whatever the phases before made of it.
 
-    No process of a phase lives, so nothing can change meanwhile. What stands at these names is never followed.
+    /tests and /logs are new; of /logs, what was written for others stays. What has one of the names `aside` at the root gets
+    another one. The root's directories are there, and there is room. No process of a phase lives, so nothing changes meanwhile;
+    no link is followed.
     """
     root, user = settings["root"], settings["user"]
-    kept = {}
-    for name in ("agent", "artifacts"):
-        with suppress(OSError):
-            logs = os.open(f"{root}/logs", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-            kept[name] = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=logs)
-    for name in ("tests", "logs"):
-        place = f"{root}/{name}"
+    room = f"size={settings['files_bytes'] + _LATER_BYTES},nr_inodes={_INODES + _LATER_INODES}"
+    namespaces.mount("box", root, None, namespaces.MS_REMOUNT | _NOSUID_NODEV, room)
+    os.chmod(root, 0o1777)
+    for name in aside:
+        with suppress(FileNotFoundError):
+            os.rename(f"{root}/{name}", f"{root}/.aside-{os.urandom(8).hex()}")
+    for name in DIRECTORIES:
+        place = root + name
         if not stat.S_ISDIR(_mode(place)):
             with suppress(FileNotFoundError):
                 os.unlink(place)
             os.mkdir(place)
-        namespaces.mount(name, place, "tmpfs", _NOSUID_NODEV, f"size={settings['files_bytes']},mode=755")
-    for name in ("agent", "artifacts", "verifier"):
-        os.mkdir(f"{root}/logs/{name}")
-        os.chown(f"{root}/logs/{name}", user, user)
-        if name in kept:
-            source = f"/proc/self/fd/{kept[name]}"
-            namespaces.mount(source, f"{root}/logs/{name}", None, namespaces.MS_BIND)
-            os.close(kept[name])
-    os.chown(f"{root}/tests", user, user)
+            os.chown(place, user, user)
+        os.chmod(place, stat.S_IMODE(_mode(place)) | 0o700)
+    kept = {}
+    logs = os.open(f"{root}/logs", os.O_PATH | os.O_DIRECTORY)
+    for name in ("agent", "artifacts"):
+        with suppress(OSError):
+            kept[name] = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=logs)
+    os.close(logs)
+    for name in ("tests", "logs"):
+        namespaces.mount(name, f"{root}/{name}", "tmpfs", _NOSUID_NODEV, f"size={settings['files_bytes']},mode=755")
+    for place in ("/tests", TESTS_HOME, "/logs/agent", "/logs/artifacts", "/logs/verifier"):
+        if place != "/tests":
+            os.mkdir(root + place)
+        os.chown(root + place, user, user)
+    for name, descriptor in kept.items():
+        namespaces.mount(f"/proc/self/fd/{descriptor}", f"{root}/logs/{name}", None, namespaces.MS_BIND)
+        os.close(descriptor)
 
 
 def _mode(path: str) -> int:
@@ -205,9 +250,10 @@ def _read(root: str, path: str) -> dict[str, Any]:
         return {"text": None} if error.errno == errno.ENOENT else {"text": None, "why": f"{path}: {error.strerror}"}
     finally:
         os.close(place)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        return {"text": None, "why": f"{path} is no regular file"}
     with open(file, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return {"text": None, "why": f"{path} is no regular file"}
         text = opened.read(MOST_FILE_BYTES + 1)
     if len(text) > MOST_FILE_BYTES:
         return {"text": None, "why": f"{path} has more than {MOST_FILE_BYTES} bytes"}
@@ -238,12 +284,18 @@ def _first_process(control: socket.socket, settings: Mapping[str, Any]) -> NoRet
     try:
         namespaces.set_process_option(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
         namespaces.set_process_option(namespaces.PR_SET_DUMPABLE, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel ignores it then, as every signal without a handler
+        _forget_arguments()
         root = settings["root"]
         namespaces.mount("proc", f"{root}/proc", "proc", _NOSUID_NODEV)
         namespaces.mount("shm", f"{root}/dev/shm", "tmpfs", _NOSUID_NODEV, f"size={settings['files_bytes']},mode=1777")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
         namespaces.change_root(root)
+        sys.meta_path.clear()  # whatever would be imported from now on could be a file of the commands'
+        if os.path.isdir(settings["python"]):
+            # The interpreter's scripts name it by its place on this machine, where commands may have made one of their own.
+            namespaces.mount(PYTHON, settings["python"], None, namespaces.MS_BIND | namespaces.MS_REC)
         _say(control, {})
         while (asked := _asked(control)) is not None and asked["do"] != "end":
             _say(control, _serve(control, asked, settings))
@@ -251,6 +303,13 @@ def _first_process(control: socket.socket, settings: Mapping[str, Any]) -> NoRet
         with suppress(OSError):
             _say(control, {"refused": f"{type(error).__name__}: {error}"})
     os._exit(0)
+
+
+def _forget_arguments() -> None:
+    """Empties this process's command line, which names files of this machine, and which everyone in the box may read."""
+    after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(after_name[field - 3]) for field in (48, 49))  # numbered as in proc(5)
+    ctypes.memset(start, 0, end - start)
 
 
 def _serve(control: socket.socket, asked: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,10 +324,18 @@ def _run(
 ) -> dict[str, Any]:
     """Runs a command, or unpacks an archive, as the user of the box; returns its output and how it ended."""
     ours, theirs = os.pipe()
-    pid = os.fork()
+    os.fchown(theirs, settings["user"], settings["user"])  # for those who open it anew, by /dev/stdout
+    try:
+        pid = os.fork()
+    except OSError as error:  # the commands have taken all processes
+        os.close(ours)
+        os.close(theirs)
+        return {"output": f"fork: {error.strerror}", "exit_code": _NOT_STARTED, "killed": ""}
     if pid == 0:
         try:
             os.setsid()
+            for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(ignored_by_python, signal.SIG_DFL)
             for standard, descriptor in ((0, os.open("/dev/null", os.O_RDONLY)), (1, theirs), (2, theirs)):
                 os.dup2(descriptor, standard)
             os.closerange(3, 1 << 16)
@@ -281,7 +348,7 @@ def _run(
             os.execve(asked["command"][0], asked["command"], asked["variables"])
         except BaseException as error:  # noqa: BLE001 - whatever failed, no command runs unconfined
             os.write(2, f"{type(error).__name__}: {error}".encode())
-        os._exit(126)
+        os._exit(_NOT_STARTED)
     os.close(theirs)
     try:
         return _watch(pid, ours, asked, control)

@@ -1,6 +1,7 @@
 """The filter of system calls for code in the sandbox: no processes, no sockets, nothing that administers or debugs a system.
 
-Commands of a box (`builder`) may start processes and use sockets, and nothing more than code.
+Commands of a box (`builder`) may start processes and use sockets, and nothing more than code. Without root, the first process of
+their namespace, which is ours, has their user: they may not change its limits or its share of a processor.
 
 A refused call fails with EPERM. Calls of another architecture's ABI (32 bits, x32) kill the process, since their numbers mean
 something else. The kernel keeps the filter for the rest of the process's life.
@@ -15,7 +16,7 @@ import struct
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET, _ARGUMENT_BYTES = 0, 4, 16, 8
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW_NAMESPACES = 0x7E020080
 _X32_BIT = 0x40000000
@@ -75,6 +76,15 @@ _OF_COMMANDS = {
     "ioprio_set",
 }  # fmt: skip
 """What commands may do beside code."""
+_FIRST_PROCESS = 1
+_OF_A_PROCESS = {
+    # name: (x86_64, aarch64)
+    "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "setpriority": (141, 140), "ioprio_set": (251, 30),
+}  # fmt: skip
+"""Calls that commands may not make for the first process."""
+_ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}
+"""Of those, where another argument stands before the process: its value for one process. Others mean all of a group or user."""
 _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: sockets of the network's namespace. One of AF_VSOCK could reach the machine's host."""
 
@@ -112,6 +122,18 @@ def filter_program(machine: str, *, commands: bool = False) -> bytes:
             instruction(_RETURN, 0, 0, _refuse(_EPERM)),
             instruction(_RETURN, 0, 0, _ALLOW),
         ]
+        for name, numbers in _OF_A_PROCESS.items():
+            argument, of_one = _FIRST_ARGUMENT_OFFSET, list[bytes]()
+            if name in _ONE_PROCESS:
+                of_one = [instruction(_LOAD, 0, 0, argument), instruction(_JUMP_EQUAL, 0, 2, _ONE_PROCESS[name])]
+                argument += _ARGUMENT_BYTES
+            of_one += [
+                instruction(_LOAD, 0, 0, argument),
+                instruction(_JUMP_EQUAL, 0, 1, _FIRST_PROCESS),
+                instruction(_RETURN, 0, 0, _refuse(_EPERM)),
+                instruction(_RETURN, 0, 0, _ALLOW),
+            ]
+            program += [instruction(_JUMP_EQUAL, 0, len(of_one), numbers[column]), *of_one]
     program += [
         instruction(_JUMP_EQUAL, 1, 0, _CLONE[machine]),
         instruction(_RETURN, 0, 0, _ALLOW),

@@ -29,8 +29,7 @@ from typing import Any
 
 from counterpoint.environments.base import EnvironmentContext, Example, Model
 from counterpoint.environments.reward import number_in
-from counterpoint.environments.sandbox.box import Box, box_variables
-from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable
+from counterpoint.environments.sandbox.box import Box, BoxLost, box_variables
 from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, tool_from
 from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics
 from counterpoint.transport.records import Rollout
@@ -123,7 +122,7 @@ class Harbor:
             await box.unpack(await asyncio.to_thread(_archive, task.files, task.workdir))
             await self._play(task, box, model, state)
             await box.end()
-            await box.renew_tests_and_logs()
+            await box.renew()
             await box.begin()
             await box.unpack(await asyncio.to_thread(_archive, _tests(task), "/tests"))
             variables = {**box_variables(), **task.variables, **task.verifier_variables, "PYTHONNOUSERSITE": "1"}
@@ -169,7 +168,7 @@ class Harbor:
             running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             try:
                 ran = await asyncio.shield(running)
-            except SandboxUnavailable as error:
+            except BoxLost as error:
                 raise ToolUnavailable(str(error)) from error
             if ran.killed:
                 reason = f"it took longer than {seconds:g} s" if ran.killed == "deadline" else "it wrote too much"
