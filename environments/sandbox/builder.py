@@ -342,7 +342,9 @@ def _run(
             _confine(settings)
             if archive is not None:
                 with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                    tar.extractall(asked["directory"], filter="tar")
+                    # The archive is ours. Python 3.11.3 and older have no filters, and leave this attribute alone.
+                    tar.extraction_filter = lambda member, _: member
+                    tar.extractall(asked["directory"])
                 os._exit(0)
             os.chdir(asked["directory"])
             os.execve(asked["command"][0], asked["command"], asked["variables"])

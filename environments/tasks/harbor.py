@@ -436,7 +436,7 @@ def _archive(files: Sequence[tuple[Path, str]], workdir: str) -> bytes:
 def _plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
     if not (member.isfile() or member.issym() or member.islnk()):
         raise ValueError(f"{path} is no file, no link and no directory")
-    member.mode |= 0o600
+    member.mode = member.mode & 0o755 | 0o600
     return member
 
 

@@ -6,9 +6,11 @@ Without root, commands have the user that owns all that the builder makes.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
@@ -161,6 +163,24 @@ async def test_what_a_phase_leaves_for_the_next_is_there() -> None:
     before = "mkdir /app; echo 1 | tee /app/x /tmp/x ~/x /opt/x /var/lib/x /logs/agent/x /logs/artifacts/x /logs/x"
     later = "cat /app/x /tmp/x ~/x /opt/x /var/lib/x /logs/agent/x /logs/artifacts/x; ls /logs/x 2> /dev/null"
     assert await both(before, later) == "1\n" * 7
+
+
+async def test_files_are_unpacked_as_they_are_packed() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, kind, mode in (
+            ("app", tarfile.DIRTYPE, 0o755),
+            ("app/run", tarfile.REGTYPE, 0o555),
+            ("app/link", tarfile.SYMTYPE, 0o777),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.linkname = kind, mode, "/app/run" if kind == tarfile.SYMTYPE else ""
+            archive.addfile(member)
+    async with Box(16, 256) as box:
+        await box.begin()
+        await box.unpack(packed.getvalue())
+        ran = await run(box, "stat -c '%a %F' /app /app/run; readlink /app/link")
+    assert ran.output == "755 directory\n555 regular empty file\n/app/run\n"
 
 
 OF_THE_FIRST = {
