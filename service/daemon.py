@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -27,6 +28,7 @@ from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.samplers import Samplers
+from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.status import status_of, write_status
@@ -131,14 +133,13 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
             await write()
 
     with health.blame:
-        works = (health.lag.run(), at_times(), collect_as_memory_grows(health.rollout_counts))
-        tasks = [asyncio.create_task(each) for each in works]
+        tasks = Tasks("the measuring of the loop")
+        for work in (health.lag.run, at_times, partial(collect_as_memory_grows, health.rollout_counts)):
+            tasks.keep(work)
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
             await write()
 
 

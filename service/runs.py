@@ -17,7 +17,18 @@ from counterpoint.run.items import ItemHeader, Objective, UpdateValues, encode_i
 from counterpoint.run.trained import TrainedRun
 from counterpoint.service.journal import Journal
 from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.messages import Acknowledged, Answered, Ask, Bye, Evicted, Hello, Ready, Rejected, Waiting
+from counterpoint.transport.messages import (
+    Acknowledged,
+    Answered,
+    Ask,
+    Bye,
+    Evicted,
+    Hello,
+    Ready,
+    Rejected,
+    ToOrchestrator,
+    Waiting,
+)
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.link import SharedConnection
 
@@ -25,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 KEPT_ANSWERS = 256
 """Items whose answers are kept beyond what a repetition after a loss needs: clients may ask for them again."""
+
+AGAIN_SECONDS = 1.0
+"""The time after which the journal is tried again."""
 
 
 class RunLost(RuntimeError):
@@ -68,7 +82,10 @@ class DrivenRun:
         self._refused: dict[int, str] = {}
         """Why the trainer could not read an item, by its number: one without any effect has its place."""
         self._lost: Exception | None = None
+        self.has_failed = False
+        """Whether a task of it has failed here, and whoever opens the run anew can go on with it."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
         for number in self._answered:
             answered = journal.read_answer(number)
             if answered is not None:
@@ -90,10 +107,13 @@ class DrivenRun:
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Tells who waits that a task has failed, such as by a full disk: without it, no answer would ever come."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("run %s: the %s failed", self.run_id, task.get_name(), exc_info=error)
-            self._lose(f"the service cannot go on with run {self.run_id}: {error}; start the service again")
+        """Tells who waits that a task has failed: without it, no answer would ever come."""
+        if self._is_closing or self._lost is not None:
+            return
+        error = None if task.cancelled() else task.exception()
+        logger.error("run %s: the %s failed", self.run_id, task.get_name(), exc_info=error)
+        self.has_failed = not isinstance(error, RunLost)
+        self._lose(str(error) if isinstance(error, RunLost) else f"run {self.run_id} failed here: {error!r}; ask again")
 
     def _describe(self) -> None:
         self._control.mkdir(parents=True, exist_ok=True)
@@ -102,6 +122,7 @@ class DrivenRun:
 
     async def close(self) -> None:
         """Ends the connection. Who still waits gets `RunLost`."""
+        self._is_closing = True
         await self._link.close()
         for task in self._tasks:
             task.cancel()
@@ -149,7 +170,7 @@ class DrivenRun:
                 await asyncio.wait([writing])
                 raise
             self._newest = ask.number
-            self._kept[ask.number] = ask
+            self._kept[ask.number] = ask if ask.number <= self._base + self._credit else None
         self._changed.set()
         return ask.number
 
@@ -176,39 +197,58 @@ class DrivenRun:
                 if session == self._session and number == self._sent + 1:
                     self._sent = number
                     await self._link.send(Ask(number, ask.header, ask.batch, session))
+                    if number in self._kept:
+                        self._kept[number] = None
 
     async def _receive(self) -> None:
-        while True:
-            match await self._link.receive():
-                case Ready(next_step, credit, session):
-                    self._session, self._credit, self.reason = session, credit, ""
-                    self._base = self._sent = next_step - 1
-                    lacking = [
-                        number
-                        for number in range(1, next_step)
-                        if number not in self._answered and number in self._kept
-                    ]
-                    if lacking and self._newest < next_step:
-                        await self.begin(ItemHeader())  # its answer says that no earlier one will come any more
-                    self._ready.set()
-                    self._changed.set()
-                case Answered() as answered:
-                    await self._take(answered)
-                case Acknowledged(_, durable) if durable:
-                    await self._forget(durable)
-                case Waiting(reason):
-                    self._session, self.reason = None, reason
-                case Rejected(number, reason, session):
-                    logger.warning("run %s: the trainer refused a message: %s", self.run_id, reason)
-                    if number is not None and session == self._session and number in self._kept.keys() - self._answered:
-                        await self._replace(number, reason)
-                case Evicted(reason):
-                    self._lose(reason)
-                    return
-                case Bye():
-                    self._session, self.reason = None, "the trainer has left"
-                case _:
-                    pass
+        while self._lost is None:
+            message = await self._link.receive()
+            while not await self._carried_out(message):  # noqa: ASYNC110 - nothing announces room on a disk
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _carried_out(self, message: ToOrchestrator) -> bool:
+        """Returns False if the journal takes nothing, such as on a full disk: the same message is then to come again."""
+        try:
+            await self._carry_out(message)
+        except OSError as error:
+            if self.reason != (reason := f"the service's journal takes nothing: {error}"):
+                logger.error("run %s waits: %s", self.run_id, reason)
+            self.reason = reason
+            return False
+        if self._session is not None:
+            self.reason = ""
+        return True
+
+    async def _carry_out(self, message: ToOrchestrator) -> None:
+        """Does what a message asks for; the same again changes nothing. Raises `OSError` and `RunLost`."""
+        match message:
+            case Ready(next_step, credit, session):
+                lacking = [
+                    number for number in range(1, next_step) if number not in self._answered and number in self._kept
+                ]
+                if lacking and self._newest < next_step:
+                    self._session = None
+                    await self.begin(ItemHeader())  # its answer says that no earlier one will come any more
+                self._session, self._credit, self.reason = session, credit, ""
+                self._base = self._sent = next_step - 1
+                self._ready.set()
+                self._changed.set()
+            case Answered() as answered:
+                await self._take(answered)
+            case Acknowledged(_, durable) if durable:
+                await self._forget(durable)
+            case Waiting(reason):
+                self._session, self.reason = None, reason
+            case Rejected(number, reason, session):
+                logger.warning("run %s: the trainer refused a message: %s", self.run_id, reason)
+                if number is not None and session == self._session and number in self._kept.keys() - self._answered:
+                    await self._replace(number, reason)
+            case Evicted(reason):
+                self._lose(reason)
+            case Bye():
+                self._session, self.reason = None, "the trainer has left"
+            case _:
+                pass
 
     async def _take(self, answered: Answered) -> None:
         for number in [each for each in self._kept if each < answered.number and each not in self._answered]:
@@ -243,7 +283,7 @@ class DrivenRun:
         else:
             told = await asyncio.to_thread(self._journal.read_answer, number)
             if told is not None and not told.fault and (answered.fault or answered.step != told.step):
-                raise RuntimeError(
+                raise RunLost(
                     f"item {number} had led to step {told.step}, and was made anew after a loss: it now led to step "
                     f"{answered.step}{f' and failed: {answered.text}' if answered.fault else ''}. The weights are not those that "
                     "its client knows"

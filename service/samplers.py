@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from counterpoint.inference.base import Probe, SamplingParameters, WeightUpdate
+from counterpoint.inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
 from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import AnswerBounds
 from counterpoint.inference.pool.pool import InferencePool, Served
@@ -94,10 +94,12 @@ class Samplers:
         try:
             try:
                 await asyncio.shield(loaded.ready)
-            except Exception:
-                if self._loaded.get(key) is loaded:  # the next request tries again
+            except (Exception, asyncio.CancelledError):
+                if loaded.ready.done() and self._loaded.get(key) is loaded:  # the next request tries again
                     del self._loaded[key]
                     await loaded.served.release()
+                if loaded.ready.cancelled():
+                    raise InferenceError(f"the load of {name} was ended; ask again") from None
                 raise
             yield loaded.served
         finally:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 1.0
+"""The time after which a task that has failed is begun anew."""
 
 
 class Tasks:
@@ -17,6 +20,8 @@ class Tasks:
         """`owner` is named in the log."""
         self._owner = owner
         self._tasks: set[asyncio.Task[None]] = set()
+        self.are_ending = False
+        """Whether the owner ends them: what is cancelled before has died."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begins a task, and returns it."""
@@ -25,8 +30,19 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begins a task for which others wait. It is begun anew after each end but a return, until its owner ends it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not self.are_ending and (task.cancelled() or task.exception() is not None):
+                asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.keep, work)
+
+        if not self.are_ending:
+            self.spawn(work()).add_done_callback(ended)
+
     async def cancel(self) -> None:
         """Cancels the tasks, and returns once they have ended."""
+        self.are_ending = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

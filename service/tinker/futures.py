@@ -6,6 +6,7 @@ A result stays until it was fetched and many others were: a client that lost the
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 import time
 from collections import OrderedDict
@@ -16,6 +17,8 @@ from pathlib import Path
 import orjson
 
 from counterpoint.transport.files.atomic import write_atomically
+
+logger = logging.getLogger(__name__)
 
 KEPT_FETCHED = 1024
 """Results of one client's key that were fetched and are kept all the same."""
@@ -28,6 +31,9 @@ MOST_CLIENTS = 4096
 
 SPILLED_SHARE = 16
 """Bytes of results on the disk at most, for each byte that may be in memory; the oldest are dropped first."""
+
+FULL_SECONDS = 5.0
+"""While the disk takes no results and memory has no room, one further request in so many seconds is taken, which tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,9 @@ class Futures:
         """Bytes of the results in memory."""
         self.bytes_spilled = 0
         """Bytes of the results on the disk."""
+        self._is_full = False
+        """Whether the disk took no result the last time."""
+        self._refused_until = 0.0
         self._logs: OrderedDict[tuple[str, int], _Log] = OrderedDict()
         self._first = time.time_ns() // 1000
         """The number before the first that a log has. After a new start it is another one: those of before are known then."""
@@ -107,6 +116,10 @@ class Futures:
             return False
         if len(self._pending) >= self._most_pending and not is_due:
             raise TooMany(f"{len(self._pending)} requests have no result yet")
+        if self._is_full and self.bytes_held > self._memory_bytes and not is_due:
+            if time.monotonic() < self._refused_until:
+                raise TooMany(f"results of {self.bytes_held} bytes are in memory, and the disk takes none: fetch them")
+            self._refused_until = time.monotonic() + FULL_SECONDS
         self._pending[request_id] = asyncio.Event()
         return True
 
@@ -138,7 +151,10 @@ class Futures:
                 self.cancel(request_id)
 
     async def complete(self, request_id: str, result: Result) -> None:
-        """Notes the result of a request; older results go to the disk if memory is short."""
+        """Notes the result of a request; older results go to the disk if memory is short.
+
+        Where the disk takes none, they stay, those that were fetched make room, and nothing new is taken meanwhile.
+        """
         self._drop(request_id)  # a model that was opened again makes its results anew
         self._results[request_id] = result
         self.bytes_held += len(result.body)
@@ -147,8 +163,20 @@ class Futures:
         self.cancel(request_id)
         while len(self._results) > MOST_RESULTS:
             self._drop(next(iter(self._results)))
-        if self.bytes_held > self._memory_bytes:
+        await self._make_room()
+
+    async def _make_room(self) -> None:
+        try:
             await self._spill()
+        except OSError as error:
+            for request_id in list(self._fetched):
+                if self.bytes_held > self._memory_bytes and isinstance(self._results.get(request_id), Result):
+                    self._drop(request_id)
+            if not self._is_full:
+                logger.error("results cannot be kept on the disk; %d bytes stay in memory: %s", self.bytes_held, error)
+            self._is_full = True
+        else:
+            self._is_full = False
 
     async def _spill(self) -> None:
         for request_id, result in list(self._results.items()):
@@ -158,7 +186,7 @@ class Futures:
                 continue
             self._files += 1
             path = Path(self._directory.name, f"{self._files}.{'pb' if result.is_protobuf else 'json'}")
-            await asyncio.to_thread(write_atomically, path, result.body, durable=False)
+            await asyncio.to_thread(_write, path, result.body)
             if self._results.get(request_id) is result:
                 self._results[request_id] = _Spilled(path, len(result.body))
                 self.bytes_held -= len(result.body)
@@ -176,6 +204,8 @@ class Futures:
                     await event.wait()
             except TimeoutError:
                 return None
+            if request_id not in self._results:
+                return None  # its model was closed meanwhile, which the next poll opens again
         found = self._results[request_id]
         if isinstance(found, _Spilled):
             try:
@@ -186,6 +216,8 @@ class Futures:
         self._fetched.move_to_end(request_id)
         while len(self._fetched) > KEPT_FETCHED:
             self._drop(self._fetched.popitem(last=False)[0])
+        if self._is_full:
+            await self._make_room()
         return found
 
     async def completions(
@@ -239,6 +271,11 @@ class Futures:
         elif result is not None:
             self.bytes_spilled -= result.size
             result.path.unlink(missing_ok=True)
+
+
+def _write(path: Path, body: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)  # who cleans the machine's temporary files may have removed it
+    write_atomically(path, body, durable=False)
 
 
 CLIENTS_SHARE = 1_000_000_000

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,8 @@ class Model:
         """The requests that are not in the journal yet."""
         self._early: dict[int, int] = {}
         """The bytes of the requests that wait for an earlier one."""
+        self._in_hand: Request | None = None
+        """The request of which an item is being made."""
         self.saving: set[int] = set()
         """The requests whose states may be on the disk already, and have no name yet."""
         self._lacks = False
@@ -204,7 +207,7 @@ class Model:
                 self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request, ask)
                 self.saving |= {request.seq_id} if asked.header.saves else set()
-                self._tasks.spawn(self._finish(request, asked, number))
+                self._tasks.keep(partial(self._finish, request, asked, number))
         self._sequence.done = await self._take_up_failures(last)
         for seq_id in await asyncio.to_thread(self._journal.early):
             if seq_id > self._sequence.done:
@@ -214,7 +217,7 @@ class Model:
             else:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
         await self.run.start()
-        self._tasks.spawn(self._work())
+        self._tasks.keep(self._work)
 
     async def _take_up_failures(self, last: int) -> int:
         """Tells again what was told of requests without an item; returns the last request that had its place.
@@ -256,7 +259,7 @@ class Model:
                 raise
             self._unwritten[request.seq_id] = asyncio.get_running_loop().create_future()
             if self._sequence.waits(request.seq_id):
-                self._tasks.spawn(self._write_early(request))
+                self._tasks.keep(partial(self._write_early, request))
         if (unwritten := self._unwritten.get(request.seq_id)) is not None:
             done, _ = await asyncio.wait([unwritten], timeout=JOURNAL_SECONDS)
             if not done or unwritten.cancelled():
@@ -345,9 +348,11 @@ class Model:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
 
     async def _work(self) -> None:
-        """Makes items of requests, one by one."""
+        """Makes items of requests, one by one. If it has died, and is begun anew, the request that it had is answered first."""
+        if (request := self._in_hand) is not None:
+            await self._refuse(request, "the service failed at it; its log says more")
         while True:
-            request = await self._due.get()
+            request = self._in_hand = await self._due.get()
             asked = await asyncio.to_thread(self._asked, request)
             header = msgspec.structs.replace(asked.header, spoils=asked.header.spoils or self._lacks)
             if header.saves:
@@ -357,16 +362,26 @@ class Model:
                 note = msgspec.msgpack.encode(msgspec.structs.replace(request, refused=asked.refused))
                 number = await self.run.begin(header, asked.batch, note)
             except (RunLost, OSError, ValueError) as error:
-                self._lacks |= request.contributes
-                logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, error)
-                self.saving.discard(request.seq_id)
-                await self._fail(request.seq_id, str(error), lacks=request.contributes)
-            else:
-                self._lacks = False
-                self._tasks.spawn(self._finish(request, asked, number))
-            self._written(request.seq_id)
-            with suppress(OSError):  # the next start removes it
-                await asyncio.to_thread(self._journal.forget_early, request.seq_id)
+                await self._refuse(request, str(error))
+                continue
+            self._lacks = False
+            self._tasks.keep(partial(self._finish, request, asked, number))
+            await self._taken(request)
+
+    async def _refuse(self, request: Request, said: str) -> None:
+        """Answers a request that becomes no item."""
+        logger.warning("model %s: request %d: %s", self.record.model_id, request.seq_id, said)
+        self._lacks |= request.contributes
+        self.saving.discard(request.seq_id)
+        await self._fail(request.seq_id, said, lacks=request.contributes)
+        await self._taken(request)
+
+    async def _taken(self, request: Request) -> None:
+        """Notes that a request is an item, or never becomes one."""
+        self._in_hand = None
+        self._written(request.seq_id)
+        with suppress(OSError):  # the next start removes it
+            await asyncio.to_thread(self._journal.forget_early, request.seq_id)
 
     async def _fail(self, seq_id: int, said: str, *, lacks: bool = False) -> None:
         """Tells that a request has failed without an item, after a new start, too. `lacks`: an update would lack it."""

@@ -53,6 +53,10 @@ class Results:
             result = await work()
         except Exception as error:  # noqa: BLE001 - it is logged there
             result = _failed(request_id, error)
+        except asyncio.CancelledError:
+            if not self._tasks.are_ending:  # else the service does it again after its start
+                await self.of(owner).complete(request_id, failure("it was ended before it had a result", "server"))
+            raise
         await self.of(owner).complete(request_id, result)
 
 

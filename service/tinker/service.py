@@ -156,8 +156,8 @@ class Service:
         for session_id in {session_of(source) for source in self.store.ledger.sources()}:
             if not await self._goes_on(session_id):
                 await self.store.ledger.end(f"{session_id}:")
-        self._tasks.spawn(self._watch())
-        self._tasks.spawn(self._sweep_at_times())
+        self._tasks.keep(self._watch)
+        self._tasks.keep(self._sweep_at_times)
 
     async def _goes_on(self, session_id: str) -> bool:
         session = await asyncio.to_thread(self.store.session, session_id)
@@ -216,9 +216,21 @@ class Service:
             await asyncio.sleep(WATCH_SECONDS)
             for model_id, model in list(self._models.items()):
                 await model.fail_overdue()
-                if self.sessions.was_silent(session_of(model_id), SILENT_SECONDS):
+                if model.run.has_failed:
+                    await self._open_anew(model_id)
+                elif self.sessions.was_silent(session_of(model_id), SILENT_SECONDS):
                     logger.info("session %s is silent: model %s may leave its slot", session_of(model_id), model_id)
                     await self._shut(model_id)
+
+    async def _open_anew(self, model_id: str) -> None:
+        """Opens a model whose run has failed here: its journal has what goes on. Else the next request of it does."""
+        logger.info("model %s is opened anew", model_id)
+        owner = self._models[model_id].record.owner
+        await self._shut(model_id)
+        try:
+            await self.model(model_id, owner)
+        except (LookupError, OverQuota, OSError, ValueError, msgspec.MsgspecError):
+            logger.exception("model %s cannot be opened anew", model_id)
 
     # --- sessions ---
 

@@ -109,6 +109,54 @@ async def test_a_samplers_client_learns_of_all_its_results_at_once() -> None:
     futures.close()
 
 
+async def test_a_full_disk_costs_no_result_and_holds_up_further_requests_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    futures = Futures(10, 1000)
+    for index in range(4):
+        futures.begin(f"request {index}")
+    with monkeypatch.context() as patch:
+        patch.setattr(futures_module, "_write", full)
+        for index in range(4):
+            await futures.complete(f"request {index}", Result(bytes([index]) * 400))
+        assert futures.bytes_held == 1600, "what was asked for before has its result"
+        assert futures.begin("the one that tries again")
+        with pytest.raises(TooMany):
+            futures.begin("more")
+        assert futures.begin("due", is_due=True)
+        assert await futures.fetch("request 0", 0.0) == Result(bytes(400))
+        assert not futures.knows("request 0"), "what was fetched makes room first"
+    await futures.complete("the one that tries again", Result(b"found"))
+    assert futures.bytes_held <= 1000
+    assert futures.begin("more")
+    for index in range(1, 4):
+        assert await futures.fetch(f"request {index}", 0.0) == Result(bytes([index]) * 400)
+    futures.close()
+
+
+async def test_results_go_to_the_disk_though_its_temporary_files_were_removed() -> None:
+    futures = Futures(10, 1000)
+    futures._directory.cleanup()
+    for name in ("one", "two", "three"):
+        await futures.complete(name, Result(bytes(500)))
+    assert (futures.bytes_held, futures.bytes_spilled) == (1000, 500)
+    assert await futures.fetch("one", 0.0) == Result(bytes(500))
+    futures.close()
+
+
+async def test_who_polls_while_a_model_is_closed_is_to_poll_again() -> None:
+    futures = Futures(2, 1000)
+    futures.begin("s1:train:0:1")
+    polling = asyncio.create_task(futures.fetch("s1:train:0:1", 100.0))
+    await asyncio.sleep(0)
+    futures.cancel_all("s1:train:0")
+    assert await polling is None
+    futures.close()
+
+
 async def test_clients_that_poll_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futures_module, "MOST_CLIENTS", 2)
     futures = Futures(2, 1000)

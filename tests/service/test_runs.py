@@ -14,7 +14,7 @@ from counterpoint.run.trained import TrainedRun
 from counterpoint.service.journal import Journal
 from counterpoint.service.runs import DrivenRun, RunLost
 from counterpoint.transport.messages import Answered, Ask, Ready, Rejected
-from tests.support.polling import DEADLINE_SECONDS
+from tests.support.polling import DEADLINE_SECONDS, until
 
 
 class Link:
@@ -52,18 +52,65 @@ async def test_an_item_that_is_made_anew_otherwise_than_its_client_was_told_lose
     await run.close()
 
 
-async def test_a_journal_that_fails_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(answered: Answered) -> None:
-        raise OSError("the disk is full")
-
+async def test_an_answer_waits_until_the_journal_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room again the client has the answer of the trainer: it is carried out, and must not be told as failed."""
+    monkeypatch.setattr("counterpoint.service.runs.AGAIN_SECONDS", 0.0)
     journal = Journal(tmp_path / "items", "one", 2**20)
+    write, is_full = journal.write_answer, [True]
+
+    def full(answered: Answered) -> None:
+        if is_full[0]:
+            raise OSError("the disk is full")
+        write(answered)
+
     monkeypatch.setattr(journal, "write_answer", full)
-    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, Link(Answered(1, 0))), journal)
+    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, Link(Answered(1, 3))), journal)
     await run.begin(ItemHeader(), None)
     await run.start()
+    waiting = asyncio.create_task(run.answer_to(1))
+    await until(lambda: "full" in run.reason, "the reason for which it waits")
+    assert not waiting.done()
+    is_full[0] = False
     async with asyncio.timeout(DEADLINE_SECONDS):
-        with pytest.raises(RunLost, match="full"):
-            await run.answer_to(1)
+        assert (await waiting).step == 3
+    await run.close()
+
+
+@pytest.mark.parametrize("work", ["sender", "receiver"])
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_a_task_that_dies_ends_the_waiting_and_the_run_may_be_opened_anew(
+    work: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> None:
+        raise TypeError("a fault of ours")
+
+    trainer = Refusing()
+    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, trainer), Journal(tmp_path / "items", "one", 2**20))
+    if how == "failed":
+        monkeypatch.setattr(trainer if work == "sender" else run, "send" if work == "sender" else "_carry_out", dies)
+    await run.start()
+    await run.begin(ItemHeader(), None)
+    waiting = asyncio.create_task(run.answer_to(1))
+    await asyncio.sleep(0)
+    if how == "cancelled":
+        next(each for each in run._tasks if work in each.get_name()).cancel()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with pytest.raises(RunLost, match="failed here"):
+            await waiting
+    assert run.has_failed
+    await run.close()
+
+
+async def test_items_are_in_memory_only_while_they_are_about_to_be_sent(tmp_path: Path) -> None:
+    trainer = Refusing()
+    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, trainer), Journal(tmp_path / "items", "one", 2**20))
+    for _ in range(3):
+        await run.begin(ItemHeader(updates=True))
+    assert set(run._kept.values()) == {None}, "no trainer takes items yet"
+    await run.start()
+    await until(lambda: len(trainer.sent) >= 3, "the items")
+    await until(lambda: set(run._kept.values()) <= {None} or run._refused != {}, "none is kept")
+    assert [run._kept[number] for number in (2, 3)] == [None, None]
     await run.close()
 
 
