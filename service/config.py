@@ -21,7 +21,7 @@ class QuotaConfig(Config):
     """Tokens trained and sampled, with prompts, in a day of UTC; beyond, its clients wait for the next day. Unset: no limit."""
 
     disk_bytes: int | None = Field(default=None, ge=1)
-    """Bytes of saved weights on the disk, beyond which nothing is saved. Unset: no limit."""
+    """Bytes of saved weights and records on the disk, beyond which nothing is saved. Unset: no limit."""
 
 
 class PriceConfig(Config):

@@ -10,7 +10,7 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -42,7 +42,7 @@ from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
+from counterpoint.service.tinker.store import ModelRecord, Noted, SavedRecord, Session
 from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import bearer_token, refused_coding
@@ -234,6 +234,7 @@ class Endpoints:
 
     async def _session(self, request: web.Request, owner: str) -> web.Response:
         session = await self._service.sessions.any(request.match_info["session"], owner)
+        [session] = await self._noted([session])
         models = await self._service.models(owner, session.session_id)
         samplers = await self._service.samplers.of(session.session_id)
         return _json(
@@ -244,12 +245,18 @@ class Endpoints:
         )
 
     async def _search(self, request: web.Request, owner: str) -> web.Response:
-        page, cursor = (await _body(request, Search)).page(await self._own_sessions(owner))
+        search, own = await _body(request, Search), await self._own_sessions(owner)
+        found, cursor = await asyncio.to_thread(search.page, own, lambda each: self._service.store.noted([each])[0])
+        page = await self._noted(found)
         saved = {each.session_id: await self._saved_in(owner, each.session_id) for each in page}
         return _json(
             sessions=[session_summary(each, saved[each.session_id]) for each in page],
             next_cursor=msgspec.to_builtins(cursor),
         )
+
+    async def _noted(self, records: Iterable[Noted]) -> list[Noted]:
+        """Returns records of lists with what clients have noted of them."""
+        return await asyncio.to_thread(self._service.store.noted, records)
 
     async def _own_sessions(self, owner: str) -> list[Session]:
         found = await asyncio.to_thread(self._service.store.sessions, owner)
@@ -370,7 +377,8 @@ class Endpoints:
             within = {each.session_id for each in await self._own_sessions(owner) if each.project == project}
             models = [each for each in models if session_of(each.model_id) in within]
         return _json(
-            training_runs=[await self._described(each) for each in page.of(models)], cursor=page.cursor(len(models))
+            training_runs=[await self._described(each) for each in await self._noted(page.of(models))],
+            cursor=page.cursor(len(models)),
         )
 
     async def _training_run(self, request: web.Request, owner: str) -> web.Response:
@@ -378,17 +386,26 @@ class Endpoints:
 
     async def _described(self, model: ModelRecord) -> dict[str, Any]:
         saved = await self._service.weights.all_of(model)
+        last = {each.kind: each for each in reversed(saved)}  # the newest of each kind is shown
         return training_run(
-            model, saved, self._service.base_model, self._service.sessions.last_seen(session_of(model.model_id))
+            model,
+            await self._noted(last.values()),
+            self._service.base_model,
+            self._service.sessions.last_seen(session_of(model.model_id)),
         )
 
     async def _checkpoints(self, request: web.Request, owner: str) -> web.Response:
         model = await self._service.owned_model(request.match_info["model"], owner)
-        return _json(checkpoints=[checkpoint(each) for each in await self._service.weights.all_of(model)], cursor=None)
+        return _json(
+            checkpoints=[checkpoint(each) for each in await self._noted(await self._service.weights.all_of(model))],
+            cursor=None,
+        )
 
     async def _all_checkpoints(self, request: web.Request, owner: str) -> web.Response:
         page, found = _query(request, Page), await self._saved_in(owner, None)
-        return _json(checkpoints=[checkpoint(each) for each in page.of(found)], cursor=page.cursor(len(found)))
+        return _json(
+            checkpoints=[checkpoint(each) for each in await self._noted(page.of(found))], cursor=page.cursor(len(found))
+        )
 
     async def _delete_checkpoint(self, request: web.Request, owner: str) -> web.Response:
         await self._service.weights.delete(_uri(request), owner)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -109,29 +111,31 @@ class Search(msgspec.Struct, frozen=True):
     limit: int = 50
     cursor: Cursor | None = None
 
-    def page(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], Cursor | None]:
+    def page(
+        self, sessions: Sequence[Session], noted: Callable[[Session], Session]
+    ) -> tuple[Sequence[Session], Cursor | None]:
         """Returns the sessions that match, the newest first, from the cursor on, and where the next page begins.
 
-        Raises `BadRequest`.
+        `noted` returns a session with its `user_metadata`. Raises `BadRequest`.
         """
         if self.owner.type not in ("own", "accessible"):
             raise BadRequest(f"owner: {self.owner.type!r} is not served: each key sees its own sessions alone")
-        found = sorted((each for each in sessions if self._matches(each)), key=_place, reverse=True)
+        after = (math.inf, "")
         if self.cursor is not None:
             try:
                 after = (datetime.fromisoformat(self.cursor.last_created_at).timestamp(), self.cursor.last_session_id)
             except ValueError as error:
                 raise BadRequest(f"cursor.last_created_at: {error}") from error
-            found = [each for each in found if _place(each) < after]
-        page = Page(self.limit).of(found)
+        wanted = Page(self.limit)
+        wanted.of(())
+        ordered = sorted((each for each in sessions if _place(each) < after), key=_place, reverse=True)
+        found = list(islice((each for each in ordered if self._matches(each, noted)), self.limit + 1))
+        page = wanted.of(found)
         further = len(found) > len(page)
         return page, Cursor(time_text(page[-1].created), page[-1].session_id) if further else None
 
-    def _matches(self, session: Session) -> bool:
+    def _matches(self, session: Session, noted: Callable[[Session], Session]) -> bool:
         if self.project_ids is not None and session.project not in self.project_ids:
-            return False
-        given = session.user_metadata or {}
-        if any(given.get(key) != value for key, value in self.user_metadata.items()):
             return False
         if self.statuses is not None and not any(_has(session, each) for each in self.statuses):
             return False
@@ -140,7 +144,10 @@ class Search(msgspec.Struct, frozen=True):
             word in name for word in re.split(r"\s+", self.display_name.lower())
         )
         by_id = self.session_id is not None and self.session_id == session.session_id
-        return by_name or by_id or (self.display_name is None and self.session_id is None)
+        if not (by_name or by_id or (self.display_name is None and self.session_id is None)):
+            return False
+        given = (noted(session).user_metadata or {}) if self.user_metadata else {}
+        return all(given.get(key) == value for key, value in self.user_metadata.items())
 
 
 def _place(session: Session) -> tuple[float, str]:

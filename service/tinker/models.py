@@ -12,7 +12,6 @@ import logging
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -163,12 +162,12 @@ class Model:
         output_dir: Path,
         removing: asyncio.Lock,
         replay: Replay,
-        disk: Counter[str],
+        saved: Callable[..., None],
     ) -> None:
         """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
 
-        `output_dir` is the job's. `removing` is held while saved states are removed from it. `disk` has the bytes of each owner's
-        saved weights.
+        `output_dir` is the job's. `removing` is held while saved states are removed from it. `saved` is
+        `Tenants.saved`.
         """
         self.record = record
         self.run = run
@@ -181,7 +180,7 @@ class Model:
         self._output_dir = output_dir
         self._removing = removing
         self._replay = replay
-        self._disk = disk
+        self._saved = saved
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
@@ -266,6 +265,14 @@ class Model:
                 raise TooMany(f"request {request.seq_id} is not in the journal yet; send it again")
             unwritten.result()
         return request_id
+
+    def knows(self, seq_id: int) -> bool:
+        """Whether a request has come before."""
+        return self._sequence.knows(seq_id)
+
+    def misses(self, seq_id: int) -> bool:
+        """Whether requests that were taken wait for this one."""
+        return self._sequence.misses(seq_id)
 
     def may_wait(self, kind: str, seq_id: int) -> bool:
         """Whether a request, and what comes after it, loses nothing by being asked for later: nothing that was taken needs it."""
@@ -588,7 +595,7 @@ class Model:
             return size
 
         try:
-            self._disk[self.record.owner] += await asyncio.to_thread(kept)
+            self._saved(self.record, await asyncio.to_thread(kept), is_state=not record.directory)
         except FileExistsError as error:
             raise BadRequest(str(error)) from error
 

@@ -52,7 +52,7 @@ from counterpoint.service.tinker.store import (
 from counterpoint.service.tinker.tenants import Tenants, check_project
 from counterpoint.service.tinker.weights.imports import imported
 from counterpoint.service.tinker.weights.named import Weights
-from counterpoint.service.tinker.weights.retention import bytes_held, end_session, sweep
+from counterpoint.service.tinker.weights.retention import bytes_held, end_session, saved_sizes, sweep
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
@@ -208,6 +208,9 @@ class Service:
         async with self._removing:
             await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
             held = await asyncio.to_thread(bytes_held, self.store, self.config.output_dir)
+            known = await asyncio.to_thread(saved_sizes, self.store)
+        for each, is_state, size in known:
+            self.tenants.saved(each, size, is_state=is_state, is_new=False)
         self.tenants.disk.clear()
         self.tenants.disk.update(held)
 
@@ -235,13 +238,14 @@ class Service:
     # --- sessions ---
 
     async def create_session(self, asked: CreateSession, owner: str) -> Session:
-        """Begins a session. Raises `BadRequest` and `ValueError`."""
+        """Begins a session. Raises `BadRequest`, `OverQuota` and `ValueError`."""
         project = check_project(asked.project_id or "")
         session = Session(
             f"s{secrets.token_hex(8)}", owner,
             user_metadata=asked.user_metadata, display_name=asked.display_name, created=time.time(),
             project=project,
         )  # fmt: skip
+        self.tenants.take_disk(owner, len(encoded(session)))
         await self.sessions.begin(session)
         return session
 
@@ -396,6 +400,8 @@ class Service:
             f"{session.session_id}:loss:{asked.custom_loss_seq_id}",
             msgspec.Raw(msgspec.json.encode({"inputs": asked.inputs, "graph": asked.graph})),
         )
+        if not self.results.of(owner).knows(record.loss_id):
+            self.tenants.take_disk(owner, len(encoded(record)))
         if (keeping := self.results.begin(record.loss_id, owner, lambda: self._keep_loss(record))) is not None:
             await asyncio.wait([keeping])  # after a restart it is known then
         return record.loss_id
@@ -468,7 +474,7 @@ class Service:
             if model.is_untouched and not is_loaded:
                 async with self._removing:  # as in `_begin_model`
                     source, start = await self._start_of(asked.path, owner)
-                    former = model.record
+                    former = await self.owned_model(model_id, owner)
                     if (former.rank, set(former.target_modules)) != (source.rank, set(source.target_modules)):
                         raise BadRequest(
                             f"{asked.path} has rank {source.rank} and {', '.join(source.target_modules)}; the model has "
@@ -492,7 +498,7 @@ class Service:
 
         Raises `BadRequest`, `NotFound`, `OSError`, `OverQuota` and `TooMany`.
         """
-        encoded(record)  # a record that is too long is refused now
+        size = len(encoded(record))  # a record that is too long is refused now
         request_id, is_claimed = f"{record.model_id}:{CREATE}", False
         try:
             async with self._opened(record.model_id):
@@ -504,6 +510,7 @@ class Service:
                             _, start = await self._start_of(path, record.owner)
                             if any(getattr(record, name) != value for name, value in start.items()):
                                 raise BadRequest(f"{path[:120]} was saved anew meanwhile; load it again")
+                        self.tenants.take_disk(record.owner, size)
                         await asyncio.to_thread(self.store.write, record)
                 elif msgspec.structs.replace(former, created=record.created) != record:
                     raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
@@ -561,7 +568,7 @@ class Service:
         model = Model(
             record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
-            self.replays.of(record.owner), self.tenants.disk,
+            self.replays.of(record.owner), self.tenants.saved,
         )  # fmt: skip
         try:
             await model.start()
@@ -587,9 +594,11 @@ class Service:
             self.tenants.check_tokens(owner, tokens)
         if tokens:
             self.tenants.tokens.note(owner, model.request_id(seq_id), tokens)
-        if kind in SAVES:
+        if kind in SAVES and not model.knows(seq_id):
             try:
-                self.tenants.check_disk(owner)
+                self.tenants.reserve_disk(
+                    owner, model.request_id(seq_id), model.record, kind, len(body), is_due=model.misses(seq_id)
+                )
             except OverQuota as error:
                 refusal = str(error)
         return await model.offer(Request(kind, seq_id, body, refusal))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from counterpoint.service.tinker.refusals import Gone, NotFound
-from counterpoint.service.tinker.store import Session, Store
+from counterpoint.service.tinker.store import Session, Store, without_notes
 
 KNOWN_SESSIONS = 4096
 """Sessions that are not read from the disk again."""
@@ -56,8 +56,13 @@ class Sessions:
 
     async def change(self, session: Session) -> None:
         """Takes what has changed of a session. Raises `OSError` and `ValueError`."""
-        self._known[session.session_id] = session
-        await asyncio.to_thread(self._store.write, session)
+
+        def write() -> None:
+            [whole] = self._store.noted([session]) if session.user_metadata is None else [session]
+            self._store.write(whole)
+
+        self._known[session.session_id] = without_notes(session)
+        await asyncio.to_thread(write)
         self._store.ledger.assign(session.session_id, "" if session.finished else session.project)
 
     def forget(self, session_id: str) -> None:

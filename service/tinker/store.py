@@ -10,6 +10,8 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,6 +25,9 @@ from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import write_atomically
 
 MAX_RECORD_BYTES = 2**20
+
+LISTED_BYTES = 8 * 2**20
+"""The bytes of the records of one list that are read for what clients noted there; those after them are listed without it."""
 
 Position = Annotated[int, Meta(ge=0, lt=2**31)]
 """A number that a client gives and that is a part of an id. More digits would make an id too long for the name of a file."""
@@ -141,6 +146,9 @@ class LossRecord(msgspec.Struct, frozen=True):
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
+Noted = TypeVar("Noted", Session, ModelRecord, SavedRecord)
+"""The records to which clients add `user_metadata`, up to a megabyte: lists are made without it."""
+
 
 class Store:
     """The records of one service."""
@@ -151,8 +159,12 @@ class Store:
         self.ledger = Ledger(directory / "ledger")
         self._finished: set[str] = set()
         """The files of sessions that have ended: they are not read again."""
-        self._owners: dict[str, str] = {}
-        """The owners of records, by path: those of others are not read."""
+        self._slim: dict[Path, tuple[int, Any]] = {}
+        """Records without `user_metadata`, with the numbers of their files: they are not read for each list."""
+        self._written = 0
+        """Records that were written since the start."""
+        self._listing = threading.Lock()
+        """Held while a list is read: each may take `LISTED_BYTES`."""
         self._saving = threading.Lock()
         """Held while a name of saved weights changes its meaning."""
         for name in ("sessions", "models", "samplers", "losses"):
@@ -174,6 +186,7 @@ class Store:
         path, data = self._path_of(record), encoded(record)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
+        self._forget_slim(path)
 
     def _path_of(self, record: Session | ModelRecord | SavedRecord | SamplerRecord | LossRecord) -> Path:
         match record:
@@ -189,14 +202,14 @@ class Store:
                 return self.directory / "losses" / f"{file_name(record.loss_id)}.json"
 
     def session(self, session_id: str) -> Session | None:
-        """Returns a session; None if there is none."""
-        found = self._read(self.directory / "sessions" / f"{file_name(session_id)}.json", Session)
+        """Returns a session, without its `user_metadata`; None if there is none."""
+        found = self._listed(self.directory / "sessions" / f"{file_name(session_id)}.json", Session)
         if found is not None and found.project and not found.finished:
             self.ledger.assign(session_id, found.project)
         return found
 
     def models(self, owner: str | None = None, session_id: str = "*") -> list[ModelRecord]:
-        """Returns the models of an owner, or of all; of one session, or of all."""
+        """Returns the models of an owner, or of all; of one session, or of all; as `noted` says."""
         return self._all(f"models/{session_id}_train_*/model.json", ModelRecord, owner)
 
     def model(self, model_id: str) -> ModelRecord | None:
@@ -205,7 +218,7 @@ class Store:
         return found if found is not None and found.model_id == model_id else None
 
     def sessions(self, owner: str | None = None) -> list[Session]:
-        """Returns the sessions of an owner, or of all."""
+        """Returns the sessions of an owner, or of all, as `noted` says."""
         return self._all("sessions/*.json", Session, owner)
 
     def touch(self, session_id: str) -> None:
@@ -216,7 +229,7 @@ class Store:
     def silent_sessions(self, before: float) -> list[Session]:
         """Returns the sessions that go on and were not heard of since a time, in seconds since 1970."""
         paths = [path for path in self.directory.glob("sessions/[!.]*.json") if path.name not in self._finished]
-        found = [each for path in paths if path.stat().st_mtime < before and (each := self._read(path, Session))]
+        found = [each for path in paths if path.stat().st_mtime < before and (each := self._listed(path, Session))]
         self._finished |= {f"{each.session_id}.json" for each in found if each.finished}
         return [each for each in found if not each.finished]
 
@@ -236,7 +249,7 @@ class Store:
         return record if record is not None and record.model_id == found[1] and not record.has_expired else None
 
     def all_saved(self, model_id: str, kinds: str = "*weights") -> list[SavedRecord]:
-        """Returns all that is saved of a model, also what has expired and is not deleted yet."""
+        """Returns all that is saved of a model, also what has expired and is not deleted yet, as `noted` says."""
         return self._all(f"models/{run_of(model_id)}/{kinds}/[!.]*.json", SavedRecord)
 
     def knows(self, record: SavedRecord) -> bool:
@@ -278,6 +291,7 @@ class Store:
             if former is not None and former.number == record.number:
                 self._bury(former)
                 self._path_of(record).unlink()
+                self._forget_slim(self._path_of(record))
 
     def deleted(self, run_id: str) -> list[SavedRecord]:
         """Returns what was deleted of a run."""
@@ -286,6 +300,7 @@ class Store:
     def forget(self, record: SavedRecord) -> None:
         """Forgets that weights were deleted, whose item never comes again."""
         self._tombstone_of(record).unlink(missing_ok=True)
+        self._forget_slim(self._tombstone_of(record))
 
     def _bury(self, record: SavedRecord) -> None:
         write_atomically(self._tombstone_of(record), encoded(record))
@@ -298,14 +313,65 @@ class Store:
         return self._all(f"samplers/{session_id}_sample_*.json", SamplerRecord)
 
     def _all(self, pattern: str, kind: type[Record], owner: str | None = None) -> list[Record]:
-        paths = sorted(self.directory.glob(pattern))
-        if owner is None:
-            return [record for path in paths if (record := self._read(path, kind)) is not None]
-        own = [path for path in paths if self._owners.get(str(path), owner) == owner]
-        found = {str(path): record for path in own if (record := self._read(path, kind)) is not None}
-        owners = {path: str(getattr(record, "owner", "")) for path, record in found.items()}
-        self._owners |= owners
-        return [record for path, record in found.items() if owners[path] == owner]
+        found = [each for path in sorted(self.directory.glob(pattern)) if (each := self._listed(path, kind))]
+        return found if owner is None else [each for each in found if getattr(each, "owner", None) == owner]
+
+    def _listed(self, path: Path, kind: type[Record]) -> Record | None:
+        """Returns a record without its `user_metadata`; None if there is none."""
+        try:
+            file = path.stat().st_ino
+        except FileNotFoundError:
+            return None
+        known = self._slim.get(path)
+        if known is not None and known[0] == file:
+            slim: Record = known[1]
+            return slim
+        written = self._written
+        if (found := self._read(path, kind)) is None:
+            return None
+        if not hasattr(found, "user_metadata"):
+            return found
+        bare: Record = msgspec.structs.replace(found, user_metadata=None)
+        if written == self._written:  # else it may be older than what is there now
+            self._slim[path] = file, bare
+        return bare
+
+    def _forget_slim(self, path: Path) -> None:
+        self._written += 1
+        self._slim.pop(path, None)
+
+    def noted(self, records: Iterable[Noted]) -> list[Noted]:
+        """Returns records of lists with what clients have noted of them: these are made without `user_metadata`."""
+        found, left = list[Noted](), LISTED_BYTES
+        with self._listing:
+            for record in records:
+                path = self._path_of(record)
+                whole = None
+                with suppress(FileNotFoundError):
+                    if (size := path.stat().st_size) <= left:
+                        whole, left = self._read(path, type(record)), left - size
+                found.append(record if whole is None else with_notes_of(record, whole))
+        return found
+
+    def bytes_of_records(self) -> Counter[str]:
+        """Returns the bytes of all records by owner. Their names begin with that of their session."""
+        sizes = Counter[str]()
+        for pattern in (
+            "sessions/*.json",
+            "samplers/*.json",
+            "losses/*.json",
+            "models/*/model.json",
+            "models/*/*/*.json",
+        ):
+            for path in self.directory.glob(pattern):
+                name = path.relative_to(self.directory).parts[1]
+                with suppress(FileNotFoundError):
+                    sizes[name.partition(".")[0].partition("_")[0]] += path.stat().st_size
+        found = Counter[str]()
+        for session_id, size in sizes.items():
+            if (session := self.session(session_id)) is not None:
+                found[session.owner] += size
+        return found
 
     def sampler(self, sampler_id: str) -> SamplerRecord | None:
         """Returns a sampler; None if there is none."""
@@ -330,6 +396,16 @@ def encoded(record: msgspec.Struct) -> bytes:
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"{len(data)} bytes are to be kept; at most {MAX_RECORD_BYTES}: give less user_metadata")
     return data
+
+
+def without_notes(record: Noted) -> Noted:
+    """Returns a record without its `user_metadata`."""
+    return record if record.user_metadata is None else msgspec.structs.replace(record, user_metadata=None)
+
+
+def with_notes_of(record: Noted, other: Noted) -> Noted:
+    """Returns a record with the `user_metadata` of another."""
+    return msgspec.structs.replace(record, user_metadata=other.user_metadata)
 
 
 def file_name(text: str) -> str:

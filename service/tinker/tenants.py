@@ -14,7 +14,11 @@ from counterpoint.service.ledger import Ledger, Used
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.refusals import OverQuota
+from counterpoint.service.tinker.store import ModelRecord
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+
+SMALL_BYTES = 4096
+"""The bytes of a record that is written whatever a quota says."""
 
 
 class Reserved:
@@ -57,7 +61,11 @@ class Tenants:
         self.tokens = Reserved()
         """The tokens that requests may still use."""
         self.disk = Counter[str]()
-        """The bytes of saved weights by owner, as of the last look at the disk, and of what was saved since."""
+        """The bytes of records and saved weights by owner, as of the last look at the disk, and of what was written since."""
+        self._saves = Reserved()
+        """The bytes that saves without a result will take."""
+        self._sizes: dict[tuple[bool, int, tuple[str, ...]], int] = {}
+        """The bytes of the largest save of each kind."""
 
     @property
     def owners(self) -> list[str]:
@@ -109,14 +117,51 @@ class Tenants:
                 f"{reserved:,}, and {says}: wait for these"
             )
 
-    def check_disk(self, owner: str) -> None:
-        """Raises `OverQuota` if an owner may save no further weights."""
+    def take_disk(self, owner: str, count: int) -> None:
+        """Counts a record of so many bytes that is about to be written. Raises `OverQuota`.
+
+        A small one is written all the same: without a session nobody could delete anything.
+        """
+        if count > SMALL_BYTES:
+            self._check_disk(owner, count)
+        self.disk[owner] += count
+
+    def reserve_disk(
+        self, owner: str, request_id: str, model: ModelRecord, kind: str, notes: int, *, is_due: bool = False
+    ) -> None:
+        """Keeps the bytes that a save will take, with so many of its record, until it has a result.
+
+        Raises `OverQuota`, and `TooMany` while nobody knows what a save of such a model weighs: others wait for the first, but
+        not one that `is_due`, for which requests wait that were taken.
+        """
+        if self.quota(owner).disk_bytes is None:
+            return
+        size = self._sizes.get(_kind_of(model, is_state=kind == "save_weights"), 0)
+        reserved = self._saves.of(owner, lambda name: self._is_open(owner, name))
+        if not size and reserved and not is_due:
+            raise TooMany("what a save of this model weighs is known once an earlier one is done; send it again")
+        self._check_disk(owner, size + notes + reserved)
+        self._saves.note(owner, request_id, max(1, size + notes))
+
+    def saved(self, model: ModelRecord, size: int, *, is_state: bool, is_new: bool = True) -> None:
+        """Notes what a save of a model weighs; counts it if it `is_new`."""
+        kind = _kind_of(model, is_state=is_state)
+        self._sizes[kind] = max(size, self._sizes.get(kind, 0))
+        self.disk[model.owner] += size * is_new
+
+    def _check_disk(self, owner: str, count: int) -> None:
         most = self.quota(owner).disk_bytes
-        if most is not None and (count := self.disk[owner]) >= most:
+        if most is not None and (held := self.disk[owner]) + count > most:
             raise OverQuota(
-                f"the saved weights of {self.name(owner)} have {count:,} bytes, and its quota is {most:,} "
-                "(tinker.quota.disk_bytes): delete some, or let them expire; they leave the disk within a minute"
+                f"{count:,} bytes more do not fit: the saved weights and records of {self.name(owner)} have {held:,} bytes, and "
+                f"its quota is {most:,} (tinker.quota.disk_bytes): delete some weights, or let them expire; they leave the disk "
+                "within a minute"
             )
+
+
+def _kind_of(model: ModelRecord, *, is_state: bool) -> tuple[bool, int, tuple[str, ...]]:
+    """Returns what saves have in common that weigh the same."""
+    return is_state, model.rank, tuple(model.target_modules)
 
 
 def check_project(project: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,7 +53,9 @@ def model_of(directory: Path, run: Run) -> Model:
     journal = Journal(directory / "items", "s1_train_0", 1000)
     replay = Replay(ServiceConfig(output_dir=directory, model="m"), has_experts=False)
     driven, servers, lock = cast(Any, run), cast(Any, None), asyncio.Lock()
-    return Model(record, driven, journal, store, futures, servers, 10, 10, directory, lock, replay, Counter())
+    return Model(
+        record, driven, journal, store, futures, servers, 10, 10, directory, lock, replay, lambda *_, **__: None
+    )
 
 
 class Journalling(Run):

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tinker
 from hypothesis import given
@@ -15,13 +16,15 @@ from counterpoint.service import ledger
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Ledger, Used
+from counterpoint.service.tinker import store as store_module
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import tokens_of
+from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import OverQuota
-from counterpoint.service.tinker.store import SamplerRecord, SavedRecord
-from counterpoint.service.tinker.tenants import Reserved, Tenants, cost
+from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Store, encoded
+from counterpoint.service.tinker.tenants import SMALL_BYTES, Reserved, Tenants, cost
 from counterpoint.service.tinker.weights.retention import bytes_held
 from tests.service.serving import KEYS, serving
 from tests.service.test_models import Run, model_of
@@ -195,20 +198,107 @@ async def test_a_save_over_the_quota_keeps_its_place_and_saves_nothing(tmp_path:
 
 
 async def test_the_disk_is_counted_by_owner_and_place(tmp_path: Path) -> None:
-    async with serving(tmp_path, quota={"disk_bytes": 150}) as (_, service):
-        store = service.store
+    async with serving(tmp_path, quota={"disk_bytes": 150_000}) as (_, service):
+        store, tenants = service.store, service.tenants
         models = [a_model(store, number, OWNERS[number]) for number in (0, 1)]
         for name in ("one", "same"):
-            store.write(a_state(tmp_path, models[0], name, 1, size=100))
+            store.write(a_state(tmp_path, models[0], name, 1, size=100_000))
         store.write(a_state(tmp_path, models[1], "other", 1, size=7))
         link = published(tmp_path, models[0], 3)
-        shown = SavedRecord(models[0].model_id, "sampler_weights", "shown", 3, 1, str(link), size=50)
+        shown = SavedRecord(models[0].model_id, "sampler_weights", "shown", 3, 1, str(link), size=50_000)
         store.write(shown)
-        assert bytes_held(store, tmp_path) == {OWNERS[0]: 150, OWNERS[1]: 7}
+        records = store.bytes_of_records()
+        files = [path for path in (tmp_path / "service").rglob("*.json") if path.parent.name != "ledger"]
+        assert sum(records.values()) == sum(path.stat().st_size for path in files) > 0
+        held = bytes_held(store, tmp_path)
+        assert held == {OWNERS[0]: 150_000 + records[OWNERS[0]], OWNERS[1]: 7 + records[OWNERS[1]]}
         await service.sweep()
-        with pytest.raises(OverQuota, match="150 bytes"):
-            service.tenants.check_disk(OWNERS[0])
-        service.tenants.check_disk(OWNERS[1])
+        with pytest.raises(OverQuota, match=r"tinker\.quota\.disk_bytes"):
+            tenants.reserve_disk(OWNERS[0], "x", models[0], "save_weights_for_sampler", 0)
+        with pytest.raises(OverQuota):
+            tenants.take_disk(OWNERS[0], SMALL_BYTES + 1)
+        tenants.take_disk(OWNERS[0], SMALL_BYTES)
+        tenants.reserve_disk(OWNERS[1], "x", models[1], "save_weights_for_sampler", 0)
         store.delete(shown)
         await service.sweep()
-        service.tenants.check_disk(OWNERS[0])
+        with pytest.raises(OverQuota):  # what such a save weighs is known
+            tenants.reserve_disk(OWNERS[0], "x", models[0], "save_weights", 0)
+
+
+async def test_saves_at_once_keep_to_the_quota_of_bytes(tmp_path: Path) -> None:
+    """The first says what one weighs; then as many as fit, however many are asked for at once."""
+    opened, config = set[str](), TinkerConfig(quota=QuotaConfig(disk_bytes=1000))
+    tenants = Tenants(config, {}, Ledger(tmp_path), lambda _, name: name in opened)
+    model = ModelRecord("s1:train:0", "s1_train_0", "", 4, ["q_proj"])
+
+    def reserve(name: str, *, is_due: bool = False) -> str:
+        try:
+            tenants.reserve_disk("", name, model, "save_weights", 20, is_due=is_due)
+        except (OverQuota, TooMany) as error:
+            return type(error).__name__
+        opened.add(name)
+        return ""
+
+    assert [reserve(name) for name in "abc"] == ["", "TooMany", "TooMany"]
+    assert reserve("d", is_due=True) == ""
+    tenants.saved(model, 280, is_state=True)
+    opened.clear()
+    assert [reserve(name) for name in "efgh"] == ["", "", "OverQuota", "OverQuota"]
+    for name in "ef":
+        opened.discard(name)
+        tenants.saved(model, 280, is_state=True)
+    assert reserve("i") == "OverQuota"
+    assert tenants.disk[""] == 840
+
+
+async def test_what_clients_note_counts_and_is_not_read_for_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, quota={"disk_bytes": 3_000_000}) as (client, service):
+        noted = {"user_metadata": {"text": "x" * 900_000}, "tags": [], "sdk_version": "0"}
+        codes = [(await asked(client, "create_session", noted | {"project_id": "p"}))[0] for _ in range(5)]
+        assert codes == [200, 200, 200, 403, 403]
+        status, made = await asked(client, "create_session", {"tags": [], "sdk_version": "0"})
+        assert status == 200, "else its owner could delete nothing"
+        session = made["session_id"]
+        lora = {"base_model": "tiny", "lora_config": {"rank": 4}}
+        body = {"session_id": session, "model_seq_id": 0} | lora | {"user_metadata": noted["user_metadata"]}
+        assert (await asked(client, "create_model", body))[0] == 403
+        loss = {"session_id": session, "custom_loss_seq_id": 0, "inputs": ["x" * 500_000], "graph": {}}
+        assert (await asked(client, "create_custom_loss", loss))[0] == 403
+        assert sum(each.stat().st_size for each in (tmp_path / "service").rglob("*.json")) < 3_000_000
+        headers = {"X-API-Key": KEYS[0]}
+        first = await (await client.get("/api/v1/sessions", headers=headers)).json()
+        read = list[Path]()
+        whole = Store._read
+
+        def noting(self: Store, path: Path, kind: Any) -> Any:
+            read.append(path)
+            return whole(self, path, kind)
+
+        monkeypatch.setattr(Store, "_read", noting)
+        again = await (await client.get("/api/v1/sessions", headers=headers)).json()
+        assert (again, len(first["sessions"]), read) == (first, 4, [])
+        _, found = await asked(client, "sessions/search", {"limit": 2})
+        assert len(read) <= 3, "only what is shown"
+        assert [len(each["user_metadata"] or {}) for each in found["sessions"]] == [0, 1]
+        _, found = await asked(client, "sessions/search", {"user_metadata": noted["user_metadata"], "limit": 2})
+        assert len(found["sessions"]) == 2
+        assert found["next_cursor"] is not None
+        other = found["sessions"][0]["session_id"]
+        await service.assign_project(other, OWNERS[0], "q")
+        shown = await (await client.get(f"/api/v1/sessions/{other}", headers=headers)).json()
+        assert shown["user_metadata"] == noted["user_metadata"], "a change keeps it"
+        assert all(each.user_metadata is None for each in service.sessions._known.values())
+
+
+def test_a_list_has_what_was_noted_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    models = [a_model(store, number, "") for number in range(3)]
+    size = len(encoded(models[0]))
+    monkeypatch.setattr(store_module, "LISTED_BYTES", 2 * size)
+    assert [each.user_metadata is not None for each in store.noted(store.models())] == [True, True, False]
+    assert store.noted([models[0]]) == [models[0]]
+    changed = msgspec.structs.replace(models[0], rank=8)
+    store.write(changed)
+    assert [each.rank for each in store.models()] == [8, 4, 4], "what is written is seen"

@@ -18,7 +18,7 @@ from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, most_used, sample
 from counterpoint.service.tinker.sessions import Sessions, session_of
-from counterpoint.service.tinker.store import SamplerRecord, Store
+from counterpoint.service.tinker.store import SamplerRecord, Store, encoded
 from counterpoint.service.tinker.tenants import Tenants
 from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.transport.records import Float32Array, Int32Array
@@ -82,6 +82,8 @@ class ClientSamplers:
             record = SamplerRecord(sampler_id, owner)
         else:
             raise BadRequest("neither base_model nor model_path is given")
+        if await asyncio.to_thread(self._store.sampler, sampler_id) is None:
+            self._tenants.take_disk(owner, len(encoded(record)))
         await asyncio.to_thread(self._store.write, record)
         return record
 

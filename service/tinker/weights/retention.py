@@ -135,13 +135,23 @@ def _forget(store: Store, model: ModelRecord, record: SavedRecord) -> None:
 
 
 def bytes_held(store: Store, output_dir: Path) -> Counter[str]:
-    """Returns the bytes of saved weights on the disk by owner, also of those that are deleted and still needed."""
-    found = Counter[str]()
+    """Returns the bytes of records and saved weights on the disk by owner, also of those that are deleted and still needed."""
+    found = store.bytes_of_records()
     for model in store.models():
         records = [*store.all_saved(model.model_id, "*"), *store.deleted(run_of(model.model_id))]
         places = {each.directory or each.step: each for each in records if _exists(each, output_dir, model.run_id)}
         found[model.owner] += sum(each.size or 0 for each in places.values())
     return found
+
+
+def saved_sizes(store: Store) -> list[tuple[ModelRecord, bool, int]]:
+    """Returns the model of each save, whether it is a state, and its bytes."""
+    return [
+        (model, not each.directory, each.size)
+        for model in store.models()
+        for each in store.all_saved(model.model_id, "*")
+        if each.size
+    ]
 
 
 def _needed(
