@@ -232,6 +232,17 @@ class Chat:
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
+    def encode_text(self, text: str) -> array[int]:
+        """Returns the ids of a text that stands by itself, as vLLM's completions read one, as an array of int32.
+
+        They have what the tokenizer puts around it, such as a token for the beginning of a text.
+        """
+        around = self._tokenizer.encode("a")
+        added = around.special_tokens_mask
+        first = added.index(0) if 0 in added else len(added)
+        after = array("i", (each for each, new in zip(around.ids[first:], added[first:], strict=True) if new))
+        return array("i", around.ids[:first]) + self.encode_packed(text) + after
+
     def encode_packed(self, text: str) -> array[int]:
         """Does as `encode`, and returns an array of int32. In a thread, a long text waits until no other one is encoded."""
         with _in_turn(len(text)):

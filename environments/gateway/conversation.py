@@ -96,7 +96,7 @@ class Conversations:
         for length, turn, cut in reversed(found):
             if (prompt := self._continued(turn, cut, content[length:])) is not None:
                 return prompt
-        return self._chat.encode_packed(text)
+        return self._chat.encode_text(text)
 
     def remember_text(self, text: str, completion: str, cut: str, turn: Turn) -> None:
         """Notes that a text prompt, the completion as it was returned and the text `cut` from its end ended in `turn`."""

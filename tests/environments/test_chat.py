@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
+from counterpoint.environments import chat as chat_module
 from counterpoint.environments.chat import LONG_TEXT, Chat, Message
 from tests.support.polling import wait_until
 from tests.support.rollouts import make_turn
@@ -351,6 +352,45 @@ def test_tokens_and_templates_are_those_of_transformers(directory: Path, place: 
     for tools in ((), TOOLS):
         asked = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": True}
         assert chat.render(USER, tools, add_generation_prompt=True) == theirs.apply_chat_template(USER, **asked)
+
+
+AROUND: dict[str, Any] = {
+    "nothing": None,
+    "bytes": processors.ByteLevel(trim_offsets=False),
+    "beginning": processors.TemplateProcessing(single="<|user|> $A", special_tokens=[("<|user|>", 258)]),
+    "both": processors.TemplateProcessing(
+        single="<|user|> $A <|end|>", special_tokens=[("<|user|>", 258), ("<|end|>", 256)]
+    ),
+    "two": processors.TemplateProcessing(
+        single="<|user|> <|user|> $A <|end|>", special_tokens=[("<|user|>", 258), ("<|end|>", 256)]
+    ),
+    "roberta": processors.RobertaProcessing(("<|end|>", 256), ("<|user|>", 258)),
+    "end": processors.TemplateProcessing(single="$A <|end|>", special_tokens=[("<|end|>", 256)]),
+}
+AROUND["sequence"] = processors.Sequence([AROUND["bytes"], AROUND["beginning"]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("adds", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_a_text_by_itself_has_what_the_tokenizer_puts_around_it(
+    directory: Path, around: str, adds: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is encoded in pieces. `add_bos_token` changes nothing in transformers 5."""
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    if AROUND[around] is not None:
+        tokenizer.post_processor = AROUND[around]
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|user|>", **adds}))
+    theirs = AutoTokenizer.from_pretrained(directory)
+    for longest in (chat_module.LONG_TEXT, 8):
+        monkeypatch.setattr(chat_module, "LONG_TEXT", longest)
+        chat = Chat(directory)
+        for text in ("1 + 2 = ", "", "a", "<|user|>grün <|end|>", "word " * 20):
+            assert chat.encode_text(text).tolist() == theirs(text).input_ids, text
 
 
 def test_several_stop_tokens_come_from_the_generation_config(directory: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from tokenizers import processors
 
 from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import LONG_TEXT, Chat, Tool
@@ -218,6 +219,29 @@ async def test_a_text_continues_the_turn_that_it_repeats(
         await client.completions.create(model="any", prompt=continued)
     assert extends(model.turns[1], model.turns[0]) == kept
     assert chat.transcribe([model.turns[1].prompt_ids.tolist()]) == [continued]
+
+
+async def test_a_text_begins_as_the_tokenizer_says_and_its_continuation_does_not(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    tokenizer = write_tokenizer(tmp_path, longest=1024)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|user|> $A", special_tokens=[("<|user|>", 258)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    chat = Chat(tmp_path)
+    model = RecordingModel(chat, ["upon", "x", "y"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.completions.create(model="any", prompt="once ")
+        await client.completions.create(model="any", prompt="once upon<|end|> a time")
+        await client.completions.create(model="any", prompt=chat.encode("once "))
+    assert [turn.prompt_ids.tolist() for turn in model.turns] == [
+        tokenizer.encode("once ").ids,
+        [258, *chat.encode("once upon<|end|> a time")],
+        chat.encode("once "),
+    ]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len("once ") + 1
+    assert extends(model.turns[1], model.turns[0])
+    assert model.chat.start([HELLO]) == chat.encode("<|user|>hello<|end|><|assistant|>")  # a template writes its own
 
 
 def test_of_the_turns_that_a_text_repeats_one_is_encoded(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
