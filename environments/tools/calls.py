@@ -1,9 +1,9 @@
 """Checks the calls that a parser found in a turn against the tools: names, JSON, and the JSON schema of the arguments.
 
 What is wrong becomes a text for the model to read (`Reply.malformed`), never an exception: it is the model's mistake. The check
-covers what schemas of tools use: type, enum, const, required, properties, additionalProperties, items, anyOf, oneOf, allOf, local
-references, and bounds of numbers and lengths. A keyword that it does not know accepts everything; `pattern` is not checked, since
-a pattern on text that a model wrote may never end.
+covers what schemas of tools use: type, enum, const, required, properties, additionalProperties, items, prefixItems, anyOf, oneOf,
+allOf, local references, and bounds of numbers and lengths. A keyword that it does not know accepts everything; `pattern` is not
+checked, since a pattern on text that a model wrote may never end.
 """
 
 from __future__ import annotations
@@ -195,8 +195,13 @@ def _wrong_choice(value: Any, schema: Mapping[str, Any], root: _Root, where: str
 
 def _wrong_parts(value: Any, schema: Mapping[str, Any], root: _Root, where: str, depth: int) -> str:
     if isinstance(value, list):
-        items = schema.get("items", {})
-        problems = (violation(each, items, root, f"{where}[{index}]", depth + 1) for index, each in enumerate(value))
+        items, first = schema.get("items", {}), _list(schema.get("prefixItems"))
+        if isinstance(items, list):  # as drafts before 2020 have it
+            items, first = schema.get("additionalItems", {}), items
+        problems = (
+            violation(each, first[index] if index < len(first) else items, root, f"{where}[{index}]", depth + 1)
+            for index, each in enumerate(value)
+        )
         return next(filter(None, problems), "")
     if not isinstance(value, dict):
         return ""

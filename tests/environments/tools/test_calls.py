@@ -88,6 +88,8 @@ SCHEMAS: list[dict[str, Any]] = [
     },
     {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 1},
     {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+    {"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    {"prefixItems": [{"type": "integer"}], "items": {"type": "null"}, "minItems": 1},
 ]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "abc"]),
@@ -111,3 +113,9 @@ def test_a_schema_that_multiplies_is_given_up() -> None:
     schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 10}}}
     assert "fits none of" in violation({"a": 1}, schema)
     assert "takes more than" in violation([1] * 200_000, {"items": {"type": "integer"}})
+
+
+@pytest.mark.parametrize("value", [[], [1], [1, "a"], ["a"], [1, 2]])
+def test_items_of_older_drafts_are_read(value: Any) -> None:
+    schema = {"items": [{"type": "integer"}], "additionalItems": {"type": "string"}}
+    assert (violation(value, schema) == "") == jsonschema.Draft7Validator(schema).is_valid(value)
