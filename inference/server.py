@@ -94,6 +94,9 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM 0.32 computes on a CPU (`CPUAttentionBackend.get_supported_head_sizes`)."""
 
+STRUCTURED_OUTPUTS_BACKEND = "--structured-outputs-config.backend"
+"""vLLM's flag for what constrains answers. Of its backends guidance refuses what it does not hold."""
+
 CONTEXTS_KEPT = 4
 """Whole contexts of each request at once that fit into the KV cache of a small model: the one that it computes, and prefixes."""
 
@@ -316,6 +319,9 @@ def server_command(config: InferenceConfig) -> list[str]:
     # generation_config.json may ask for top-k or top-p, which would train on another distribution than was meant.
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     command += ["--disable-uvicorn-access-log", "--no-enable-log-requests"]
+    if not any(map(config.sets, ("--config", "--structured-outputs-config", STRUCTURED_OUTPUTS_BACKEND))):
+        # By default vLLM's API server chooses one for each schema, and its engine keeps that of the first.
+        command += [STRUCTURED_OUTPUTS_BACKEND, "guidance"]
     if _on_cpu():
         command += ["--enforce-eager"]
         if not (config.sets("--block-size") or config.sets("--config")):  # a flag goes before what vLLM's own file says

@@ -417,6 +417,16 @@ def test_on_a_cpu_blocks_are_short_enough_that_a_prompt_is_cached(
     assert "--block-size" not in server.server_command(config_of(tmp_path, {})), "on a GPU vLLM decides"
 
 
+def test_one_backend_constrains_all_answers_unless_the_file_names_another(tmp_path: Path) -> None:
+    flag = "--structured-outputs-config.backend"
+    command = server.server_command(config_of(tmp_path, {}))
+    assert command[command.index(flag) + 1] == "guidance"
+    for own in ([flag, "xgrammar"], [f"{flag.replace('-', '_')}=xgrammar"], ["--config", "vllm.yaml"]):
+        command = server.server_command(config_of(tmp_path, {}, extra_args=own))
+        assert "guidance" not in command
+        assert command[-len(own) :] == own
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "somewhere.example"])
 def test_beyond_loopback_a_token_is_needed(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValidationError, match="set api_key_file, or listen on 127"):
