@@ -1,7 +1,8 @@
 """Constrained answers: JSON mode, JSON schemas, and calls of tools that a request demands.
 
 Each becomes one JSON schema, by which the server restricts every token. Schemas are the agent's, and so hostile: a server
-compiles them, and a schema that takes it long would hold up everybody's rollouts.
+compiles them, and a schema that takes it long would hold up everybody's rollouts. Keys that no server holds are refused, too
+(`docs/gateway.md` has each key), and an answer that ended is compared with its schema (`check_kept`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from counterpoint.environments.chat import Tool
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.messages import is_deep, json_of, shown
 from counterpoint.environments.sampling import LONGEST_SCHEMA
-from counterpoint.transport.exact_json import dumps
+from counterpoint.environments.tools.calls import violation
+from counterpoint.transport.exact_json import JsonError, dumps, loads
 
 MOST_CHARACTERS = 256
 """The largest `minLength` and `maxLength`: a text of at most 256 takes xgrammar 0.3 s, one of 1000 0.7 s, at 20,000 tokens."""
@@ -26,8 +28,18 @@ MOST_COUNTED = 10_000
 _COUNTS = {"minLength": MOST_CHARACTERS, "maxLength": MOST_CHARACTERS} | dict.fromkeys(
     ("minItems", "maxItems", "minContains", "maxContains", "minProperties", "maxProperties"), MOST_COUNTED
 )
-_REFUSED = ("pattern", "patternProperties")
+_EXPRESSIONS = ("pattern", "patternProperties")
 """Regular expressions: few characters of one may take any time."""
+_NOT_HELD = frozenset(
+    {
+        "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "contains", "dependencies", "dependentRequired",
+        "dependentSchemas", "disallow", "divisibleBy", "else", "extends", "if", "maxContains", "minContains", "not", "nullable",
+        "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems", "x-guidance",
+    }
+)  # fmt: skip
+"""What llguidance 1.7, by which our servers constrain, refuses, or does not read. `x-guidance` would turn its refusals off."""
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+"""The values of `format` that it holds."""
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
 """Keys of a schema whose object has names of the author's, and schemas below them."""
 _DATA = ("const", "enum", "default", "examples")
@@ -102,6 +114,23 @@ def read_demanded(text: str, tools: Sequence[Tool]) -> Reply:
     return Reply("", calls=tuple(made))
 
 
+def check_kept(text: str, schema: str) -> None:
+    """Raises `Refused` for an answer that the model ended and its schema does not allow: the server did not constrain it.
+
+    A stock server may read a schema otherwise. Names that are written with escapes, or twice, pass llguidance, too.
+    """
+    try:
+        problem = violation(loads(text), loads(schema), where="it")
+    except JsonError as error:
+        problem = f"it is no JSON: {error}"
+    if problem:
+        raise Refused(
+            f"the model ended its answer, but the schema does not allow it: {problem}; ask again",
+            status=502,
+            code="constraint_not_held",
+        )
+
+
 def checked_schema(schema: object, where: str) -> str:
     """Returns a schema as text, if no server takes long over it. Raises `Refused`."""
     if not isinstance(schema, dict) or is_deep(schema):
@@ -131,8 +160,14 @@ def _check(schema: object, where: str, lengths: set[tuple[int, int]]) -> None:
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
-        if key in _REFUSED:
+        if key in _EXPRESSIONS:
             raise Refused(f"{where} has {key!r}; regular expressions are not taken", parameter=where)
+        if key in _NOT_HELD:
+            raise Refused(
+                f"{where} has {key!r}, which no server holds; leave it out, and check it yourself", parameter=where
+            )
+        if key == "format" and value not in FORMATS:
+            raise Refused(f"{where} has format = {shown(value)}; expected one of {', '.join(FORMATS)}", parameter=where)
         if key in _COUNTS and (type(value) is not int or not 0 <= value <= _COUNTS[key]):
             raise Refused(
                 f"{where} has {key} = {shown(value)}; expected a whole number to {_COUNTS[key]}", parameter=where

@@ -15,7 +15,7 @@ from counterpoint.environments.base import Model, Reply
 from counterpoint.environments.chat import LONG_TEXT
 from counterpoint.environments.gateway import anthropic_request, responses_request
 from counterpoint.environments.gateway.anthropic_answer import anthropic_answer
-from counterpoint.environments.gateway.constraints import read_demanded
+from counterpoint.environments.gateway.constraints import check_kept, read_demanded
 from counterpoint.environments.gateway.conversation import Conversations
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.fields import named_as
@@ -272,16 +272,24 @@ class Session:
 
 
 async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
-    """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded."""
-    if request.asked.overrides.json_schema:
-        _warn_of_constraints()
-    text = model.chat.decode(turn.completion_ids.tolist())
+    """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded.
+
+    Raises `Refused` for an answer that was to be constrained and was not.
+    """
+    text = said = model.chat.decode(turn.completion_ids.tolist())
     if request.demanded_tools and text.lstrip().startswith("["):
         reply = read_demanded(text, request.demanded_tools)
     else:
         reply = await model.parse(turn, request.parsed_tools, reasoning=True)
+        said = reply.content
         if request.demanded_tools and not reply.calls:
             reply = replace(read_demanded(reply.content, request.demanded_tools), reasoning=reply.reasoning)
+    overrides = request.asked.overrides
+    if overrides.json_schema:
+        _warn_of_constraints()
+        stop = model.sampling.stop if overrides.stop is None else overrides.stop
+        if turn.finish_reason == "stop" and choice_of(turn, reply, stop, model.chat).ended_by is None:
+            check_kept(said, overrides.json_schema)
     return replace(reply, calls=reply.calls[:1]) if request.one_call else reply
 
 

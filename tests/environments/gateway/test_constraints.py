@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
+from jsonschema_specifications import REGISTRY
 
 from counterpoint.environments.base import Reply
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.gateway import Gateway, Session
+from counterpoint.environments.gateway.constraints import FORMATS, check_kept, checked_schema, response_schema
+from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.session import _warn_of_constraints
 from counterpoint.environments.sampling import CallOverrides
+from counterpoint.transport.exact_json import JsonError, loads
 from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, extends
 
@@ -123,9 +130,9 @@ async def test_a_demanded_call_may_follow_reasoning(gateway: Gateway, chat: Chat
 
 
 async def test_a_demanded_call_that_was_cut_is_text(gateway: Gateway, chat: Chat) -> None:
-    async with gateway.session(RecordingModel(chat, ['[{"name": "Out"'])) as session:
+    async with gateway.session(RecordingModel(chat, ['[{"name": "cut'])) as session:
         _, answer = await _post(session, {"messages": HELLO, "tools": [OUT], "tool_choice": "required"})
-    assert answer["choices"][0]["message"]["content"] == '[{"name": "Out"'
+    assert answer["choices"][0]["message"]["content"] == '[{"name": "cut'
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,201 @@ async def test_names_of_properties_and_values_are_no_keys_of_a_schema(gateway: G
     async with gateway.session(RecordingModel(chat, ["{}"])) as session:
         status, _ = await _post(session, {"messages": HELLO, "response_format": given})
     assert status == 200
+
+
+@pytest.mark.parametrize("said", ["", "no", '{"a": "x"}', '{"a": 3, "\\u0061": "x"}', '{"a": 3} {}', '{"a": 1e999}'])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "chat/completions",
+            {
+                "messages": HELLO,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            },
+        ),
+        ("responses", {"input": HELLO, "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}),
+        (
+            "messages",
+            {
+                "messages": HELLO,
+                "max_tokens": 64,
+                "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+            },
+        ),
+        ("chat/completions", {"messages": HELLO, "tools": [OUT], "tool_choice": "required"}),
+    ],
+)
+async def test_an_answer_that_ended_and_breaks_its_schema_is_an_error(
+    gateway: Gateway, chat: Chat, said: str, path: str, fields: Any
+) -> None:
+    model = RecordingModel(chat, [said])
+    async with gateway.session(model) as session:
+        status, answer = await _post(session, fields, path)
+        assert not session.turns
+    assert status == 502
+    assert answer["error"]["message"]
+    assert model.turns[0].trained_tokens == 0
+
+
+async def test_an_answer_that_was_cut_or_stopped_need_not_fit(gateway: Gateway, chat: Chat) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    async with gateway.session(RecordingModel(chat, ['{"cut', '{"a": X'])) as session:
+        statuses = [
+            (await _post(session, {"messages": HELLO, "response_format": format, "stop": stop}))[0]
+            for stop in ([], ["X"])
+        ]
+    assert statuses == [200, 200]
+
+
+def keys_of_the_page() -> dict[str, str]:
+    """What docs/gateway.md says of each key of a JSON schema."""
+    page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+    rows = page.partition("| key | |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [row.strip("|").split("|") for row in rows]
+    return {key.strip(" `"): said.strip() for keys, said in cells for key in keys.split(",")}
+
+
+def test_the_page_has_every_key_of_every_draft() -> None:
+    keys = {
+        key for uri in REGISTRY for key in (REGISTRY[uri].contents.get("properties", {}) if "/draft" in uri else ())
+    }
+    assert len(keys) > 60
+    assert keys_of_the_page().keys() == keys | {"nullable", "x-guidance"}
+
+
+@pytest.mark.parametrize("key", keys_of_the_page())
+def test_a_key_is_refused_or_taken_as_the_page_says(key: str) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, key: {}}
+    if key in ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties"):
+        schema[key] = 1
+    schema |= {"$ref": "#/properties/a"} if key == "$ref" else {"format": "email"} if key == "format" else {}
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"items": {"anyOf": [schema]}}}}
+    if keys_of_the_page()[key].startswith("refused"):
+        with pytest.raises(Refused, match=re.escape(repr(key))):
+            response_schema(given)
+    else:
+        assert orjson.loads(response_schema(given)) == given["json_schema"]["schema"]  # type: ignore[index]
+
+
+def test_formats_are_those_of_the_page() -> None:
+    assert re.findall(r"`([a-z0-9-]+)`", keys_of_the_page()["format"]) == list(FORMATS)
+
+
+VALUES: list[Any] = [None, True, 0, 1, 2.5, "", "a", 'q"\n', "é", [], [1], {"a": 1}]
+NUMBERS = [-2, -0.5, 0, 0.25, 0.5, 1, 1.0, 2, 3]
+
+
+def schema_of(random: Random, depth: int = 0) -> Any:
+    """A schema of keys that are held."""
+
+    def some(make: Callable[[], Any], *keys: str) -> dict[str, Any]:
+        return {key: make() for key in keys if random.random() < 0.4}
+
+    def several() -> list[Any]:
+        return [schema_of(random, depth + 1) for _ in range(random.randint(1, 3))]
+
+    def count() -> int:
+        return random.randint(0, 3)
+
+    def number() -> float:
+        return random.choice(NUMBERS)
+
+    limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    plain: list[Callable[[], Any]] = [
+        lambda: {"enum": random.choices(VALUES, k=3)},
+        lambda: {"const": random.choice(VALUES)},
+        lambda: {"type": random.choice(["number", "integer"]), **some(number, *limits)},
+        lambda: {"type": "number", "multipleOf": random.choice([0.5, 0.25, 2, 3]), **some(number, "minimum")},
+        lambda: {"type": "string", **some(count, "minLength", "maxLength")},
+        lambda: {"type": "string", "format": random.choice(FORMATS)},
+        lambda: {"type": random.choice(["null", "boolean", ["string", "null"]])},
+        lambda: random.choice([True, {}]),
+    ]
+
+    def object_of() -> Any:
+        names = random.sample(["a", "b", "ü", "a/b"], k=count())
+        found = {"type": "object", "properties": {name: schema_of(random, depth + 1) for name in names}}
+        found |= {"required": names if random.random() < 0.5 else random.sample(["a", "b", "c"], k=2)}
+        found |= some(count, "minProperties", "maxProperties")
+        return found | some(lambda: random.choice([False, schema_of(random, depth + 1)]), "additionalProperties")
+
+    nested: list[Callable[[], Any]] = [
+        object_of,
+        object_of,
+        lambda: {"type": "array", "items": schema_of(random, depth + 1), **some(count, "minItems", "maxItems")},
+        lambda: {
+            "type": "array",
+            "prefixItems": several(),
+            "items": random.choice([False, schema_of(random, depth + 1)]),
+        },
+        lambda: {random.choice(["allOf", "anyOf", "oneOf"]): several()},
+        lambda: {"$ref": "#/$defs/x", "$defs": {"x": schema_of(random, 2)}} if depth == 0 else {"type": "string"},
+    ]
+    return random.choice(plain if depth > 1 else [*plain, *nested, *nested])()
+
+
+def sampled(grammar: str, tokenizer: Any, random: Random) -> str | None:
+    """A text of random bytes that the grammar allows one after another; None if it does not come to an end soon."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    text = bytearray()
+    while not matcher.is_stopped() and len(text) < 400:
+        allowed = {token for token, weight in enumerate(matcher.compute_logit_bias()) if weight}
+        ends = tokenizer.eos_token in allowed and random.random() < 0.4
+        if ends or not (allowed := allowed - {tokenizer.eos_token}):
+            break
+        likely = [
+            token for token in sorted(allowed) if token in (b'"}]' if len(text) > 60 else b'"}],:{[ab\\u0061123e.')
+        ]
+        token = random.choice(likely if likely and random.random() < 0.8 else sorted(allowed))
+        matcher.consume_token(token)
+        text.append(token)
+    return text.decode() if matcher.is_accepting() else None
+
+
+def kept(text: str, schema: str) -> bool:
+    """Whether it passes as an answer."""
+    try:
+        check_kept(text, schema)
+    except Refused:
+        return False
+    return True
+
+
+def fits(text: str, schema: Any) -> bool:
+    """Whether it is JSON, and the schema allows it."""
+    from jsonschema import Draft202012Validator
+
+    try:
+        value = loads(text)
+    except JsonError:
+        return False
+    return bool(Draft202012Validator(schema).is_valid(value))
+
+
+@pytest.mark.slow
+def test_what_is_taken_is_held() -> None:
+    """Of what llguidance lets through, nothing passes that `jsonschema` refuses, and nothing else is refused."""
+    import llguidance
+
+    tokenizer = llguidance.LLTokenizer("byte")
+    compared = 0
+    for seed in range(250):
+        random = Random(seed)
+        schema = schema_of(random)
+        if not isinstance(schema, dict):
+            continue
+        text = checked_schema(schema, "schema")
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": True})
+        if llguidance.LLMatcher.validate_grammar(grammar, None):
+            continue  # the server refuses it
+        for _ in range(5):
+            if (said := sampled(grammar, tokenizer, random)) is not None:
+                compared += 1
+                assert kept(said, text) == fits(said, schema), (schema, said)
+    assert compared > 500
 
 
 async def _post(session: Session, fields: dict[str, Any], path: str = "chat/completions") -> tuple[int, Any]:

@@ -164,7 +164,7 @@ CASES = [(api, name) for name, said in table().items() for api in APIS if said[a
 @pytest.mark.parametrize(("api", "name"), CASES)
 async def test_the_gateway_does_what_the_page_says(gateway: Gateway, knowing_chat: Chat, api: str, name: str) -> None:
     said = table()[name][api]
-    model = RecordingModel(knowing_chat, ["one"] * 3)
+    model = RecordingModel(knowing_chat, ["{}" if name == "response_format" else "one"] * 3)
     given = LEAST[api] | {name: OTHERWISE.get((api, name), VALUES[name])}
     if name == "top_logprobs" and api == "chat":
         given["logprobs"] = True

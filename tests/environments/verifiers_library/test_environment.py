@@ -179,7 +179,7 @@ def test_a_turn_that_was_cut_has_its_complete_calls_and_one_that_says_so() -> No
 
 
 async def test_a_demanded_call_is_one_and_not_trained(tools_chat: Chat) -> None:
-    calls = [{"name": "add", "parameters": {"amount": amount}} for amount in (1, 2)]
+    calls = [{"name": "add", "parameters": {"amount": 1}}]
     model = CallingModel(tools_chat, [json.dumps(calls)])
     seat = Seat(model, asyncio.get_running_loop(), Conversations(tools_chat))
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
