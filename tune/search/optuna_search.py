@@ -29,7 +29,8 @@ SAMPLERS = {
 }
 
 _LEARN_FROM_VALUES = {"tpe", "gp", "random"}
-"""Samplers that read only parameters and values of the study: at a restore they need not suggest everything again."""
+"""Samplers that read only parameters and values of the study, and what they noted in trials that still run (a constant liar
+notes what it drew for branches that were not chosen): at a restore they need not suggest everything again."""
 
 
 class OptunaSearch(Searcher):
@@ -106,14 +107,14 @@ class OptunaSearch(Searcher):
                 f"the experiment was begun with seed={state['seed']}, OptunaSearch has seed={self._seed}; give the same"
             )
         self._study, self._open, self._history, self._asked = None, {}, [], 0
-        for kind, trial_id, value in state["history"]:
+        for kind, trial_id, value, *notes in state["history"]:
             if kind == "tell":
                 self._history.append([kind, trial_id, value])
                 self._tell(trial_id, value)
                 continue
             if self._sampler in _LEARN_FROM_VALUES:
                 self._begin()
-                self._ask(trial_id, self._optuna.samplers.RandomSampler(seed=0), value)
+                self._ask(trial_id, self._optuna.samplers.RandomSampler(seed=0), value, *notes)
             else:
                 self.suggest(trial_id)
             if (now := self._history[-1][2]) != value:
@@ -122,7 +123,10 @@ class OptunaSearch(Searcher):
                     "the sampler, its options or Optuna's version are not those of the experiment that is resumed"
                 )
 
-    def _ask(self, trial_id: str, sampler: Any, fixed: dict[str, Any] | None) -> dict[str, Any]:
+    def _ask(
+        self, trial_id: str, sampler: Any, fixed: dict[str, Any] | None, notes: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Asks for values, with those of `fixed`; `notes` are what the sampler of that suggestion had noted in the trial."""
         self._study.sampler = sampler
         if fixed is not None:
             self._study.enqueue_trial(fixed)
@@ -131,7 +135,13 @@ class OptunaSearch(Searcher):
         config = self._drawn(lambda name, domain: _suggested(trial, name, domain, is_given=name in given))
         self._open[trial_id] = trial
         self._asked += 1
-        self._history.append(["ask", trial_id, dict(trial.params)])
+        for name, note in (notes or {}).items():
+            trial.storage.set_trial_system_attr(trial._trial_id, name, note)
+        asked = ["ask", trial_id, dict(trial.params)]
+        if self._sampler in _LEARN_FROM_VALUES:
+            noted = trial.storage.get_trial_system_attrs(trial._trial_id)
+            asked.append({name: note for name, note in noted.items() if name != "fixed_params"})
+        self._history.append(asked)
         return config
 
     def _begin(self) -> None:

@@ -219,6 +219,11 @@ def flat() -> dict[str, Any]:
     return {"lr": uniform(0, 1), "w": uniform(-2, 2)}
 
 
+def branches() -> dict[str, Any]:
+    """A constant liar of Optuna 5 notes values for all branches in a trial that runs."""
+    return {"lr": uniform(0, 1), "opt": choice([{"momentum": uniform(0, 1)}, {"beta": uniform(0, 1)}])}
+
+
 def loss_of(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": (config["lr"] - 0.3) ** 2 + config.get("w", 0.0) ** 2, "size": config.get("w", 1.0) ** 2}
 
@@ -237,6 +242,12 @@ SEARCHES: dict[str, Callable[[], Searcher]] = {
     ),
     "tpe of two": lambda: OptunaSearch(
         flat(), ["loss", "size"], ["min", "max"], seed=1, sampler_options={"n_startup_trials": 4}
+    ),
+    "tpe of branches": lambda: OptunaSearch(
+        branches(), "loss", "min", seed=1, sampler_options={"multivariate": True, "group": True, "n_startup_trials": 4}
+    ),
+    "tpe of a seldom branch": lambda: OptunaSearch(
+        branches(), "loss", "min", seed=4, sampler_options={"multivariate": True, "n_startup_trials": 2}
     ),
     "cmaes": lambda: OptunaSearch(flat(), "loss", "min", sampler="cmaes", seed=2),
     "nsgaii of two": lambda: OptunaSearch(
@@ -279,10 +290,11 @@ def searched(make: Callable[[], Searcher], trials: int, restart_at: int | None =
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Argument ``group``")
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_restored_search_suggests_what_the_original_would_have(name: str) -> None:
     plain = searched(SEARCHES[name], 24)
-    for restart_at in (0, 1, 13, 20):
+    for restart_at in (0, 1, 8, 13, 20):
         assert searched(SEARCHES[name], 24, restart_at) == plain
 
 
