@@ -35,6 +35,8 @@ def check_experiment(experiment: FileExperiment, *, begins: bool) -> None:
         _check_job(experiment)
     try:
         if config.executor == "runs":
+            if begins:
+                experiment.check_domains()
             is_here = _is_here(experiment)
             for run in experiment.runs_that_load():
                 if is_here:

@@ -112,7 +112,7 @@ class PbtConfig(Config):
     """The scheduler decides nothing about a trial before this time."""
     mutations: dict[str, Any] = {}
     """The keys that change, with the domain from which they are drawn anew, or a list of values. A copied value is otherwise
-    multiplied by 0.8 or 1.2. Unset: every key of `[space]`."""
+    multiplied by 0.8 or 1.2 within its domain, or moves to a neighbour in its list or choice. Unset: every key of `[space]`."""
     quantile_fraction: float = Field(default=0.25, ge=0, le=0.5)
     """The share of the population that copies, and that is copied."""
     resample_probability: float = Field(default=0.25, ge=0, le=1)

@@ -9,6 +9,8 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from counterpoint.environments.import_path import search_working_directory
 from counterpoint.job.check import check_run, import_paths
 from counterpoint.job.config import JobConfig
@@ -27,13 +29,15 @@ from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors.executor import EventExecutor
 from counterpoint.tune.executors.local import LocalTrialExecutor
 from counterpoint.tune.experiment import Experiment
-from counterpoint.tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
+from counterpoint.tune.from_file import check_keys, leaves, listed_values, scheduler_of, search_of, space_of, stopper_of
 from counterpoint.tune.runner.resume import Resume
 from counterpoint.tune.runner.trial_runner import TrialRunner
 from counterpoint.tune.runs.executor import RunTrialExecutor
 from counterpoint.tune.runs.host_job import HostJob
 from counterpoint.tune.runs.varied_run import VariedRun
+from counterpoint.tune.schedulers.explore import of_whole_numbers
 from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.search.spaces import choice, extremes
 from counterpoint.tune.trial import TRAINABLE_OF_RUNS
 
 FILE = "tune.toml"
@@ -210,8 +214,32 @@ class FileExperiment:
         except ValueError as error:
             raise UserError(f"{self.file}: {error}") from None
 
+    def check_domains(self) -> None:
+        """Raises `UserError` for a domain of space or mutations, of a run's key, with a value that the key cannot have."""
+        first, of = self._first_values(), self.config.scheduler
+        domains = [*leaves(self.experiment.config)]
+        if isinstance(of, PbtConfig):
+            held = dict(leaves(first))
+            for path, values in leaves(space_of(of.mutations, "")):
+                listed = choice(values) if isinstance(values, list) else values
+                domains.append((path, of_whole_numbers(listed, held.get(path))))
+        for path, domain in domains:
+            for value in extremes(domain):
+                try:
+                    RunConfig.model_validate(self._settings_with(with_value_at(first, path, value)))
+                except ValidationError as error:
+                    for one in error.errors(include_url=False):
+                        place = map(str, one["loc"])  # with the names of alternatives between its keys
+                        if all(key in place for key in path.split(".")):
+                            raise UserError(
+                                f"{self.file}: {path} may become {value!r}, by its domain {domain}: {one['msg']}"
+                            ) from None
+
     def _run_with(self, values: dict[str, Any]) -> RunConfig:
         """Returns the run of a trial with these values of the space. Raises `UserError`."""
+        return validate(RunConfig, self._settings_with(values), f"{self.file}, run with the first values of space")
+
+    def _settings_with(self, values: dict[str, Any]) -> Table:
         assert self.config.job is not None
         if self.config.job.file is not None:
             job = self.job()
@@ -222,7 +250,7 @@ class FileExperiment:
         else:
             below = values_of_job(str(self.config.job.join))
         settings = VariedRun(self.config.name, Path(below["output_dir"]), self.config.run).settings("first", values)
-        return validate(RunConfig, merge(below, settings), f"{self.file}, run with the first values of space")
+        return merge(below, settings)
 
     def _check_trainable(self) -> None:
         module, _, name = str(self.config.trainable).partition(":")

@@ -8,6 +8,7 @@ round costs O(n log n), for all n trials.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from counterpoint.tune.errors import TuneError
 from counterpoint.tune.json_values import as_json
 from counterpoint.tune.registry import load
 from counterpoint.tune.result import Result
-from counterpoint.tune.schedulers.explore import Mutations, check_mutations, draw, explore
+from counterpoint.tune.schedulers.explore import Mutations, check_mutations, completed, explore
 from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
 from counterpoint.tune.schedulers.population import Member, Population
 from counterpoint.tune.schedulers.scheduler import Trials
@@ -64,6 +65,10 @@ class PopulationBasedTraining(MetricScheduler):
         self.require(
             perturbation_interval > 0, f"perturbation_interval is {perturbation_interval}; expected more than 0"
         )
+        self.require(
+            len(perturbation_factors) > 0 and all(0 < factor < math.inf for factor in perturbation_factors),
+            f"perturbation_factors is {perturbation_factors!r}; expected one or more numbers above 0",
+        )
         self._interval = perturbation_interval
         self._burn_in_period = burn_in_period
         self._resample_probability = resample_probability
@@ -96,9 +101,8 @@ class PopulationBasedTraining(MetricScheduler):
         """Draws what the configuration lacks of the keys that are mutated."""
         super().on_trial_add(trials, trial)
         self._population.add(trial.trial_id, trial.experiment_tag or trial.trial_id)
-        for key, values in self._mutations.items():
-            if key not in trial.config:
-                trial.config[key] = trial.evaluated_params[key] = draw(values, self._random)
+        for key, value in completed(trial.config, self._mutations, self._random).items():
+            trial.config[key] = trial.evaluated_params[key] = as_json(value, f"hyperparam_mutations/{key}")
 
     def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
         """Compares the trial if it has trained for an interval."""

@@ -63,13 +63,22 @@ class Float(Domain):
             value = _between(rng, lower, upper, self.distribution)
         return float(value if self.q is None else self.rounded(value))
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest value that is drawn."""
+        if self.distribution == "normal":
+            return -math.inf, math.inf
+        if self.q is None:
+            return float(self.lower), math.nextafter(self.upper, self.lower)
+        return self.rounded(self.lower), self.rounded(self.upper)
+
     def rounded(self, value: float) -> float:
         """The nearest multiple of `q`, if there is a `q`."""
         return value if self.q is None else float(np.round(value / self.q) * self.q)
 
     def is_valid(self, value: Any) -> bool:
         """Whether the domain contains the value."""
-        return _is_number(value) and (self.distribution == "normal" or self.lower <= value <= self.upper)
+        return is_number(value) and (self.distribution == "normal" or self.lower <= value <= self.upper)
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,12 @@ class Integer(Domain):
             return self.lower, self.upper
         return math.ceil(self.lower / self.q), math.floor(self.upper / self.q) + 1
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The least and the greatest value that is drawn."""
+        first, end = self.indices
+        return first * (self.q or 1), (end - 1) * (self.q or 1)
+
     def sample(self, rng: np.random.Generator, spec: Any = None) -> int:
         """Draws a value."""
         first, end = self.indices
@@ -108,7 +123,7 @@ class Integer(Domain):
     def is_valid(self, value: Any) -> bool:
         """Whether the domain contains the value."""
         first, end = self.indices
-        return _is_number(value) and value % (self.q or 1) == 0 and first <= value // (self.q or 1) < end
+        return is_number(value) and value % (self.q or 1) == 0 and first <= value // (self.q or 1) < end
 
 
 @dataclass(frozen=True)
@@ -229,6 +244,18 @@ def sample_from(function: Callable[..., Any]) -> Function:
     return Function(function)
 
 
+def extremes(values: Any) -> list[Any]:
+    """The values of a choice or a grid, and the least and the greatest of a domain with bounds; nothing of anything else."""
+    if isinstance(values, Categorical):
+        return list(values.categories)
+    if isinstance(values, Float) and values.q is None and values.distribution != "normal":
+        least, greatest = values.ends
+        return [math.nextafter(least, greatest), greatest]  # the bound itself is as good as never drawn
+    if isinstance(values, Float | Integer) and values.distribution != "normal":
+        return [*values.ends]
+    return values["grid_search"] if isinstance(values, dict) and "grid_search" in values else []
+
+
 def _between(rng: np.random.Generator, lower: float, upper: float, distribution: Distribution) -> Any:
     """Draws one number; the array of one element is what keeps the stream that of `ray.tune`."""
     if distribution == "loguniform":
@@ -255,7 +282,8 @@ def _check_bounds(domain: Float | Integer) -> None:
         raise TuneError(f"{domain}: the upper bound is below the lower one")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -265,4 +293,6 @@ def _fits(space: Any, value: Any) -> bool:
         return space.is_valid(value)
     if isinstance(space, dict) and isinstance(value, dict):
         return space.keys() == value.keys() and all(_fits(space[key], value[key]) for key in space)
+    if isinstance(space, list | tuple) and isinstance(value, list | tuple):  # JSON makes lists of tuples
+        return len(space) == len(value) and all(map(_fits, space, value))
     return isinstance(space, bool) == isinstance(value, bool) and bool(space == value)  # 1 equals True

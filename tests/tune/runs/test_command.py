@@ -135,6 +135,17 @@ def test_a_signal_ends_it_in_order(command: Command) -> None:
         ({"space": {"training": {"learning_rate": {"loguniforn": [0.1, 1]}}}}, "the nearest is loguniform."),
         ({"space": {"training": {"learning_rate": {"loguniform": [-1.0, 1.0]}}}}, "space: training.learning_rate"),
         ({"space": {"training": {"learning_rate": {"uniform": [-2.0, -1.0]}}}}, "run with the first values of space"),
+        ({"space": {"sampling": {"top_p": {"uniform": [0.5, 1.05]}}}}, "sampling.top_p may become 1.04"),
+        ({"space": {"sampling": {"top_p": {"choice": [0.9] * 99 + [0]}}}}, "sampling.top_p may become 0,"),
+        (
+            {"space": {"environments": {"0": {"ratio": {"quniform": [0, 1, 0.5]}}}}},
+            "environments.0.ratio may become 0.0",
+        ),
+        (
+            {"scheduler": {"kind": "pbt", "mutations": {"schedule": {"group_size": {"uniform": [2, 9]}}}}},
+            "schedule.group_size may become 2.0",
+        ),
+        ({"scheduler": {"kind": "pbt", "mutations": {"sampling": {"top_p": [0.9, 1.1]}}}}, "top_p may become 1.1"),
         ({"run": BASE | {"output_dir": "x"}}, "output_dir is set by the tuner"),
         ({"scheduler": {"kind": "pbd"}}, "expected one of"),
         ({"scheduler": {"kind": "fifo", "perturbation_interval": 4}}, "scheduler of this kind has no such key"),

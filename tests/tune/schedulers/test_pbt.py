@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from counterpoint import tune
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
+from counterpoint.tune.json_values import as_json
 from counterpoint.tune.schedulers.explore import explore
 from counterpoint.tune.schedulers.pbt import PopulationBasedTraining
 from counterpoint.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+from counterpoint.tune.search.spaces import Categorical
 from tests.tune.schedulers.fake_trials import FakeTrials
 
 
@@ -162,6 +164,72 @@ def test_whole_numbers_and_booleans_stay_what_they_are() -> None:
     assert config == {"layers": 3, "flag": True, "lr": 0.5, "other": [1]}
 
 
+@pytest.mark.parametrize(
+    ("value", "space"),
+    [
+        (0.97, tune.uniform(0.9, 1.0)),
+        (5e-6, tune.loguniform(1e-6, 1e-5)),
+        (-0.3, tune.uniform(-0.5, 0)),
+        (0.5, tune.quniform(0.25, 1, 0.25)),
+        (7.0, tune.qrandn(5, 2, 0.5)),
+        (1, tune.randint(1, 4)),
+        (10, tune.qrandint(10, 40, 10)),
+        (8, tune.choice([2, 4, 8])),
+        ("constant", tune.choice(["constant", "cosine", None])),
+        ([0.9, 0.95], tune.choice([(0.9, 0.95), (0.9, 0.99)])),
+        ({"name": "adam"}, tune.choice([{"name": "adam"}, {"name": "sgd", "momentum": tune.uniform(0.5, 0.9)}])),
+        (True, [True, 1, 0]),
+        (3, tune.uniform(1, 5)),
+    ],
+)
+def test_a_value_stays_in_its_domain_and_moves(value: Any, space: Any) -> None:
+    """Ray multiplies, whatever the domain: beyond its bounds, between the values of a choice, and not at all by texts."""
+    domain: Any = tune.choice(space) if isinstance(space, list) else space
+    seen: list[Any] = []
+    config = {"nested": {"key": value}}
+    for seed in range(60):
+        config = as_json(explore(config, {"nested": {"key": space}}, 0.1, (1.2, 0.8), random.Random(seed)))
+        now = config["nested"]["key"]
+        assert domain.is_valid(now), now
+        assert getattr(domain, "q", None) is None or now % domain.q == 0
+        assert type(now) is type(value) or isinstance(domain, Categorical)
+        if now not in seen:
+            seen.append(now)
+    assert len(seen) > 1
+
+
+def test_a_value_never_reaches_a_bound_that_is_not_drawn() -> None:
+    """A key may refuse it, as a decay of 1."""
+    for value, space in ((0.99, tune.uniform(0.9, 1.0)), (3, tune.randint(0, 4))):
+        assert explore({"x": value}, {"x": space}, 0, (1.2,), random.Random(0))["x"] < space.upper
+
+
+def test_whole_numbers_move_by_at_least_one_and_those_of_a_function_not_to_zero() -> None:
+    def after(value: int, space: Any, factor: float) -> Any:
+        return explore({"x": value}, {"x": space}, 0, (factor,), random.Random(0))["x"]
+
+    assert [after(value, lambda: 1, 1.2) for value in (0, 1, 2, 3, -1)] == [0, 2, 3, 4, -2]
+    assert [after(value, lambda: 1, 0.8) for value in (0, 1, 2, 3, -1)] == [0, 1, 1, 2, -1]
+    assert [after(value, tune.randint(0, 9), 0.8) for value in (0, 1, 2)] == [0, 0, 1]
+    assert [after(value, tune.randint(0, 9), 1.2) for value in (0, 1, 8)] == [1, 2, 8]
+    assert after(2, tune.randint(0, 9), 1.0) == 2
+
+
+def test_what_a_function_returns_is_drawn_anew_if_it_is_no_number() -> None:
+    drawn = iter(["b", "c"])
+    assert explore({"x": "a"}, {"x": lambda: next(drawn)}, 0, (1.2,), random.Random(0)) == {"x": "b"}
+    assert explore({"x": 1}, {"x": lambda: next(drawn)}, 1, (1.2,), random.Random(0)) == {"x": "c"}
+
+
+def test_a_table_of_mutations_is_completed_and_never_meets_a_value() -> None:
+    scheduler = pbt(hyperparam_mutations={"net": {"width": [3], "kind": tune.choice([{"x": tune.uniform(0, 1)}])}})
+    config = FakeTrials(scheduler).add({"net": {"depth": 2}}).config
+    assert (config["net"]["depth"], config["net"]["width"]) == (2, 3)
+    assert 0 <= config["net"]["kind"]["x"] <= 1
+    with pytest.raises(TuneError, match="config/net is 3"):
+        FakeTrials(scheduler).add({"net": 3})
+
+
 def test_a_custom_function_is_named_by_its_import_path_and_explores_last() -> None:
     trials = population(pbt(custom_explore_fn=f"{__name__}:clipped"), 2)
     trials.report(trials.trials[1], 2, 1.0)
@@ -179,6 +247,9 @@ def test_a_custom_function_is_named_by_its_import_path_and_explores_last() -> No
         ({"hyperparam_mutations": {"a": {"b": 3}}}, "hyperparam_mutations/a/b: 3 is a int"),
         ({"hyperparam_mutations": {"a": []}}, "hyperparam_mutations/a: an empty list"),
         ({"hyperparam_mutations": {"a": tune.sample_from(lambda: 1)}}, "sample_from is not supported"),
+        ({"hyperparam_mutations": {"a": tune.grid_search([1, 2])}}, "hyperparam_mutations/a: a grid"),
+        ({"perturbation_factors": ()}, "perturbation_factors"),
+        ({"perturbation_factors": (1.2, 0)}, "perturbation_factors"),
         ({"quantile_fraction": 0.6}, "quantile_fraction is 0.6; expected 0 to 0.5"),
         ({"perturbation_interval": 0}, "perturbation_interval is 0"),
     ],

@@ -107,7 +107,20 @@ class CorrectedMedian(MedianStoppingRule):
 
 
 class CorrectedPbt(PopulationBasedTraining):
-    """NaN is the worst score rather than none. In synchronous mode, says where Ray starts nothing any more."""
+    """NaN is the worst score rather than none. In synchronous mode, says where Ray starts nothing any more.
+
+    A whole number that is multiplied moves by at least one, but not to 0.
+    """
+
+    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        config, operations = super()._get_new_config(trial, trial_to_clone)
+        before = trial_to_clone.config["layers"]
+        if operations["layers"].startswith("*"):
+            factor = float(operations["layers"].removeprefix("*"))
+            if config["layers"] == before and factor != 1:
+                config["layers"] += 1 if factor > 1 else -1
+            config["layers"] = config["layers"] or before
+        return config, operations
 
     def _save_trial_state(self, state: Any, time: float, result: dict[str, Any], trial: Any) -> float:
         score: float = super()._save_trial_state(state, time, result, trial)

@@ -78,7 +78,7 @@ class World:
         """Some keys are left to the scheduler."""
         config: dict[str, Any] = {
             "lr": self.draws.choice([0.1, 0.01]),
-            "layers": self.draws.randint(1, 9),
+            "layers": (float if self.scenario.plain else int)(self.draws.randint(1, 9)),
             "width": self.draws.choice([16, 32, 48]),
             "fixed": [1, {"deep": 2}],
         }
