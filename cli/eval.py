@@ -199,7 +199,7 @@ def evaluation_table(results: Sequence[EvaluationResult]) -> Table:
         shown = {name: each for name, each in result.estimates.items() if several or name in result.config.own_metrics}
         counts = [str(result.line[key]) for key in ("examples", "rollouts/completed", "rollouts/failed")]
         if not shown:
-            table.add_row(printable(result.config.name), "no result", "", "", *counts)
+            table.add_row(printable(result.config.name), "failed", "", "", *counts)
         for position, (name, each) in enumerate(shown.items()):
             interval = "" if each.low is None or each.high is None else f"{each.low:.4g} to {each.high:.4g}"
             first = position == 0

@@ -37,6 +37,7 @@ from counterpoint.job.placement import ServersFile
 from counterpoint.job.processes_file import ProcessesFile, read_workers, was_stopping
 from counterpoint.job.serving.usage_file import UsageFile
 from counterpoint.job.workers import worker_of
+from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
 
@@ -303,7 +304,7 @@ class SupervisedJob:
         with self._files:
             unseen = [self._unseen.popleft() for _ in range(len(self._unseen))]
             last = unseen[-1] if unseen else self._last
-            progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
+            progress = ", ".join(map(progress_of, self.histories.values()))
             self._notifications.report(last.job, last.states(), progress or "no run")
             self._write_files(last)  # first: what cannot be shown must not keep it from those who look from outside
             for earlier in unseen[:-1]:
@@ -388,6 +389,14 @@ class SupervisedJob:
             for run in self._config.every_run
         }
         return guests | own
+
+
+def progress_of(history: History) -> str:
+    """Returns how far a run is, in words; where nothing ships, also why."""
+    words = f"{history.run_id} step {history.progress}"
+    if history.no_difference is not None:
+        return f"{words} ({history.no_difference})"
+    return f"{words} ({in_words(history.discarded)})" if history.discarded.get("notable") else words
 
 
 def _waits_for_disk(view: WorkerView) -> bool:

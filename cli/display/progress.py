@@ -224,7 +224,8 @@ class PlainProgress:
             level = logging.ERROR if is_bad or is_late else logging.INFO
             told = before.trouble if before is not None else ""
             self._print(f"{self._describe_change(worker, told)}{doing}", level)
-        if worker.trouble != (before.trouble if before is not None else ""):
+        is_over = not worker.trouble and worker.state not in (State.READY, State.STARTING)  # it ended, or is about to
+        if worker.trouble != (before.trouble if before is not None else "") and not is_over:
             level = logging.WARNING if worker.trouble else logging.INFO
             self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
         if before is None or before.status != worker.status:

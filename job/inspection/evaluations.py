@@ -63,8 +63,9 @@ class Evaluated:
     """How many of its rollouts failed and why, where those decide the result; else empty."""
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{_in_words(metric)} {each}" for metric, each in self.metrics.items())
-        return f"evaluation {self.name} of step {self.step}: {shown or self.error or 'no result'}{_after(self.failed)}"
+        measured = ", ".join(f"{_in_words(metric)} {each}" for metric, each in self.metrics.items())
+        shown = measured or self.error or _without_result(self.failed)
+        return f"evaluation {self.name} of step {self.step}: {shown}{_after(self.failed)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +150,14 @@ def in_words(evaluations: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _change(first: Mapping[str, Any], newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> str:
-    is_one = first["step"] == newest["step"]
+    is_one, failed = first["step"] == newest["step"], newest.get("failed", "")
     changes = []
     for metric, fields in newest["metrics"].items():
         before = "" if is_one or metric not in first["metrics"] else f"{number(first['metrics'][metric]['value'])} → "
         changes.append(f"{_in_words(metric)} {before}{Interval(**fields)}")
     steps = f"step {newest['step']}" if is_one else f"steps {first['step']} and {newest['step']}"
     kept = f"; best step {best['step']}, {best['path']}" if best is not None else ""
-    return f"{', '.join(changes) or 'no result'} ({steps}){kept}{_after(newest.get('failed', ''))}"
+    return f"{', '.join(changes) or _without_result(failed)} ({steps}){kept}{_after(failed)}"
 
 
 def _as_json(result: Evaluated) -> dict[str, Any]:
@@ -166,6 +167,10 @@ def _as_json(result: Evaluated) -> dict[str, Any]:
 
 def _after(failed: str) -> str:
     return f"; {failed}" if failed else ""
+
+
+def _without_result(failed: str) -> str:
+    return "failed" if failed else "no result"
 
 
 def _in_words(metric: str) -> str:
@@ -184,9 +189,10 @@ def _result(text: bytes) -> Evaluated | None:
         return None
     if not isinstance(metrics, dict):
         return Evaluated(name, step, time, {}, error) if error else None
+    measured = metrics if line.get("rollouts/completed") != 0 else {}  # an older version called such a pass@k 0
     own = {
         metric: interval
-        for metric, fields in metrics.items()
+        for metric, fields in measured.items()
         if (metric == "reward/mean" or metric.startswith("pass@")) and (interval := _interval(fields)) is not None
     }
     return Evaluated(name, step, time, dict(list(own.items())[:_MOST_EVALUATIONS]), failed=_failed(line))

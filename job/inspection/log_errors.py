@@ -18,6 +18,9 @@ MOST_LINES = 500
 ENGINE_STOPPED = "[shutdown] EngineCore: trigger received signal"
 """What vLLM logs of a signal that stops its engine."""
 
+_OVER = re.compile(r"The outage is over: (.+?) since \d")
+"""What a log says of an outage that has ended (`transport/outages.py`): the errors before it that name it are over, too."""
+
 
 def last_errors_of_workers(
     directory: Path, workers: Sequence[Mapping[str, Any]], *, killed: bool = False
@@ -49,4 +52,10 @@ def _last_error(log_file: Path, start: int = 0, end: int | None = None, *, kille
     lines = last_lines(log_file, MOST_LINES, start, end)
     stops = [place for place, line in enumerate(lines) if ENGINE_STOPPED in line] if killed else []
     lines = lines[: stops[-1]] if stops else lines
-    return next((line for line in reversed(lines) if ERROR_LINE.search(line)), None)
+    over: set[str] = set()
+    for line in reversed(lines):
+        if (ended := _OVER.search(line)) is not None:
+            over.add(ended[1])
+        elif ERROR_LINE.search(line) and not any(outage in line for outage in over):
+            return line
+    return None

@@ -1,8 +1,8 @@
 """The result of an evaluation: estimates from its rollouts, and their forms: a line of `evaluations.jsonl`, metrics, a score.
 
 No rollout is left out silently. One that failed counts as no success in pass@k; it has no reward, so that the mean reward is over
-those that have one, and the line counts both. A result of which more than `MOST_FAILED` failed is never the best. Where inference
-failed every rollout there is no estimate: nothing was measured.
+those that have one, and the line counts both. A result of which more than `MOST_FAILED` failed is never the best. Where every
+rollout failed there is no estimate: nothing was measured.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class EvaluationResult:
         first, last = self.line["policy_version/min"], self.line["policy_version/max"]
         versions = "unknown" if first is None else f"{first}" if first == last else f"{first} to {last}"
         return (
-            f"evaluation {self.config.name}{of_step}: {shown or 'no results'}; {self.failed} of "
+            f"evaluation {self.config.name}{of_step}: {shown or 'failed'}; {self.failed} of "
             f"{self.failed + self.line['rollouts/completed']} rollouts failed; policy versions {versions}; "
             f"{self.line['seconds']:.1f} s"
         )
@@ -130,7 +130,7 @@ def result_of(
 def _estimates(
     config: EvaluationConfig, rollouts: Sequence[Rollout], bounds: Mapping[str, RewardBounds | None]
 ) -> dict[str, Estimate]:
-    if all(rollout.error is not None and rollout.inference_failed for rollout in rollouts):
+    if all(rollout.error is not None for rollout in rollouts):
         return {}
     examples: dict[tuple[str, int], list[Rollout]] = {}
     for rollout in rollouts:

@@ -23,6 +23,9 @@ from counterpoint.transport.outages import Outages
 
 logger = logging.getLogger(__name__)
 
+FAILING = "its rollouts fail"
+"""How the words begin about a run that makes no progress for that reason."""
+
 TROUBLE_SHARE = 0.25
 """Share of `stall_warning_seconds` without progress after which a trouble is reported to the supervisor."""
 
@@ -170,7 +173,7 @@ class Watchdog:
                 return ""
             return f"no progress since {since}; {out}"
         if failing := self.failing:  # then the rollout that happens to run is of no interest
-            return f"no progress since {since}; its rollouts fail: {failing}"
+            return f"no progress since {since}; {FAILING}: {failing}"
         if idle < min(2 * self._longest, self._warning_seconds):
             return ""
         awaited = waits()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.shares import REMEDY, shortfalls
 from counterpoint.run.loop_health.slow_spots import in_words as slow_spots_in_words
 from counterpoint.run.loop_health.slow_spots import slow_spots_of
+from counterpoint.run.loop_health.watchdog import FAILING
 from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
 from counterpoint.trainer.telemetry import mismatch
 from counterpoint.transport.outages import Kind as OutageKind
@@ -111,6 +112,7 @@ def problems_of(job: JobFacts) -> list[Problem]:
     found = [_with_job(one, job.directory) for one in (*_of_job(job), *_of_workers(job), *_of_outages(job))]
     for run in job.runs:
         found += problems_of_run(run, job.now, job.directory)
+    found = [one for one in found if not _is_effect(one, found)]
     return sorted(found, key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
 
 
@@ -124,7 +126,42 @@ def problems_of_run(run: RunFacts, now: float, job: Path) -> list[Problem]:
         found += _no_difference(run, job)
         for rule in (_stalled, _discarded, _failures, _shares, _environment_restarts, _mismatch, _not_finite, _lag):
             found += rule(run, now)
+    elif run.exclusion is None and run.history.discarded.get("notable") and not _has_all_steps(run):
+        found += [*_no_difference(run, job), *_discarded(run, now), *_failures(run, now)]  # nothing shipped to its end
     return [_with_job(problem, job) for problem in found]
+
+
+def _has_all_steps(run: RunFacts) -> bool:
+    return run.history.steps is not None and run.history.step >= run.history.steps
+
+
+_CAUSES: Mapping[Kind, frozenset[Kind]] = {
+    Kind.FAILING_INFERENCE: frozenset({Kind.NOT_SERVING}),
+    Kind.NOTHING_SHIPS: frozenset({Kind.FAILING_ENVIRONMENT, Kind.FAILING_INFERENCE, Kind.NOT_SERVING}),
+    Kind.STALLED: frozenset(
+        {Kind.FAILING_ENVIRONMENT, Kind.FAILING_INFERENCE, Kind.NOT_SERVING, Kind.NO_TRAINER, Kind.NOTHING_SHIPS}
+        | {Kind.NO_DIFFERENCE}
+    ),
+}
+"""The errors of which a problem of the same run is only the effect, so that it is not shown beside them."""
+
+
+def _is_effect(problem: Problem, found: Sequence[Problem]) -> bool:
+    """Whether another of the problems `found` is the cause of this one, and says it."""
+    if problem.kind is Kind.TROUBLE:
+        return FAILING in problem.reason and any(
+            one.kind in (Kind.FAILING_ENVIRONMENT, Kind.FAILING_INFERENCE, Kind.NOTHING_SHIPS) for one in found
+        )
+    if problem.kind in (Kind.NO_TRAINER, Kind.NOT_SERVING):
+        role = "trainer" if problem.kind is Kind.NO_TRAINER else "inference"
+        ended = sum(one.kind in _ENDED and one.worker.startswith(role) for one in found)
+        return sum(one.kind is problem.kind for one in found) <= ended
+    causes = _CAUSES.get(problem.kind, frozenset())
+    return any(one.kind in causes and one.severity == "error" and one.run in ("", problem.run) for one in found)
+
+
+_ENDED = (Kind.WORKER_FAILED, Kind.WORKER_RESTARTING)
+"""Kinds of problems of a worker that has ended: what misses it is out for that reason."""
 
 
 def _with_job(problem: Problem, job: Path) -> Problem:
@@ -243,8 +280,12 @@ def _discarded(run: RunFacts, now: float) -> Iterator[Problem]:
 
 
 def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
-    """Rollouts that their environment failed, or to which inference gave no answer, as shares of the newest steps' rollouts."""
-    lines = [*run.lines, run.history.discarded] if run.history.discarded else run.lines
+    """Rollouts that their environment failed, or to which inference gave no answer, as shares of the newest steps' rollouts.
+
+    Where so many have failed since the newest step that it is notable, only those count: it may be the last step.
+    """
+    report = run.history.discarded
+    lines = [report] if report.get("notable") else [*run.lines, report] if report else run.lines
     failed, unanswered = _total(lines, "rollouts/failed"), _total(lines, "rollouts/inference_failed")
     everything = _total(lines, "rollouts/completed") + failed + unanswered
     if everything < LEAST_ROLLOUTS:

@@ -165,7 +165,7 @@ def test_a_server_that_is_gone_and_rollouts_that_all_fail(
     assert "error: evaluation toy-eval: no rollout completed: " in capsys.readouterr().err
     line = orjson.loads((tmp_path / "out/evaluations.jsonl").read_bytes())
     assert (line["rollouts/completed"], line["rollouts/failed"]) == (0, 10)
-    assert line["metrics"]["pass@1"]["value"] == 0
+    assert line["metrics"] == {}
     inference.healthy = False
     gone = ["eval", str(file), "--server", inference.url, "--inference.startup_timeout_seconds", "0.2"]
     assert main([*gone, "--output", str(tmp_path / "other")]) == 1
@@ -185,17 +185,20 @@ def test_a_model_that_the_server_does_not_have_is_refused(
     assert main([*arguments, "--model", "default"]) == 0
 
 
-@pytest.mark.parametrize(("inference_failed", "shown"), [(True, "no result"), (False, "pass@1")])
-def test_a_result_without_an_answer_of_inference_is_not_a_score_of_zero(inference_failed: bool, shown: str) -> None:
+@pytest.mark.parametrize("inference_failed", [True, False])
+@pytest.mark.parametrize("completed", [0, 1])
+def test_a_result_without_a_completed_rollout_is_not_a_score_of_zero(inference_failed: bool, completed: int) -> None:
     config = EvaluationConfig.model_validate(EVALUATION)
     failure: dict[str, Any] = {"environment": "held-out", "error": "no answer", "inference_failed": inference_failed}
-    rollouts = [make_rollout(index=index, **failure) for index in range(2)]
+    rollouts = [make_rollout(index=index, **failure) for index in range(3 - completed)]
+    rollouts += [make_rollout(index=9, environment="held-out", reward=0.0)] * completed
     result = result_of(config, {}, 3, rollouts, 0.0, 1.0, {})
-    assert bool(result.line["metrics"]) is not inference_failed
+    assert bool(result.line["metrics"]) is bool(completed)
+    assert [name for name in result.metrics() if "pass@1" in name or "reward" in name] == [] or completed
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(evaluation_table([result]))
-    assert shown in console.export_text()
-    assert ("no results; 2 of 2 rollouts failed" in result.in_words()) is inference_failed
+    assert ("pass@1" if completed else "failed  ") in console.export_text()
+    assert ("failed; 3 of 3 rollouts failed" in result.in_words()) is not completed
 
 
 def test_a_server_that_is_said_to_run_is_not_awaited_for_long(tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     late = replace(worker(State.STOPPING, "loading /m"), last_death="was not ready within 600 s")
     blocked = replace(ready, trouble="its event loop has been blocked at score (my.py:3)")
     killed = replace(died, last_death="was silent for 60 s and was killed", last_output="while True:")
-    for view in (ready, stuck, stuck, ready, died, died, explained, late, blocked, killed):
+    ended = replace(ready, state=State.STOPPING)
+    for view in (ready, stuck, stuck, ready, died, died, explained, late, blocked, killed, blocked, ended):
         progress.update([view], [])
     lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines == [
@@ -162,7 +163,9 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
         "server ready",
         f"server: {blocked.trouble}",
         f"server {killed.last_death}: failed; {blocked.trouble}; last line of its output: while True:",
-        "server: the problem is over",
+        "server ready",
+        f"server: {blocked.trouble}",
+        "server stopping",
     ]
 
 

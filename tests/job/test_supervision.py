@@ -20,8 +20,9 @@ from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
-from counterpoint.job.supervision import MOST_SHOWN, Show, SupervisedJob
+from counterpoint.job.supervision import MOST_SHOWN, Show, SupervisedJob, progress_of
 from counterpoint.job.workers import SERVICE_LEASE_SECONDS, sections_of, specification
+from counterpoint.orchestrator.step.differences import Notice
 from counterpoint.transport.files import appended_lines
 from counterpoint.transport.files.atomic import publish_directory
 from tests.support.jobs import shipped_line, write_lines
@@ -31,6 +32,17 @@ def supervised(job_file: Path, warn: Callable[[str], None] = lambda text: None) 
     config = load(JobConfig, job_file, [])
     config.output_dir.mkdir()
     return SupervisedJob(config, specification(config, dict.fromkeys(sections_of(config), job_file)), warn)
+
+
+def test_progress_says_why_nothing_ships() -> None:
+    history = History("test", 20)
+    assert progress_of(history) == f"test step {history.progress}"
+    history.discarded = {"step": 3, "discarded": 568, "reason": "KeyError: gone", "notable": False}
+    assert progress_of(history) == f"test step {history.progress}"
+    history.discarded["notable"] = True
+    assert progress_of(history).startswith(f"test step {history.progress} (568 rollouts discarded since step 3")
+    history.no_difference = Notice(64, "each rollout has the reward 0", "take easier examples", 0.0)
+    assert "no difference" in progress_of(history)
 
 
 @pytest.mark.parametrize("fault", ["show", "guests", "directory"])

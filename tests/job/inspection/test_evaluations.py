@@ -16,7 +16,7 @@ from counterpoint.cli.display.progress import PlainProgress, describe_step
 from counterpoint.cli.display.status_tables import status_parts
 from counterpoint.cli.display.summary_tables import print_summary
 from counterpoint.job.inspection import evaluations
-from counterpoint.job.inspection.evaluations import Evaluations
+from counterpoint.job.inspection.evaluations import Evaluations, in_words
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.status import read_status
 from counterpoint.job.inspection.summary import summarize
@@ -128,6 +128,17 @@ def test_what_is_no_result_is_passed_over(past: Path) -> None:
     assert (only.step, only.metrics) == (2, {})
     assert results.headline == ""
     assert str(only) == "evaluation held-out of step 2: no result"
+
+
+def test_a_result_of_which_every_rollout_failed_has_no_value(past: Path) -> None:
+    """Also one that an older version wrote as 0."""
+    counts = {"rollouts/completed": 0, "rollouts/failed": 50, "failures": {"KeyError: gone": 50}}
+    write_results(past, result(2, 0.0) | counts)
+    results = Evaluations(past / "run_test")
+    [only] = results.refresh()
+    assert (only.metrics, results.headline) == ({}, "")
+    assert "failed; 50 of 50 rollouts failed: KeyError: gone" in str(only)
+    assert in_words(results.as_json())["held-out"].startswith("failed (step 2)")
 
 
 def test_an_evaluation_that_could_not_be_played_says_why(past: Path) -> None:

@@ -161,6 +161,34 @@ def test_what_is_discarded_without_end_is_a_problem() -> None:
     assert problems_of(healthy_job(run)) == []
 
 
+def failing(run: RunFacts) -> RunFacts:
+    """The run, of which no rollout has completed since its newest step."""
+    counts = {"rollouts/failed": 568, "failures/guess-number/KeyError": 568}
+    report = {"step": run.history.step, "time": NOW, "discarded": 568, "reason": "no rollout survived", "notable": True}
+    run.history.discarded = report | counts
+    return run
+
+
+def test_a_run_that_ended_while_everything_failed_has_a_problem() -> None:
+    ended = replace(failing(healthy_run()), alive=False, state="not running")
+    assert only(healthy_job(ended)).kind is Kind.FAILING_ENVIRONMENT
+    done = failing(healthy_run())
+    done.history.steps = done.history.step
+    assert problems_of(healthy_job(replace(done, alive=False))) == []
+
+
+def test_one_cause_is_one_problem() -> None:
+    late = failing(healthy_run(late=3000))
+    stuck = worker(name="orchestrator", trouble="no progress since 12:00:00; its rollouts fail: KeyError")
+    assert only(healthy_job(late, workers=[stuck])).kind is Kind.FAILING_ENVIRONMENT
+    blocked = worker(name="orchestrator", trouble="its event loop has been blocked at score (my.py:3)")
+    kinds = {problem.kind for problem in problems_of(healthy_job(late, workers=[blocked]))}
+    assert kinds == {Kind.FAILING_ENVIRONMENT, Kind.TROUBLE}
+    away, gone = outage(outages.Kind.TRAINER, "the trainer"), worker(state="restarting", restarts=1)
+    out = healthy_job(healthy_run(late=3000), workers=[gone], outages=[(away, ["test"])])
+    assert only(out).kind is Kind.WORKER_RESTARTING
+
+
 @pytest.mark.parametrize(
     "why",
     [
