@@ -114,7 +114,7 @@ class Chat:
         self._templates = ChatTemplates(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
         self._unread: set[Any] = set()
-        """Fields of messages that the log has named, since the template does not read them."""
+        """Fields of messages that the log has named, since the template does not read them, or leaves them out somewhere."""
         self._closings: dict[tuple[object, ...], Closing] = {}
         """What `_closing` returned, with and without tools, by the names of the turn's calls."""
         self._kept: dict[bytes, str] = {}
@@ -143,7 +143,7 @@ class Chat:
         chat = copy.copy(self)
         chat._template_kwargs = dict(kwargs)
         chat._newest_start = None
-        chat._closings, chat._kept = {}, {}
+        chat._closings, chat._kept, chat._unread = {}, {}, set()
         return chat
 
     @property
@@ -321,6 +321,42 @@ class Chat:
                 "writes the text of every message, and each result of a tool after the message whose call it answers"
             )
 
+    def warn_of_lost(self, messages: Sequence[Message], tools: Sequence[Tool], written: str, begins: int) -> None:
+        """Logs, once for each field, what of the last message the template leaves out at this place.
+
+        `written` is the rendered conversation, in which this message is at `begins` or later. Some templates write reasoning for
+        some messages alone, or cut it out of the text.
+        """
+        last = messages[-1]
+        lost = [
+            name
+            for name in last.keys() - _FIELDS - self._unread
+            if last[name] and self._is_written_without(name, messages, tools, written)
+        ]
+        content = last.get("content")
+        if (
+            "content" not in self._unread
+            and isinstance(content, str)
+            and _dense(content) not in _dense(written[begins:])
+        ):
+            lost.append("content")
+        if not lost:
+            return
+        self._unread |= set(lost)
+        logger.warning(
+            "%s: its chat template leaves out %s of a message of role %s, or a part of it: the model learns to write none of it; "
+            "set chat_template_kwargs or another chat template if it is to be learned",
+            self._directory,
+            ", ".join(map(repr, sorted(lost, key=str))),
+            last.get("role"),
+        )
+
+    def _is_written_without(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], written: str) -> bool:
+        without = {key: value for key, value in messages[-1].items() if key != name}
+        with suppress(ValueError):
+            return self.render([*messages[:-1], without], tools, add_generation_prompt=False) == written
+        return False
+
     def _writes(self, mark: str, messages: Sequence[Message], index: int, tools: Sequence[Tool]) -> bool:
         """Whether the template writes the message at `index`, which has the mark, when no turn follows it."""
         prompts = messages[index].get("role") != "assistant"
@@ -476,6 +512,11 @@ def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None
         return dumps([list(messages), list(tools)])
     except TypeError:
         return None
+
+
+def _dense(text: str) -> str:
+    """Returns a text without white space, of which templates write more or less."""
+    return "".join(text.split())
 
 
 def _added_token(fields: Mapping[str, Any]) -> AddedToken:

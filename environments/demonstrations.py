@@ -55,6 +55,8 @@ def demonstrations_of(
         if not found or not prompt.startswith(text):
             found.append(Demonstration())
             text, is_ended = "", True
+        if index not in untrained:
+            chat.warn_of_lost(messages[: index + 1], tools, whole, len(text))
         before = chat.encode(prompt[len(text) :])
         ends_turn = not is_ended and bool(before) and before[0] in chat.stop_token_ids
         found[-1].add(before, int(ends_turn and is_trained))

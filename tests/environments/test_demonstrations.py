@@ -111,3 +111,57 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_puts_none_before_a_turn
     prompt = chat.start(turn[:1])
     assert found.token_ids == [*prompt, *ids, *prompt, *ids]
     assert found.trained == [*[False] * len(prompt), True, True] * 2
+
+
+_END = "</s>\n{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}"
+_ROW = [USER, ANSWER | {"reasoning_content": "since so"}]
+
+
+@pytest.mark.parametrize(
+    ("writes", "answer", "lost"),
+    [
+        ("{{ '[%s]' % m.reasoning_content if m.reasoning_content }}{{ m.content }}", "reasoning_content", ""),
+        # As Kimi K2 Thinking's, which writes reasoning only behind the last answer without calls.
+        ("[{{ m.reasoning_content if m.tool_calls }}]{{ m.content }}", "reasoning_content", "reasoning_content"),
+        # As DeepSeek V4's, unless a variable is set.
+        ("[{{ m.reasoning_content if thinking }}]{{ m.content }}", "reasoning_content", "reasoning_content"),
+        ("[{{ m.thinking if thinking }}]{{ m.content }}", "thinking", "thinking"),
+        ("[{{ m['plan'] if m.tool_calls }}]{{ m.content }}", "plan", "plan"),
+        ("{{ m.content }}", "reasoning_content", "reasoning_content"),
+        # As DeepSeek R1's, which cuts it out of the text.
+        ("{{ m.content.split('</think>')[-1] }}", "<think>", "content"),
+        # As Qwen3's, which writes it with other white space.
+        ("{{ m.content.replace('</think>', '\n</think>\n\n') }}", "<think>", ""),
+    ],
+)
+def test_what_a_template_leaves_out_at_a_turns_own_place_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, writes: str, answer: str, lost: str
+) -> None:
+    chat = with_template(make_toy_model(tmp_path / "model"), "{% for m in messages %}{{ m.role }}\n" + writes + _END)
+    said = {"content": "<think>since so</think>so"} if answer == "<think>" else {answer: "since so"}
+    for _ in range(2):
+        demonstrations_of(chat, [USER, ANSWER | said])
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(found) == bool(lost), "it is said once"
+    assert all(f"{lost!r} of a message of role assistant" in line for line in found)
+
+
+def test_reasoning_of_an_earlier_turn_is_learned_at_its_own_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = "{% for m in messages %}{{ m.role }}\n[{{ m.reasoning_content if loop.last }}]{{ m.content }}" + _END
+    chat = with_template(make_toy_model(tmp_path / "model"), template.replace("[", "{{ '[' if m.role != 'user' }}"))
+    found = demonstrations_of(chat, [*_ROW, *_ROW])
+    assert ["since so" in trained_text(chat, each.token_ids, each.trained) for each in found] == [True, True]
+    assert not caplog.records
+
+
+def test_a_chat_with_other_variables_says_what_it_leaves_out_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = "{% for m in messages %}{{ m.role }}\n[{{ m.reasoning_content if thinking }}]{{ m.content }}" + _END
+    plain = with_template(make_toy_model(tmp_path / "model"), template)
+    demonstrations_of(plain.with_template_kwargs({"thinking": True}), _ROW)
+    assert not caplog.records
+    demonstrations_of(plain.with_template_kwargs({"thinking": False}), _ROW)
+    assert len(caplog.records) == 1
