@@ -33,7 +33,7 @@ class DataConfig(Config):
 
     path: str | None = None
     """A file, or a pattern such as `data/*.jsonl` whose files are read in the order of their names. `.jsonl` and `.json` hold
-    one JSON object a line, `.parquet` is Parquet."""
+    one JSON object a line, or one array of objects; `.parquet` is Parquet."""
 
     dataset: str | None = None
     """Id of a dataset of the hub, such as `openai/gsm8k`, or a directory that `datasets` saved or can load. The environment

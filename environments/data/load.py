@@ -69,9 +69,9 @@ def _source(config: DataConfig) -> Rows:
     if config.rows is not None:
         return Listed(config.rows)
     if config.dataset is not None:
-        from counterpoint.environments.data.hub import HubRows
+        from counterpoint.environments.data.hub import dataset_rows
 
-        return HubRows(config)
+        return dataset_rows(config)
     assert config.path is not None
     try:
         parts = [_file(path, config) for path in _files(config.path)]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from counterpoint.environments.data.arrow_values import Values
 from counterpoint.environments.data.files import file_digest
-from counterpoint.environments.data.json_columns import decoded, decoders_of
 from counterpoint.environments.data.rows import DataError, Row, Rows, lacks
 
 _ROWS_A_BATCH = 1024
@@ -36,7 +36,9 @@ class Parquet(Rows):
                 for column in columns:
                     if column not in present:
                         raise DataError(f"{path}: {lacks(column, present)}")
-                self._decoders = decoders_of(file.schema_arrow)
+                schema = file.schema_arrow
+                used = [schema.field(name) for name in (columns or present)]
+                self._values = Values(pyarrow.schema(used, schema.metadata), f"{path}")
                 batches = file.iter_batches(_ROWS_A_BATCH, columns=list(columns) or None)
                 self._reader, self._ends = _mapped(pyarrow, batches, self._size_checked(max_row_bytes))
         except pyarrow.ArrowException as error:
@@ -67,8 +69,7 @@ class Parquet(Rows):
         """See `Rows`."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         first = int(self._ends[number - 1]) if number else 0
-        row: dict[str, Any] = self._reader.get_batch(number).slice(index - first, 1).to_pylist()[0]
-        return decoded(row, self._decoders, self.where(index))
+        return self._values.row(self._reader.get_batch(number).slice(index - first, 1), self.where(index))
 
     def where(self, index: int) -> str:
         """See `Rows`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
@@ -147,6 +148,15 @@ class Chosen(Rows):
     def where(self, index: int) -> str:
         """See `Rows`."""
         return self._rows.where(self._indices[index])
+
+
+def unwritable(value: Any) -> str:
+    """Returns the kind of what is in a value, at any depth, and is not what JSON has; empty if all of it is."""
+    if type(value) in (list, dict):
+        return next(filter(None, map(unwritable, value.values() if isinstance(value, dict) else value)), "")
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinity"
+    return "" if value is None or isinstance(value, str | int) else type(value).__name__
 
 
 def lacks(column: str, present: Sequence[str]) -> str:

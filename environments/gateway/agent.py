@@ -20,7 +20,7 @@ from typing import Any
 
 from counterpoint.environments.base import Example, Model
 from counterpoint.environments.data.load import load_rows
-from counterpoint.environments.data.rows import DataError
+from counterpoint.environments.data.rows import DataError, unwritable
 from counterpoint.environments.gateway.agent_process import AgentResult, run_agent
 from counterpoint.environments.gateway.responses import MODEL
 from counterpoint.environments.gateway.server import Gateway
@@ -96,6 +96,12 @@ class AgentEnvironment:
         answer = "" if answer is None else answer
         if not isinstance(prompt, str):
             raise DataError(f"{self._rows.where(index)}: prompt is {prompt!r:.80}; expected text")
+        for name, value in row.items():
+            if found := unwritable(value):
+                raise DataError(
+                    f"{self._rows.where(index)}: the column {name!r} has {found}, which the agent cannot be given as JSON; leave "
+                    "it out, with `columns`"
+                )
         info = {name: value for name, value in row.items() if name not in ("prompt", "answer")}
         return Example(index, prompt, answer if isinstance(answer, str) else dumps(answer).decode(), info)
 
@@ -105,7 +111,7 @@ class AgentEnvironment:
         try:
             async with self._gateway.session(model) as session:
                 given = own / "example.json"
-                given.write_bytes(dumps(self._shown(example), default=str) + b"\n")
+                given.write_bytes(dumps(self._shown(example)) + b"\n")
                 work = own / "work"
                 work.mkdir()
                 variables = self._variables | {

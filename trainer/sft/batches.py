@@ -17,7 +17,7 @@ import numpy as np
 
 from counterpoint.environments.chat import Chat, Message, Tool
 from counterpoint.environments.data.load import load_rows
-from counterpoint.environments.data.rows import DataError, Row, digest
+from counterpoint.environments.data.rows import DataError, Row, digest, unwritable
 from counterpoint.environments.demonstrations import Demonstration, demonstrations_of
 from counterpoint.environments.messages import Faulty, Normaliser
 from counterpoint.environments.shuffle import EpochOrder
@@ -38,6 +38,9 @@ def conversation_in(row: Row, drawn_by: str | None = None) -> tuple[list[Message
     """
     normaliser = Normaliser(is_row=True)
     normaliser.refuse_row(row, drawn_by)
+    for name in ("messages", "tools"):
+        if found := unwritable(row.get(name)):
+            raise Faulty(name, row[name], f"and holds {found}; expected values of JSON")
     messages, tools = normaliser.messages(row.get("messages")), normaliser.tools(row.get("tools"))
     untrained = {index for index, each in enumerate(messages) if each.get("weight") == 0}
     return [{name: each[name] for name in each if name != "weight"} for each in messages], tools, untrained
