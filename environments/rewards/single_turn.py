@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.chat import Message
 from counterpoint.environments.data.load import load_rows
-from counterpoint.environments.data.rows import lacks
+from counterpoint.environments.data.rows import lacks, unwritable
+from counterpoint.environments.messages import Faulty, Normaliser
 from counterpoint.environments.reward import RewardBounds
 from counterpoint.environments.rewards.rubric import Rubric
-from counterpoint.environments.rewards.template import Template
+from counterpoint.environments.rewards.template import Template, as_text
 from counterpoint.transport.records import Rollout
+
+_ROLES = {"role", "from"}
+"""What a message says its author by; of these, only the first is read."""
 
 
 class SingleTurn:
@@ -40,14 +44,15 @@ class SingleTurn:
         Args:
             data: Where the rows come from; see docs/data.md.
             rubric: The parts of the reward; see docs/rewards.md.
-            prompt: Template of the user's message: `{column}` is the row's value, `{{` and `}}` are braces.
+            prompt: Template of the user's message: `{column}` is the row's value, `{{` and `}}` are braces. One column alone
+                may be a list of messages, which are the conversation then.
             answer: The column of the answer; empty if the rubric needs none.
             answer_pattern: What of that column is the answer: the first group of this expression's last match, or else the match.
             system: Template of a system message.
             processes: How many processes work on hostile completions at once.
 
         Raises:
-            ValueError: The first row lacks a column, or its answer is no text and no number; something else is wrong with a key.
+            ValueError: The first row lacks a column, or its answer is a list or the like; something else is wrong with a key.
         """
         self._rows = load_rows(data)
         self.fingerprint = self._rows.fingerprint
@@ -74,12 +79,15 @@ class SingleTurn:
         if not 0 <= index < len(self._rows):
             raise IndexError(f"example {index}: expected 0 to {len(self._rows) - 1}")
         row = dict(self._rows[index])
-        return Example(
-            index=index,
-            prompt=self._prompt.fill(row, self._rows.where(index)),
-            answer=self._answer_of(row, index),
-            info=row,
-        )
+        where = self._rows.where(index)
+        messages = self._written_messages(row, where)
+        if not messages:
+            prompt = self._prompt.fill(row, where)
+        elif [each["role"] for each in messages] == ["user"]:
+            prompt = messages[0]["content"]
+        else:
+            prompt = as_text(messages)
+        return Example(index=index, prompt=prompt, answer=self._answer_of(row, index), info=row)
 
     async def start(self, context: EnvironmentContext) -> None:
         """See `Environment`."""
@@ -105,12 +113,39 @@ class SingleTurn:
         """See `Environment`."""
         raise NotImplementedError("single-turn scores each rollout by itself")
 
-    def _messages(self, example: Example) -> list[dict[str, str]]:
-        messages = [{"role": "user", "content": example.prompt}]
-        if self._system is not None:
-            system = self._system.fill(example.info, self._rows.where(example.index))
-            messages.insert(0, {"role": "system", "content": system})
-        return messages
+    def _messages(self, example: Example) -> list[Message]:
+        where = self._rows.where(example.index)
+        messages = self._written_messages(example.info, where) or [{"role": "user", "content": example.prompt}]
+        if self._system is None:
+            return messages
+        if any(each["role"] == "system" for each in messages):
+            raise ValueError(
+                f"{where}: the column {self._prompt.only!r} has a system message, and `system` is another one"
+            )
+        return [{"role": "system", "content": self._system.fill(example.info, where)}, *messages]
+
+    def _written_messages(self, row: Mapping[str, Any], where: str) -> list[Message]:
+        """Returns the conversation that a row's prompt is; empty if it is text. Raises `ValueError`."""
+        fields = self._prompt.fields | (self._system.fields if self._system else set())
+        for column in sorted(fields & row.keys()):
+            value = row[column]
+            if not isinstance(value, list) or not any(
+                isinstance(each, dict) and each.keys() & _ROLES for each in value
+            ):
+                continue
+            at = f"{where}: the column {column!r}, a list of messages,"
+            if column != self._prompt.only:
+                raise ValueError(
+                    f'{at} can be no part of a text; set prompt = "{{{column}}}", and leave it out of `system`'
+                )
+            try:
+                messages = Normaliser(is_row=True).messages(value)
+            except Faulty as error:
+                raise ValueError(f"{at} cannot be played: {error}") from None
+            if messages[-1]["role"] == "assistant":
+                raise ValueError(f"{at} ends with the assistant's; expected a message that the model answers")
+            return [{name: each[name] for name in each if name != "weight"} for each in messages]
+        return []
 
     def _answer_of(self, row: Mapping[str, Any], index: int) -> str:
         if not self._answer:
@@ -119,10 +154,10 @@ class SingleTurn:
         if self._answer not in row:
             raise ValueError(f"{where}: {lacks(self._answer, list(row))} (`answer`, which may be empty)")
         value = row[self._answer]
-        if not isinstance(value, str | int | float | Decimal) or value != value:
-            found = "NaN" if isinstance(value, float | Decimal) else type(value).__name__
-            raise ValueError(f"{where}: {self._answer!r} (`answer`) is {found}; expected text or a number")
-        text = f"{value:f}" if isinstance(value, Decimal) else str(value)
+        found = unwritable(value) or ("" if isinstance(value, str | int | float) else type(value).__name__)
+        if found:
+            raise ValueError(f"{where}: {self._answer!r} (`answer`) is {found}; expected text, a number, true or false")
+        text = as_text(value)
         if self._answer_pattern is None:
             return text
         matches = list(self._answer_pattern.finditer(text))

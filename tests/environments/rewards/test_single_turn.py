@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import tomllib
 from decimal import Decimal
@@ -57,7 +58,10 @@ async def test_a_row_is_an_example_and_the_rubric_its_reward(chat: Chat) -> None
         ({"answer": "anwser"}, "no column 'anwser'; did you mean 'answer'"),
         ({"answer": "n", "answer_pattern": "x"}, "finds nothing in '3'"),
         ({"answer_pattern": "("}, "args"),
-        ({"data": {"rows": [{"question": "?", "answer": []}]}}, "is list; expected text or a number"),
+        ({"data": {"rows": [{"question": "?", "answer": []}]}}, "is list; expected text"),
+        ({"data": {"rows": [{"question": "?", "answer": {"a": 1}}]}}, "is dict; expected text"),
+        ({"data": {"rows": [{"question": "?", "answer": None}]}}, "is NoneType; expected text"),
+        ({"data": {"rows": [{"question": "?", "answer": float("inf")}]}}, "is infinity; expected text"),
         ({"data": {"path": "/no/such.jsonl"}}, "such.jsonl"),
         ({"rubric": [{"kind": "exakt"}]}, r"rubric\[0\].*exakt"),
         ({"rubric": []}, "0 parts"),
@@ -91,8 +95,13 @@ async def test_the_example_configuration_scores(chat: Chat, monkeypatch: pytest.
 def test_templates_put_values_in_once() -> None:
     template = Template(r"{a} {{b}} \boxed{} {c}", "prompt")
     assert template.fields == {"a", "c"}
-    for missing, said in ((None, "null"), (float("nan"), "NaN")):
-        with pytest.raises(ValueError, match=rf"row: .*'a' for `prompt` is {said}"):
+    for missing, said in (
+        (None, "is null"),
+        (float("nan"), "is NaN"),
+        ([[float("inf")]], "holds infinity"),
+        ({"x": b""}, "holds bytes"),
+    ):
+        with pytest.raises(ValueError, match=rf"row: .*'a' for `prompt` {said}"):
             template.fill({"a": missing, "c": ""}, "row")
     assert template.fill({"a": "x", "c": [None]}, "row").endswith("[null]")
     assert template.fill({"a": "{c}", "c": [1, "é"]}, "row") == r'{c} {b} \boxed{} [1, "é"]'
@@ -114,6 +123,22 @@ async def test_numbers_of_a_file_are_compared_and_asked_for_as_they_are_written(
     await environment.close()
 
 
+def test_times_of_parquet_are_text_and_bytes_are_refused_by_name(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    row = {"question": dt.date(2024, 1, 2), "at": dt.datetime(2024, 1, 2, 3), "answer": dt.time(3, 4), "raw": b"x"}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    data = {"path": str(tmp_path / "a.parquet")}
+    example = load(data=data, prompt="{question} {at}").example(0)
+    assert (example.prompt, example.answer) == ("2024-01-02 2024-01-02T03:00:00", "03:04:00")
+    for args, message in (
+        ({"prompt": "{raw}"}, "'raw' for `prompt` is bytes"),
+        ({"answer": "raw"}, "'raw' .* is bytes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(data=data, **args)
+
+
 def test_decimals_of_parquet_are_text_with_all_their_digits(tmp_path: Path) -> None:
     import pyarrow.parquet
 
@@ -121,6 +146,74 @@ def test_decimals_of_parquet_are_text_with_all_their_digits(tmp_path: Path) -> N
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
     example = load(data={"path": str(tmp_path / "a.parquet")}).example(0)
     assert (example.prompt, example.answer) == ("2.50", "1180591620717411303425")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (True, "true"),
+        (False, "false"),
+        (7, "7"),
+        (7.0, "7.0"),
+        (-0.5, "-0.5"),
+        (2**80, str(2**80)),
+        ("True", "True"),
+        ("", ""),
+    ],
+)
+def test_an_answer_is_the_text_that_a_prompt_has(answer: Any, text: str) -> None:
+    example = load(data={"rows": [{"answer": answer}]}, prompt="Say {answer}").example(0)
+    assert (example.prompt, example.answer) == (f"Say {text}", text)
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"left": 1}}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "1 + 1?"}], "name": None},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"},
+    {"role": "assistant", "content": "2", "tool_calls": None},
+    {"role": "user", "content": "Times 3?"},
+]
+
+
+async def test_a_prompt_that_is_a_list_of_messages_is_the_conversation(chat: Chat) -> None:
+    for talk in (TALK, TALK[:2], TALK[1:4], [TALK[5]]):
+        environment = load(data={"rows": [{"talk": talk, "answer": "6"}]}, prompt=" {talk}\n")
+        rollout = await play(environment, 0, chat, "6")
+        plain = [{**each, "content": "1 + 1?"} if isinstance(each["content"], list) else each for each in talk]
+        expected = [{name: value for name, value in each.items() if value is not None} for each in plain]
+        assert rollout.turns[0].prompt_ids.tolist() == chat.start(expected)
+        assert rollout.reward == 2.0
+    assert environment.example(0).prompt == "Times 3?"
+    environment = load(data={"rows": [{"talk": TALK[1:], "answer": "6"}]}, prompt="{talk}", system="Answer {answer}.")
+    begun = chat.decode((await play(environment, 0, chat, "6")).turns[0].prompt_ids.tolist())
+    assert "Answer 6." in begun
+    assert "Times 3?" in begun
+
+
+@pytest.mark.parametrize(
+    ("talk", "args", "message"),
+    [
+        (TALK, {"system": "Another."}, "'talk' has a system message, and `system` is another"),
+        (TALK, {"prompt": "Go: {talk}"}, "'talk', a list of messages, can be no part of a text"),
+        (TALK, {"prompt": "{answer}", "system": "{talk}"}, "'talk', a list of messages, can be no part of a text"),
+        (TALK[:5], {}, "'talk', .*ends with the assistant's"),
+        ([{"from": "human", "value": "1 + 1?"}], {}, r"'talk', .*messages\[0\].role is None"),
+        ([*TALK[:2], {"text": "?"}], {}, r"'talk', .*messages\[2\].role is None"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            {},
+            r"'talk', .*content\[0\] is 'image_url'; only .*text",
+        ),
+        ([{"role": "user", "content": 7}], {}, r"'talk', .*messages\[0\].content is 7"),
+    ],
+)
+def test_a_list_of_messages_that_cannot_be_played_is_refused_by_its_column(
+    talk: Any, args: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load(**{"data": {"rows": [{"talk": talk, "answer": "6"}]}, "prompt": "{talk}"} | args)
 
 
 @settings(max_examples=100)
