@@ -173,6 +173,15 @@ async def test_tests_that_say_no_reward_fail_the_rollout(tmp_path: Path, chat: C
         await environment.rollout(environment.example(0), ScriptedModel(chat, ["Done."]), state)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_modes_of_copies_are_those_of_the_box(tmp_path: Path, chat: Chat) -> None:
+    dockerfile = "FROM debian AS base\nWORKDIR '/my app'\nCOPY --chmod=0400 data/number.txt /x\nCOPY --link --chmod=750 data /y\n"
+    task(tmp_path, dockerfile=dockerfile)
+    rollout = await play(Harbor(str(tmp_path)), 0, chat, bash("pwd; stat -c %a /x /y /y/number.txt"), "Done.")
+    assert "<tool_response>/my app\n400\n750\n750\n" in told(chat, rollout)
+
+
 @pytest.mark.parametrize(
     ("toml", "dockerfile", "needs"),
     [
@@ -188,10 +197,16 @@ async def test_tests_that_say_no_reward_fail_the_rollout(tmp_path: Path, chat: C
         (f'{NO_NETWORK}[[steps]]\nname = "a"', DOCKERFILE, "steps"),
         (f'{NO_NETWORK}[agent]\nuser = "nobody"', DOCKERFILE, "user is nobody"),
         (f"{NO_NETWORK}[agent]\ntimeout_sec = 0", DOCKERFILE, "timeout_sec"),
+        (f"{NO_NETWORK}[agent]\ntimeout_sec = {'9' * 400}", DOCKERFILE, "timeout_sec"),
+        (f"{NO_NETWORK}[verifier]\ntimeout_sec = inf", DOCKERFILE, "timeout_sec"),
+        (f"{NO_NETWORK}memory_mb = {'9' * 400}", DOCKERFILE, "memory is"),
+        (f"{NO_NETWORK}memory = '{'9' * 400}G'", DOCKERFILE, "memory is"),
+        (f"{NO_NETWORK}workdir = '/usr/src'", DOCKERFILE, "workdir: /usr/src"),
+        (f"{NO_NETWORK}docker_image = 'debian@sha256:12'", DOCKERFILE, "docker_image: .*digest"),
         (NO_NETWORK, "FROM ubuntu:24.04\nRUN apt-get install -y tmux", "RUN apt-get"),
         (NO_NETWORK, "FROM ghcr.io/somebody/image:1", "ghcr.io/somebody/image:1"),
         (NO_NETWORK, "FROM python:2.7", "python:2.7"),
-        (NO_NETWORK, "FROM debian AS a\nFROM debian", "FROM"),
+        (NO_NETWORK, "FROM debian AS a\nFROM debian", "several stages"),
         (NO_NETWORK, "FROM debian\nFROM debian", "several stages"),
         (NO_NETWORK, "FROM debian\nCOPY --from=x /a /b", "COPY"),
         (NO_NETWORK, "FROM debian\nCOPY missing /app/", "missing"),
