@@ -73,9 +73,18 @@ class Harbor:
         return Example(index, task.instruction, "", {"name": task.name})
 
     async def start(self, context: EnvironmentContext) -> None:
-        """Raises `SandboxUnavailable` where the machine cannot confine a box."""
-        async with Box(1, 256) as box:
+        """Raises `SandboxUnavailable` where the machine confines no box, and `BoxLost` where one does not do all its work."""
+        async with Box(8, 256) as box:
             await box.begin()
+            await box.unpack(_archive((), "/app"))
+            await box.end()
+            await box.renew()
+            await box.begin()
+            writes = ["/bin/bash", "-c", "echo 1 > /logs/verifier/reward.txt"]
+            ran = await box.run(writes, box_variables(), "/app", seconds=60.0)
+            await box.end()
+            if await box.read("/logs/verifier/reward.txt") != "1\n":
+                raise BoxLost(f"a command in a box does not work here: {ran.output!r}, exit code {ran.exit_code}")
 
     async def close(self) -> None:
         """See `Environment`."""
@@ -88,10 +97,11 @@ class Harbor:
             await box.unpack(await asyncio.to_thread(_archive, task.files, task.workdir))
             await self._play(task, box, model, state)
             await box.end()
-            await box.renew()
+            await box.renew(task.aside)
             await box.begin()
             await box.unpack(await asyncio.to_thread(_archive, task.tests(), "/tests"))
-            variables = {**box_variables(), **task.variables, **task.verifier_variables, "PYTHONNOUSERSITE": "1"}
+            variables = {**box_variables(), "HOME": task.tests_home, **task.variables, **task.verifier_variables}
+            variables["PYTHONNOUSERSITE"] = "1"
             ran = await box.run(["/bin/bash", "/tests/test.sh"], variables, task.workdir, seconds=task.verifier_seconds)
             await box.end()
             state |= {"verifier_output": ran.output[-_KEPT:], "verifier_exit_code": ran.exit_code}
@@ -156,23 +166,44 @@ class Harbor:
 
 
 def _rewards(as_json: str | None, as_text: str | None, where: str) -> dict[str, float]:
-    """Returns the numbers that the tests wrote, with one named `reward`. As in Harbor, reward.json counts first."""
-    if as_json is not None:
-        try:
-            found = json.loads(as_json)
-        except ValueError:
-            found = None
-        named = found if isinstance(found, dict) else {"reward": found}
-        if "reward" not in named or not all(
-            type(each) in (int, float) and math.isfinite(each) for each in named.values()
-        ):
-            raise ValueError(f"reward.json is {as_json[:200]!r}; expected an object of numbers with reward; {where}")
-        return {name: float(value) for name, value in named.items()}
-    if as_text is None:
-        raise ValueError(f"the tests wrote neither reward.json nor reward.txt in /logs/verifier; {where}")
-    if (reward := number_in(as_text)) is None:
+    """Returns the numbers that the tests wrote, with one named `reward`. Two rewards that differ are none.
+
+    A program of the policy's that the tests ran may have written a file, too.
+    """
+    named = None if as_json is None else _named_numbers(as_json)
+    if as_json is not None and named is None:
+        raise ValueError(f"reward.json is {as_json[:200]!r}; expected an object of numbers with reward; {where}")
+    reward = None if as_text is None else number_in(as_text)
+    if as_text is not None and reward is None:
         raise ValueError(f"reward.txt is {as_text[:200]!r}; expected a number such as 0.5; {where}")
-    return {"reward": reward}
+    if named is not None and reward not in (None, named["reward"]):
+        raise ValueError(
+            f"reward.json says {named['reward']:g} and reward.txt {reward:g}; write one, or the same; {where}"
+        )
+    if reward is not None and named is None:
+        named = {"reward": reward}
+    if named is None:
+        raise ValueError(f"the tests wrote neither reward.json nor reward.txt in /logs/verifier; {where}")
+    return named
+
+
+def _named_numbers(text: str) -> dict[str, float] | None:
+    """The numbers of a JSON object, or one number as `reward`; None for anything else, and for a name that is there twice."""
+    try:
+        found = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return None
+    pairs = found if isinstance(found, list) else [("reward", found)]
+    named = dict[str, float]()
+    for pair in pairs:
+        name, value = pair if isinstance(pair, tuple) else ("", None)
+        if type(value) not in (int, float) or name in named:
+            return None
+        try:
+            named[name] = float(value)
+        except OverflowError:  # an integer of over 308 digits
+            return None
+    return named if "reward" in named and all(map(math.isfinite, named.values())) else None
 
 
 def _end(output: str) -> str:

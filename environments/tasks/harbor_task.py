@@ -13,9 +13,10 @@ import reprlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from counterpoint.environments.sandbox.builder import HOME, TESTS_HOME
 from counterpoint.environments.tasks.dockerfile import Dockerfile, Placed, below, check_image
 
 MOST_FILES_MIB = 1024
@@ -28,6 +29,36 @@ MOST_SECONDS = 1e7
 _MOST_ARCHIVE_BYTES = 64 << 20
 _MOST_REFUSED = 20
 """Tasks that one refusal names."""
+_OF_PROJECTS = (
+    *(
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
+        "tox.ini",
+        "setup.cfg",
+        "setup.py",
+        "pyproject.toml",
+    ),
+    *(
+        "package.json",
+        "node_modules",
+        ".npmrc",
+        "tsconfig.json",
+        "Cargo.toml",
+        ".cargo",
+        "go.mod",
+        "go.work",
+        "Gemfile",
+        ".git",
+    ),
+)
+"""Files in which a program looks for a project, from its own files upwards to the root."""
+_HOME = re.compile(
+    r"~(?=\W|$)|\bHOME\b|/root\b|\bhome (?:dir|folder)|--global\b|(?<!\w)\.\w*(?:rc|profile|config)\b", re.IGNORECASE
+)
+"""What an instruction says that is about the home: its name, or a file with which programs start."""
 _CANARY = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*\n)+\s*", re.IGNORECASE)
 
 
@@ -47,10 +78,20 @@ class HarborTask:
     verifier_seconds: float
     memory_mib: int
     files_mib: int
+    tests_home: str
+    """HOME of the tests: a new directory, unless the task is about its home, since the policy then works there."""
 
     def tests(self) -> tuple[Placed, ...]:
         """What enters the box for the tests."""
         return tuple(below(self.directory / "tests", "/tests"))
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        """Names at the root that the tests do not meet if the policy made them: programs would read them for /tests, too."""
+        if self.workdir == "/":
+            return ()
+        own = {PurePosixPath(placed.path).parts[1] for placed in self.files if placed.path != "/"}
+        return tuple(name for name in _OF_PROJECTS if name not in own)
 
 
 def load_tasks(root: Path, wanted: Sequence[str]) -> list[HarborTask]:
@@ -96,6 +137,7 @@ def _task(name: str, directory: Path, config: Mapping[str, Any]) -> HarborTask:
     if sum(placed.file.stat().st_size for placed in box.files if placed.file.is_file()) > _MOST_ARCHIVE_BYTES:
         raise ValueError(f"environment/ has more than {_MOST_ARCHIVE_BYTES >> 20} MiB, which a box does not take")
     instruction = _CANARY.sub("", (directory / "instruction.md").read_text()).strip()
+    is_about_home = _HOME.search(instruction) or any(f"{path}/".startswith(f"{HOME}/") for _, path, _ in box.files)
     return HarborTask(
         name,
         directory,
@@ -108,6 +150,7 @@ def _task(name: str, directory: Path, config: Mapping[str, Any]) -> HarborTask:
         _seconds(verifier, VERIFIER_SECONDS),
         _mebibytes(environment, "memory", MEMORY_MIB),
         min(_mebibytes(environment, "storage", MOST_FILES_MIB), MOST_FILES_MIB),
+        HOME if is_about_home else TESTS_HOME,
     )
 
 

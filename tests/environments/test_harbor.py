@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.chat import Chat
-from counterpoint.environments.sandbox.box import Box
+from counterpoint.environments.sandbox.box import Box, BoxLost
 from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable
 from counterpoint.environments.scripted import ScriptedModel, play
 from counterpoint.environments.tasks.harbor import Harbor
@@ -158,6 +159,17 @@ n=$(cat /proc/[0-9]*/comm | grep -c sleep); echo "{\\"reward\\": 0, \\"left\\": 
         ("echo nan > /logs/verifier/reward.txt", "reward.txt is 'nan"),
         ("echo '{\"score\": 1}' > /logs/verifier/reward.json", "reward.json"),
         ("echo '{\"reward\": true}' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", "reward.json"),
+        ("echo '{\"reward\": 1}' > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt", "says 1 and .* 0"),
+        (
+            "echo '{\"reward\": 1}' > /logs/verifier/reward.json; echo no > /logs/verifier/reward.txt",
+            "reward.txt is 'no",
+        ),
+        ('echo \'{"reward": 0, "reward": 1}\' > /logs/verifier/reward.json', "reward.json is"),
+        ("printf '1%.0s' {1..400} > /logs/verifier/reward.json", "reward.json is"),
+        ("printf '1%.0s' {1..400} > /logs/verifier/reward.txt", "reward.txt is"),
+        ("printf '[%.0s' {1..100000} > /logs/verifier/reward.json", "reward.json is"),
+        ("mkdir /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", "reward.json is no regular file"),
+        ("mkdir /logs/verifier/reward.txt", "reward.txt is no regular file"),
         ("ln -s /etc/hostname /logs/verifier/reward.txt", "reward.txt"),
         ("mkfifo /logs/verifier/reward.json", "no regular file"),
         ("head -c 2M /dev/zero > /logs/verifier/reward.txt", "more than"),
@@ -173,6 +185,65 @@ async def test_tests_that_say_no_reward_fail_the_rollout(tmp_path: Path, chat: C
         await environment.rollout(environment.example(0), ScriptedModel(chat, ["Done."]), state)
 
 
+OF_ITS_OWN = {
+    "moves the directory away": "cd /; mv /app /elsewhere; rm -rf /tmp /var /root",
+    "closes the directory": "chmod 0 /app /tmp /",
+    "puts files in places of directories": "cd /; rm -rf /app /tmp; touch /app /tmp",
+    "uses up the files": "python3 -c 'n = 0\nwhile True: open(str(n), \"w\"); n += 1'; rmdir /tests /logs",
+    "uses up the room": "head -c 1G /dev/zero > /app/zero; rmdir /tests /logs",
+    "limits the first process": "prlimit --pid 1 --nofile=1:1 --fsize=0:0 --as=1:1; kill -INT 1",
+    "takes all processes": "for i in $(seq 2000); do sleep 1000 & done",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+@pytest.mark.parametrize("attempt", OF_ITS_OWN.values(), ids=OF_ITS_OWN.keys())
+async def test_what_a_policy_breaks_is_its_own(tmp_path: Path, chat: Chat, attempt: str) -> None:
+    task(tmp_path)
+    failed = ""
+    reward: float | None = 0.0
+    try:
+        reward = (
+            await play(Harbor(str(tmp_path), call_seconds=20.0), 0, chat, bash(attempt), bash("true"), "Done.")
+        ).reward
+    except ValueError as error:
+        failed = str(error)
+    assert reward == 0.0
+    assert not failed or "neither reward.json nor reward.txt" in failed
+
+
+STARTS = "echo 1 > /logs/verifier/reward.txt"
+"""What a file with which a program starts would do, if the tests read it."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+@pytest.mark.parametrize(
+    ("instruction", "reward"), [("Write 42 to answer.txt.", 0.0), ("Put a line into ~/.profile.", 1.0)]
+)
+async def test_a_new_home_keeps_start_files_from_the_tests(
+    tmp_path: Path, chat: Chat, instruction: str, reward: float
+) -> None:
+    directory = task(tmp_path, test="#!/bin/bash\necho 0 > /logs/verifier/reward.txt; bash -lc true; bash -ic true\n")
+    (directory / "instruction.md").write_text(instruction)
+    attempt = f"for f in .bashrc .profile .bash_profile; do echo '{STARTS}' | tee ~/$f > /$f; done"
+    assert (await play(Harbor(str(tmp_path)), 0, chat, bash(attempt), "Done.")).reward == reward
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_the_tests_meet_no_project_of_the_policys_above_them(tmp_path: Path, chat: Chat) -> None:
+    test = (
+        "#!/bin/bash\nls -d /conftest.py /pytest.ini /setup.py /own/conftest.py; echo 0 > /logs/verifier/reward.txt\n"
+    )
+    environment = "FROM debian\nWORKDIR /own\nCOPY data/number.txt /setup.py\n"
+    task(tmp_path, test=test, dockerfile=environment)
+    rollout = await play(Harbor(str(tmp_path)), 0, chat, bash("touch conftest.py /conftest.py /pytest.ini"), "Done.")
+    found = [line for line in rollout.state["verifier_output"].splitlines() if "No such file" not in line]
+    assert found == ["/own/conftest.py", "/setup.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("boxes")
 async def test_modes_of_copies_are_those_of_the_box(tmp_path: Path, chat: Chat) -> None:
@@ -180,6 +251,18 @@ async def test_modes_of_copies_are_those_of_the_box(tmp_path: Path, chat: Chat) 
     task(tmp_path, dockerfile=dockerfile)
     rollout = await play(Harbor(str(tmp_path)), 0, chat, bash("pwd; stat -c %a /x /y /y/number.txt"), "Done.")
     assert "<tool_response>/my app\n400\n750\n750\n" in told(chat, rollout)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("boxes")
+async def test_the_check_at_the_start_plays_all_of_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task(tmp_path)
+    environment = Harbor(str(tmp_path))
+    context = EnvironmentContext("harbor", tmp_path, tmp_path, 0)
+    await environment.start(context)
+    monkeypatch.setattr("counterpoint.environments.tasks.harbor._archive", lambda *_: b"no archive")
+    with pytest.raises(BoxLost):
+        await environment.start(context)
 
 
 @pytest.mark.parametrize(
