@@ -26,7 +26,8 @@ class BasicVariantGenerator(SearchAlg):
     """Proposes each experiment's variants, one experiment after the other.
 
     Args:
-        points_to_evaluate: Configurations, or parts of such, that are tried first; each replaces one of `num_samples`.
+        points_to_evaluate: Configurations, or parts of such, that are tried first; each replaces one of `num_samples`. They are
+            read as those of `OptunaSearch`.
         max_concurrent: So many of its trials may be unfinished at a time; 0 for any number.
         constant_grid_search: Draws the random values once for all combinations of the grids.
         random_state: A seed, or a generator of numpy (`default_rng`); None for a new seed, which the state keeps.
@@ -67,8 +68,8 @@ class BasicVariantGenerator(SearchAlg):
         for experiment in experiments:
             self._experiments.append(experiment)
             self._spaces.append(describe(experiment.config))
-            points = [] if experiment.num_samples < 0 else self._points
-            self._total_samples += count_variants(experiment.config, max(experiment.num_samples, 0), points)
+            total = count_variants(experiment.config, max(experiment.num_samples, 0), self._points)
+            self._total_samples += total if experiment.num_samples >= 0 else 0
 
     def next_trial(self) -> Trial | None:
         """The next variant; None at the limit of `max_concurrent` and at the end."""

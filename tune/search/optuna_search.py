@@ -8,7 +8,6 @@ order. That is the state, as JSON; the study itself is never saved (some sampler
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from counterpoint.tune.errors import TuneError
 from counterpoint.tune.result import Result
 from counterpoint.tune.search.searcher import Searcher, objectives, values_in
 from counterpoint.tune.search.spaces import Categorical, Domain, Float, Function, Integer
-from counterpoint.tune.search.variants import Path, copied, flat_name, unresolved, value_at
+from counterpoint.tune.search.variants import Path, copied, flat_name, unresolved, value_at, with_point
 
 SAMPLERS = {
     "tpe": "TPESampler",
@@ -44,7 +43,7 @@ class OptunaSearch(Searcher):
         sampler_options: More arguments for a sampler that is given by its key.
         seed: The search's seed; with the same results it suggests the same again.
         points_to_evaluate: Configurations, or parts of such, that are suggested first, as they are: a number outside its domain
-            is evaluated, and Optuna warns of it. Keys may be nested or flat (`"net/width"`).
+            is evaluated, with a warning. Keys may be nested or flat (`"net/width"`).
     """
 
     def __init__(
@@ -68,7 +67,8 @@ class OptunaSearch(Searcher):
         self._own_space = space is not None
         self._space: dict[str, Any] | None = None
         self._sampler, self._options, self._seed = sampler, dict(sampler_options or {}), seed
-        self._points = copied(list(points_to_evaluate or []))
+        self._points = list(points_to_evaluate or [])
+        self._fixed: list[dict[str, Any]] = []
         self._study: Any = None
         self._open: dict[str, Any] = {}  # trials of the study that are not told yet
         self._asked = 0
@@ -85,7 +85,7 @@ class OptunaSearch(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any]:
         """The next configuration: values for the domains of the space, and for those within what is chosen."""
         self._begin()
-        fixed = self._as_params(self._points[self._asked]) if self._asked < len(self._points) else None
+        fixed = self._fixed[self._asked] if self._asked < len(self._fixed) else None
         return self._ask(trial_id, self._new_sampler(self._asked), fixed)
 
     def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
@@ -132,7 +132,7 @@ class OptunaSearch(Searcher):
             self._study.enqueue_trial(fixed)
         trial = self._study.ask()
         given = fixed or {}
-        config = self._drawn(lambda name, domain: _suggested(trial, name, domain, is_given=name in given))
+        config = self._drawn(lambda path, domain: _suggested(trial, flat_name(path), domain, given))
         self._open[trial_id] = trial
         self._asked += 1
         for name, note in (notes or {}).items():
@@ -175,61 +175,41 @@ class OptunaSearch(Searcher):
                 "choice, or BasicVariantGenerator"
             )
         self._space = space
+        self._fixed = [self._as_params(point) for point in self._points]
 
-    def _drawn(self, draw: Callable[[str, Domain], Any]) -> dict[str, Any]:
+    def _drawn(self, draw: Callable[[Path, Domain], Any]) -> dict[str, Any]:
         """The searched part of the space, with a value for each domain, in their order; then those within values, and so on."""
         assert self._space is not None
         config: dict[str, Any] = copied(self._space)
         drawn: list[Path] = []
         while domains := {path: d for path, d in unresolved(config)[0].items() if not isinstance(d, Function)}:
             for path, domain in domains.items():
-                value_at(config, path[:-1])[path[-1]] = copied(draw(flat_name(path), domain))
+                value_at(config, path[:-1])[path[-1]] = copied(draw(path, domain))
                 drawn.append(path)
         return _part(config, drawn)
 
     def _as_params(self, point: dict[str, Any]) -> dict[str, Any]:
-        """A point as the study names it: choices by their number. What it leaves out is suggested. Nothing else may be there."""
+        """A point as the study names it: choices by their number. What it leaves out is suggested."""
+        assert self._space is not None
+        filled = with_point(self._space, point)
+        for path, domain in unresolved(self._space)[0].items():
+            if isinstance(domain, Function) and value_at(filled, path) is not domain:
+                raise TuneError(f"points_to_evaluate/{flat_name(path)}: nothing is searched there: {domain} fills it")
         params: dict[str, Any] = {}
-        drawn: set[str] = set()
 
-        def take(name: str, domain: Domain) -> Any:
-            drawn.add(name)
-            value: Any = point.get(name, _LEFT_OUT)  # by its flat name, as Optuna has it
-            for number, part in enumerate(name.split("/") if value is _LEFT_OUT else ()):
-                value = _children(value if number else point).get(part, _LEFT_OUT)
-            if value is not _LEFT_OUT:
-                params[name] = _as_param(name, domain, value)
+        def take(path: Path, domain: Domain) -> Any:
+            value = value_at(filled, path)
+            if isinstance(value, Domain):
+                return None
+            name = flat_name(path)
             if isinstance(domain, Categorical):
-                return domain.categories[params.get(name, 0)]
-            return None if value is _LEFT_OUT else value
+                params[name] = domain.index(value)
+                return domain.categories[params[name]]
+            params[name] = value // (domain.q or 1) if isinstance(domain, Integer) else value
+            return value
 
         self._drawn(take)
-        _refuse_others(point, self._space or {}, drawn)
         return params
-
-
-_LEFT_OUT = object()
-
-
-def _children(value: Any) -> dict[Any, Any]:
-    """Returns what stands in a table or, by position, in a list; nothing of anything else."""
-    if isinstance(value, list | tuple):
-        return {str(position): each for position, each in enumerate(value)}
-    return value if isinstance(value, dict) else {}
-
-
-def _refuse_others(point: Any, space: Any, drawn: set[str], where: str = "") -> None:
-    """Raises `TuneError` for a key of a point at which nothing is drawn, unless the space has the same value there."""
-    for key, value in _children(point).items():
-        name = f"{where}{key}"
-        inside = _children(space).get(key, _LEFT_OUT)
-        if name in drawn or (inside is not _LEFT_OUT and inside == value):
-            continue
-        if not _children(value) or not any(each.startswith(f"{name}/") for each in drawn):
-            raise TuneError(
-                f"points_to_evaluate/{name}: nothing is searched there; searched are {', '.join(sorted(drawn))}"
-            )
-        _refuse_others(value, inside, drawn, f"{name}/")
 
 
 def _part(config: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
@@ -244,7 +224,7 @@ def _part(config: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
     return part
 
 
-def _suggested(trial: Any, name: str, domain: Domain, is_given: bool) -> Any:
+def _suggested(trial: Any, name: str, domain: Domain, given: dict[str, Any]) -> Any:
     """Asks a trial of Optuna for a value of the domain. One that a point gives stays as it is."""
     if isinstance(domain, Categorical):  # by number, since Optuna's own choices are scalars
         return domain.categories[trial.suggest_categorical(name, list(range(len(domain.categories))))]
@@ -255,23 +235,5 @@ def _suggested(trial: Any, name: str, domain: Domain, is_given: bool) -> Any:
         log = domain.distribution == "loguniform"
         step = None if log else domain.q
         value = trial.suggest_float(name, domain.lower, domain.upper, log=log, step=step)
-        return value if is_given else domain.rounded(value)
+        return value if name in given else domain.rounded(value)
     raise TuneError(f"{name}: Optuna has nothing for {domain}; use uniform or loguniform, or BasicVariantGenerator")
-
-
-def _as_param(name: str, domain: Domain, value: Any) -> Any:
-    if not domain.is_valid(value):
-        is_number = (
-            isinstance(value, int | float) and not isinstance(value, bool) and not isinstance(domain, Categorical)
-        )
-        needs_logarithm = getattr(domain, "distribution", "") == "loguniform"
-        is_multiple = not isinstance(domain, Integer) or (
-            is_number and value == value // (domain.q or 1) * (domain.q or 1)
-        )
-        if not is_number or not is_multiple or not math.isfinite(value) or (needs_logarithm and value <= 0):
-            raise TuneError(f"points_to_evaluate/{name}: {value!r} is not in {domain}")
-    if isinstance(domain, Categorical):
-        return domain.index(value)
-    if isinstance(domain, Integer):
-        return value // (domain.q or 1)
-    return value

@@ -7,6 +7,7 @@ JSON. With the same seed the same calls draw the same values as `ray.tune`, bit 
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from counterpoint.tune.errors import TuneError
+
+logger = logging.getLogger(__name__)
 
 Distribution = Literal["uniform", "loguniform", "normal"]
 
@@ -33,15 +36,33 @@ class Domain:
         """Whether the domain contains the value."""
         raise NotImplementedError
 
+    def taken(self, value: Any, where: str) -> Any:
+        """A value that a user gives, as the domain has it. Raises `TuneError` with `where` for one that it cannot have."""
+        return value
+
 
 @dataclass(frozen=True)
-class Float(Domain):
-    """Real numbers, both bounds included where `q` rounds them; `lower` and `upper` are the mean and deviation of a normal."""
-
+class _Numbers(Domain):
     lower: float
     upper: float
     distribution: Distribution = "uniform"
     q: float | None = None
+
+    def taken(self, value: Any, where: str) -> Any:
+        """A number, also outside the domain, with a warning. A logarithm needs one above 0, an integer a multiple of `q`."""
+        step = (self.q or 1) if isinstance(self, Integer) else None
+        is_possible = is_number(value) and abs(value) <= sys.float_info.max
+        is_possible = is_possible and (value > 0 or self.distribution != "loguniform")
+        if not is_possible or (step is not None and value % step != 0):
+            raise TuneError(f"{where}: {value!r} is not in {self}")
+        if not self.is_valid(value):
+            logger.warning("%s: %r is not in %s; it is tried all the same", where, value, self)
+        return float(value) if step is None else int(value)
+
+
+@dataclass(frozen=True)
+class Float(_Numbers):
+    """Real numbers, both bounds included where `q` rounds them; `lower` and `upper` are the mean and deviation of a normal."""
 
     def __post_init__(self) -> None:
         _check_bounds(self)
@@ -82,12 +103,11 @@ class Float(Domain):
 
 
 @dataclass(frozen=True)
-class Integer(Domain):
+class Integer(_Numbers):
     """Whole numbers from `lower` on, below `upper`; with a `q` above 1, its multiples from `lower` to `upper` included."""
 
     lower: int
     upper: int
-    distribution: Distribution = "uniform"
     q: int | None = None
 
     def __post_init__(self) -> None:
@@ -142,11 +162,17 @@ class Categorical(Domain):
 
     def index(self, value: Any) -> int | None:
         """Which category the value is, or can be drawn of; None for none."""
-        return next((index for index, category in enumerate(self.categories) if _fits(category, value)), None)
+        return next((index for index, category in enumerate(self.categories) if fits(category, value)), None)
 
     def is_valid(self, value: Any) -> bool:
         """Whether the domain contains the value."""
         return self.index(value) is not None
+
+    def taken(self, value: Any, where: str) -> Any:
+        """The category, with the value's in the place of domains in it."""
+        if (index := self.index(value)) is None:
+            raise TuneError(f"{where}: {value!r} is not in {self}")
+        return _as_in(self.categories[index], value, where)
 
 
 @dataclass(frozen=True)
@@ -287,12 +313,23 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _fits(space: Any, value: Any) -> bool:
+def _as_in(space: Any, value: Any, where: str) -> Any:
+    """A value that fits a space, as the space has it."""
+    if isinstance(space, Domain):
+        return space.taken(value, where)
+    if isinstance(space, dict):
+        return {key: _as_in(inner, value[key], f"{where}/{key}") for key, inner in space.items()}
+    if isinstance(space, list | tuple):
+        return [_as_in(inner, each, where) for inner, each in zip(space, value, strict=True)]
+    return space
+
+
+def fits(space: Any, value: Any) -> bool:
     """Whether the value may be drawn of the space."""
     if isinstance(space, Domain):
         return space.is_valid(value)
     if isinstance(space, dict) and isinstance(value, dict):
-        return space.keys() == value.keys() and all(_fits(space[key], value[key]) for key in space)
+        return space.keys() == value.keys() and all(fits(space[key], value[key]) for key in space)
     if isinstance(space, list | tuple) and isinstance(value, list | tuple):  # JSON makes lists of tuples
-        return len(space) == len(value) and all(map(_fits, space, value))
+        return len(space) == len(value) and all(map(fits, space, value))
     return isinstance(space, bool) == isinstance(value, bool) and bool(space == value)  # 1 equals True

@@ -9,7 +9,6 @@ sweep (`job/sweep/grid.py`) is the file's, with the last key fastest. Names are 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import re
 from collections.abc import Iterator
@@ -18,9 +17,7 @@ from typing import Any
 import numpy as np
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.search.spaces import Categorical, Domain
-
-logger = logging.getLogger(__name__)
+from counterpoint.tune.search.spaces import Categorical, Domain, fits
 
 Path = tuple[str | int, ...]
 """The place of a value in a configuration: keys of dicts and indices of lists."""
@@ -96,22 +93,43 @@ def count_variants(space: dict[str, Any], num_samples: int, points: list[dict[st
     ) * _grid_size(space)
 
 
-def with_point(space: dict[str, Any], point: dict[str, Any], where: str = "points_to_evaluate") -> dict[str, Any]:
-    """A copy of the space in which the point's values stand instead of domains. One outside its domain is warned of."""
+def with_point(space: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the space in which the point's values stand instead of domains, as their domain has them (1 for 1.0 of integers).
+
+    Keys may be nested or flat (`net/width`). A number outside its domain is warned of. Raises `TuneError` for any other value
+    that its domain has not, and for a key at which nothing is searched, unless the space has the same value there.
+    """
+    if not isinstance(point, dict):
+        raise TuneError(f"points_to_evaluate: {point!r} is a {type(point).__name__}; expected a list of configurations")
     space = copied(space)
-    for key, value in point.items():
-        name = f"{where}/{key}"
-        if key not in space:
-            raise TuneError(f"{name}: the space has no such key; it has {', '.join(map(str, space))}")
-        there = space[key]
-        if isinstance(there, dict) and isinstance(value, dict) and not is_grid(there):
-            space[key] = with_point(there, value, name)
-            continue
-        domain = Categorical(there["grid_search"]) if is_grid(there) else there
-        if isinstance(domain, Domain) and not domain.is_valid(value):
-            logger.warning("%s: %r is not in %s; it is tried all the same", name, value, domain)
-        space[key] = copied(value)
+    _fill(space, point, "points_to_evaluate")
     return space
+
+
+def _fill(space: Any, point: Any, where: str) -> None:
+    for key, value in _children(point).items():
+        inside, name = _children(space), f"{where}/{key}"
+        if key not in inside:
+            ends = [index for index, letter in enumerate(str(key)) if letter == "/" and key[:index] in inside]
+            if not ends:
+                raise TuneError(f"{name}: the space has no such key; it has {', '.join(map(str, inside))}")
+            _fill(space, {key[: ends[0]]: {key[ends[0] + 1 :]: value}}, where)
+            continue
+        there = inside[key]
+        domain = Categorical(there["grid_search"]) if is_grid(there) else there
+        if isinstance(domain, Domain):
+            space[int(key) if isinstance(space, list) else key] = domain.taken(copied(value), name)
+        elif isinstance(there, dict | list) and isinstance(value, dict | list | tuple):
+            _fill(there, value, name)
+        elif not fits(there, value):
+            raise TuneError(f"{name}: {value!r} is not {there!r}, which the space has there; nothing is searched")
+
+
+def _children(value: Any) -> dict[Any, Any]:
+    """Returns what stands in a table or, by position, in a list; nothing of anything else."""
+    if isinstance(value, list | tuple):
+        return {str(position): each for position, each in enumerate(value)}
+    return value if isinstance(value, dict) else {}
 
 
 def flat_name(path: Path) -> str:

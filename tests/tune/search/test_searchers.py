@@ -376,6 +376,61 @@ def test_a_point_is_taken_as_it_is_written() -> None:
         OptunaSearch(nested(), "loss", "min", points_to_evaluate=[{"opt": {"momentum": 1}}]).suggest("a")
 
 
+@pytest.mark.filterwarnings("ignore:Fixed parameter:UserWarning")
+@pytest.mark.parametrize(
+    ("domain", "given", "taken"),
+    [
+        (choice([1, 2]), 1.0, 1),
+        (choice([(0.9, 0.95), 1]), [0.9, 0.95], [0.9, 0.95]),
+        (choice([{"a": 1, "b": randint(0, 5)}]), {"a": 1.0, "b": 3.0}, {"a": 1, "b": 3}),
+        (choice([True, None]), 1, TuneError),
+        (choice([1, 2]), 3, TuneError),
+        (choice([{"a": uniform(0, 1)}]), {"a": None}, TuneError),
+        (randint(0, 9), 4.0, 4),
+        (randint(0, 9), 40, 40),
+        (randint(0, 9), 4.5, TuneError),
+        (randint(0, 9), True, TuneError),
+        (qrandint(0, 20, 5), 7, TuneError),
+        (uniform(0, 3), 2, 2.0),
+        (uniform(0, 3), None, TuneError),
+        (uniform(0, 3), "1", TuneError),
+        (uniform(0, 3), float("nan"), TuneError),
+        (uniform(0, 3), 10**400, TuneError),
+        (loguniform(1e-4, 1), 0, TuneError),
+        (loguniform(1e-4, 1), 2, 2.0),
+        (7, 7, 7),
+        (7, 8, TuneError),
+        (True, 1, TuneError),
+        ([7, "x"], [7], [7, "x"]),
+        ([7, "x"], [7, "x", 1], TuneError),
+    ],
+)
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_both_searchers_read_a_point_alike(domain: Any, given: Any, taken: Any, is_flat: bool) -> None:
+    space = {"net": {"a/b": domain, "other": uniform(0, 1)}, "fixed": 3}
+    point = {"net/a/b": given} if is_flat else {"net": {"a/b": given}}
+
+    def read(search: SearchAlg | Searcher) -> Any:
+        algorithm = as_search_alg(search)
+        algorithm.set_search_properties("loss", "min", space)
+        algorithm.add_configurations([SpaceOnly(space, 1)])
+        trial = algorithm.next_trial()
+        assert trial is not None
+        return trial.config["net"]["a/b"]
+
+    for search in (BasicVariantGenerator, OptunaSearch):
+        if taken is TuneError:
+            with pytest.raises(TuneError, match="points_to_evaluate/net/a/b"):
+                read(search(points_to_evaluate=[point]))
+        else:
+            value = read(search(points_to_evaluate=[point]))
+            assert (value, repr(value)) == (taken, repr(taken))
+    for wrong in ({"net/c": 1}, {"net": 3}, {"net": {"other": 0.5}, "net/other": 0.25}, {"fixed/x": 1}, "net"):
+        for search in (BasicVariantGenerator, OptunaSearch):
+            with pytest.raises(TuneError, match="points_to_evaluate"):
+                read(search(points_to_evaluate=[wrong]))  # type: ignore[list-item]
+
+
 def test_a_point_has_lists_where_the_space_has_them() -> None:
     space = {"layers": [uniform(0, 1), {"width": randint(1, 9)}, 7]}
     whole: dict[str, Any] = {"layers": [0.25, {"width": 4}, 7]}
