@@ -206,8 +206,15 @@ class JudgeClient:
                 raise TypeError(f"the content is {type(text).__name__}")
         except (orjson.JSONDecodeError, LookupError, TypeError) as error:
             raise _Failure(shortened(f"the answer is no chat completion: {error!r}", 200), is_charged=True) from None
-        if choice.get("finish_reason") == "length":
+        ended = choice.get("finish_reason")
+        if ended == "length":
             raise _Failure(f"the answer was cut at max_tokens = {self._config.max_tokens}", is_charged=True)
+        if ended not in (
+            "stop",
+            "eos_token",
+            None,
+        ):  # such as content_filter: what was written until then is no judgement
+            raise _Failure(self._quoted(f"the answer did not end by itself, but by {ended}"), is_charged=True)
         usage = parsed.get("usage")
         tokens = [_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens")]
         return Answer(self._without_key(text), *tokens)

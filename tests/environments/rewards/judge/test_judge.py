@@ -117,6 +117,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no content": (says(None), "the content is NoneType"),
     "deep": (raw(b"[" * 100_000), "no chat completion"),
     "cut": (says('{"score": 1}', finish_reason="length"), "cut at max_tokens = 512"),
+    "filtered": (says('{"score": 1}', finish_reason="content_filter"), "content_filter"),
+    "called": (says('{"score": 1}', finish_reason="tool_calls"), "tool_calls"),
     "words": (says("very good"), "no JSON object"),
     "NaN": (says('{"score": NaN}'), "no JSON object"),
     "infinite": (says('{"score": 1e999}'), "no JSON object|out of range"),
