@@ -264,6 +264,7 @@ class Chat:
             raise ValueError(
                 f"{self._directory}: its chat template does not read `tools`, so the model cannot be given any"
             )
+        messages = [_with_reasoning(message, template.names) for message in messages]
         for message in messages:
             if unread := message.keys() - _FIELDS - template.names - self._unread:
                 self._unread |= unread
@@ -277,7 +278,7 @@ class Chat:
         try:
             return template.render(
                 {
-                    "messages": list(messages),
+                    "messages": messages,
                     "add_generation_prompt": add_generation_prompt,
                     **self._special_tokens,
                     **self._template_kwargs,
@@ -517,6 +518,15 @@ def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None
 def _dense(text: str) -> str:
     """Returns a text without white space, of which templates write more or less."""
     return "".join(text.split())
+
+
+def _with_reasoning(message: Message, names: frozenset[str]) -> Message:
+    """Returns a message whose reasoning has each of its two names that the template reads, as vLLM gives it both."""
+    text = message.get("reasoning_content")
+    if text is None or "reasoning" not in names or "reasoning" in message:
+        return message
+    others = {name: value for name, value in message.items() if name in names or name != "reasoning_content"}
+    return {**others, "reasoning": text}
 
 
 def _added_token(fields: Mapping[str, Any]) -> AddedToken:

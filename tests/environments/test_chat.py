@@ -354,6 +354,27 @@ def test_tokens_and_templates_are_those_of_transformers(directory: Path, place: 
         assert chat.render(USER, tools, add_generation_prompt=True) == theirs.apply_chat_template(USER, **asked)
 
 
+@pytest.mark.parametrize(
+    ("reads", "written"),
+    [
+        ("message.reasoning_content", "why yes"),
+        ("message.reasoning", "why yes"),
+        ("message['reasoning']", "why yes"),
+        ("message.get('reasoning') or message.get('reasoning_content')", "why yes"),
+        ("''", " yes"),
+    ],
+)
+def test_reasoning_has_the_name_that_the_template_reads(
+    directory: Path, reads: str, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ " + reads + " }} {{ message.content }}{% endfor %}"
+    )
+    messages = [{"role": "assistant", "reasoning_content": "why", "content": "yes"}]
+    assert Chat(directory).render(messages, add_generation_prompt=False) == written
+    assert ("reasoning_content" in caplog.text) == (reads == "''")
+
+
 AROUND: dict[str, Any] = {
     "nothing": None,
     "bytes": processors.ByteLevel(trim_offsets=False),
