@@ -24,6 +24,7 @@ from counterpoint.orchestrator.decisions import Decision
 from counterpoint.orchestrator.ending import first_version, until_durable
 from counterpoint.orchestrator.failure_report import report_failure
 from counterpoint.orchestrator.logging_setup import logging_to, run_context, set_level
+from counterpoint.orchestrator.other_servers import check_stock_servers
 from counterpoint.orchestrator.policy import check_base_model
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
@@ -179,6 +180,7 @@ class Daemon:
         with awaiting("the first healthy inference server", run.pool.describe_sources()):
             await run.pool.start()
         await check_base_model(run.pool, config)
+        await check_stock_servers(run.pool, config, loaded.chat)
         await run.start_other_models(resources)
         version = await first_version(run.sender, config)
         policy, steering = run.make_policy(), await in_thread(run.make_steering)

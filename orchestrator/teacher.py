@@ -17,14 +17,12 @@ import numpy as np
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError, RequestRefused
 from counterpoint.inference.pool.pool import InferencePool, Served
+from counterpoint.orchestrator.other_servers import compare_tokenizers
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
-
-COMPARED_AT_ONCE = 4096
-"""Token ids whose texts are compared by one request."""
 
 
 class ScoringPool(Protocol):
@@ -32,9 +30,6 @@ class ScoringPool(Protocol):
 
     async def score(self, token_ids: Int32Array, start: int, *, affinity: str) -> Float32Array:
         """Returns the log-probability of each token from `start` on. Raises `InferenceError`."""
-
-    async def detokenize(self, token_ids: list[int], affinity: str) -> str:
-        """Returns the text of token ids. Raises `InferenceError`."""
 
     def forget_group(self, affinity: str) -> None:
         """Notes that all rollouts of a group have ended. `affinity` is that of any of them."""
@@ -69,31 +64,6 @@ class Teacher:
                 first = len(turn.prompt_ids) - start
                 turn.columns[TEACHER_LOG_PROBABILITIES] = scores[first : first + len(turn.completion_ids)]
 
-    async def compare_tokenizers(self, chat: Chat) -> None:
-        """Raises `ConfigurationError` unless every token id of the run's tokenizer stands for the same text at the teacher.
-
-        Raises `InferenceError` if it does not answer.
-
-        Spaces are not compared: some tokenizers' settings remove those before punctuation when they decode.
-        """
-        for first in range(0, chat.vocabulary, COMPARED_AT_ONCE):
-            ids = list(range(first, min(first + COMPARED_AT_ONCE, chat.vocabulary)))
-            own = chat.transcribe([ids])[0].replace(" ", "")
-            try:
-                theirs = (await self._pool.detokenize(ids, "the teacher's tokenizer")).replace(" ", "")
-            except InferenceError as error:
-                what = f"teacher: its tokenizer cannot be compared with the run's, token ids {ids[0]} to {ids[-1]}: {error}"
-                raise (ConfigurationError if isinstance(error, RequestRefused) else InferenceError)(what) from error
-            if own != theirs:
-                at = next(
-                    (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
-                )
-                raise ConfigurationError(
-                    f"teacher: its tokenizer is not the run's: between the token ids {ids[0]} and {ids[-1]} the run's reads "
-                    f"{own[at : at + 20]!r} where the teacher's reads {theirs[at : at + 20]!r}; a teacher needs the "
-                    "policy's vocabulary, as another model of its family has"
-                )
-
 
 @asynccontextmanager
 async def teacher_of(
@@ -117,7 +87,9 @@ async def teacher_of(
                 raise InferenceError(f"teacher: {error}") from error
         teacher = Teacher(pool)
         with awaiting("the comparison of the teacher's tokenizer with the run's", pool.describe_sources()):
-            await teacher.compare_tokenizers(chat)
+            await compare_tokenizers(
+                pool, chat, "teacher", "a teacher needs the policy's vocabulary, as another model of its family has"
+            )
         yield teacher
     finally:
         await pool.release()

@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
     InferenceError,
     ParsedText,
+    SamplingParameters,
     ScoreRequest,
     Scores,
     ServerFailure,
@@ -33,6 +36,12 @@ class Call(Protocol[Asked, Content]):
     def __call__(self, client: ServerClient, request: Asked, bounds: AnswerBounds, /) -> Awaitable[Content]:
         """Returns an answer that fits the request and the model. Raises as `ServerClient`."""
 
+
+COMPARED_ALTERNATIVES = 5
+"""The most probable tokens by which `ignores_temperature` knows."""
+
+FLAT = 1e-3
+"""A difference of theirs, in nats, from which nothing is known."""
 
 CHECK_IN_THREAD_BYTES = 8 << 20
 """A longer routing is checked off the loop: a pass over a megabyte takes some 40 us."""
@@ -59,6 +68,23 @@ async def score(client: ServerClient, request: ScoreRequest, bounds: AnswerBound
 async def detokenize(client: ServerClient, token_ids: list[int], bounds: AnswerBounds) -> str:
     """Returns the text of token ids. Raises as `ServerClient`."""
     return await client.detokenize(token_ids)
+
+
+async def ignores_temperature(client: ServerClient, model: str) -> bool:
+    """Whether log-probabilities are those of the model's own distribution, whatever it is sampled at. Raises as `ServerClient`.
+
+    Those after one token are asked for twice: at a quarter of the temperature their differences are four times as large.
+    """
+    differences = []
+    for temperature in (1.0, 0.25):
+        sampling = SamplingParameters(max_tokens=1, temperature=temperature, alternatives=COMPARED_ALTERNATIVES)
+        request = GenerateRequest(model, np.zeros(1, dtype=np.int32), sampling, 0)
+        completion = await client.generate(request)
+        completion.check(request)
+        assert completion.alternatives is not None  # `check` compares their number
+        [values] = completion.alternatives.log_probabilities_TK
+        differences.append(float(values[0] - values[-1]))
+    return differences[0] > FLAT and differences[1] < 2 * differences[0]
 
 
 def as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:

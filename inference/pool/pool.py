@@ -101,6 +101,16 @@ class Served(Places):
         """Raises `ModelNotServed` if no server that takes requests has `model`. See `model_names.check`."""
         await self._servers.check_model(model, self._fleet.serving(self.name))
 
+    async def ignoring_temperature(self, model: str) -> list[str]:
+        """Returns the URLs of the servers that take requests and whose log-probabilities `calls.ignores_temperature`.
+
+        `model` is a name that they have. Raises `InferenceError` if one of them fails.
+        """
+        clients = [self.holders[server].client for server in self._fleet.serving(self.name)]
+        async with asyncio.timeout(self._config.request_timeout_seconds):
+            found = await asyncio.gather(*(calls.ignores_temperature(client, model) for client in clients))
+        return [client.url for client, ignores in zip(clients, found, strict=True) if ignores]
+
     async def stated(self) -> dict[str, Stated]:
         """Returns what each server that takes requests says now of the weights under the name, by its URL.
 

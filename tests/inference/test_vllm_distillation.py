@@ -14,7 +14,7 @@ from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import Probe, RequestRefused, SamplingParameters, WeightUpdate
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.orchestrator.teacher import Teacher
+from counterpoint.orchestrator.other_servers import compare_tokenizers
 from counterpoint.transport.records import Float32Array, Int32Array
 from tests.support.tiny_model import log_probabilities
 from tests.support.vllm_server import ServerProcess
@@ -75,4 +75,4 @@ async def test_scores_are_those_of_hugging_face(moe_server: ServerProcess) -> No
 
 async def test_the_tokenizer_is_compared_with_the_servers(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server, moe_server.config.model) as pool:
-        await Teacher(pool).compare_tokenizers(Chat(moe_server.config.model))
+        await compare_tokenizers(pool, Chat(moe_server.config.model), "teacher", "take another")

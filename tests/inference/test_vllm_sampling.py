@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from counterpoint.inference.clients.client import BinaryClient, ServerClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.transport.records import Float32Array
 from tests.support.fake_inference import CLAIM
-from tests.support.tiny_model import END
-from tests.support.vllm_server import ServerProcess
+from tests.support.tiny_model import END, make_model
+from tests.support.vllm_server import ServerProcess, run_server, tiny_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -214,3 +216,19 @@ async def test_a_seed_gives_the_same_completion_also_where_the_prompt_is_prefill
                 found.append([each.token_ids.tolist() for each in answers[: len(asked)]])
     assert found[0] == found[1] == found[3] == found[4]
     assert found[2] == found[5] != found[0]
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+async def test_log_probabilities_tell_the_servers_mode_apart(mode: str, tmp_path: Path) -> None:
+    """Those of vLLM's default are the same at any temperature."""
+    make_model(tmp_path / "model", moe=False, seed=0)
+    config = tiny_config(tmp_path / "model", tmp_path, extra_args=["--logprobs-mode", mode])
+    for server in run_server(config, [], []):
+        stock = PoolConfig(urls=[server.url], protocol="openai")
+        pool = InferencePool(stock).model(server.config.model)
+        await pool.start()
+        try:
+            found = await pool.ignoring_temperature(server.config.model)
+        finally:
+            await pool.release()
+        assert found == ([server.url] if mode == "raw_logprobs" else [])

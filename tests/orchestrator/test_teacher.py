@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from counterpoint.environments.chat import Chat
-from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure
+from counterpoint.inference.base import RequestRefused, ServerFailure
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
@@ -22,7 +21,6 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
 from tests.orchestrator.daemons import STEPS, assert_whole, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import FakeInference
 from tests.support.rollouts import make_rollout, make_turn
 
@@ -86,18 +84,6 @@ async def test_a_teacher_that_fails_fails_the_rollout(error: Exception, excused:
     await Teacher(Pool(error)).ask(rollout)
     assert rollout.error == f"the teacher gave no log-probabilities: {error}"
     assert rollout.inference_failed is excused
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"), [(ServerFailure("it is down"), InferenceError), (RequestRefused("no"), ConfigurationError)]
-)
-async def test_a_teacher_that_is_down_at_the_start_is_no_bad_configuration(
-    tmp_path: Path, error: Exception, expected: type[Exception]
-) -> None:
-    chat = Chat(make_toy_model(tmp_path))
-    with pytest.raises(expected, match=f"teacher: its tokenizer cannot be compared .*: {error}") as raised:
-        await Teacher(Pool(error)).compare_tokenizers(chat)
-    assert type(raised.value) is expected
 
 
 @pytest.mark.slow

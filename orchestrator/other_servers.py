@@ -1,0 +1,103 @@
+"""What is compared before a run uses servers that may read or answer otherwise: a teacher's tokenizer, and stock servers.
+
+Servers of our own read tokens as the run does, and are started so that log-probabilities are those that are trained on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.sampling import SHAPING, SamplingConfig
+from counterpoint.inference.base import InferenceError, RequestRefused
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.watchdog import awaiting
+
+logger = logging.getLogger(__name__)
+
+COMPARED_AT_ONCE = 4096
+"""Token ids whose texts are compared by one request."""
+
+MODE = "--logprobs-mode processed_logprobs"
+"""vLLM's flag for the log-probabilities of what is sampled from. By default they are those at temperature 1, of all tokens."""
+
+
+class ReadingPool(Protocol):
+    """The part of `inference.pool.pool.Served` that shows how servers read tokens."""
+
+    async def detokenize(self, token_ids: list[int], affinity: str) -> str:
+        """Returns the text of token ids. Raises `InferenceError`."""
+
+
+class StockPool(ReadingPool, Protocol):
+    """The part of it that shows how stock servers answer."""
+
+    async def ignoring_temperature(self, model: str) -> list[str]:
+        """Returns the URLs of those whose log-probabilities are the same at any temperature. Raises `InferenceError`."""
+
+
+async def check_stock_servers(pool: StockPool, config: RunConfig, chat: Chat) -> None:
+    """Raises `ConfigurationError` if a run's stock servers answer log-probabilities or text that it would not be right with.
+
+    Raises `InferenceError` if they do not answer.
+    """
+    if config.inference.protocol != "openai":
+        return
+    with awaiting("the log-probabilities of stock servers at two temperatures", "inference"):
+        ignoring = await pool.ignoring_temperature(config.served_model or config.model)
+    if ignoring:
+        _refuse_mode(", ".join(ignoring), config)
+    with awaiting("the comparison of the servers' tokenizer with the run's", "inference"):
+        advice = (
+            'give the servers the model\'s directory with "tokenizer_class": "PreTrainedTokenizerFast" in its '
+            "tokenizer_config.json, so that vLLM reads tokenizer.json as it is, or use servers of `counterpoint inference`"
+        )
+        await compare_tokenizers(pool, chat, "inference", advice)
+
+
+def _refuse_mode(servers: str, config: RunConfig) -> None:
+    said = (
+        f"{servers}: log-probabilities are those at temperature 1 of all tokens, whatever is sampled (vLLM's default)"
+    )
+    start = f"start the server with {MODE}"
+    plain = SamplingConfig()
+    for environment in config.environments:
+        sampling = config.sampling_of(environment)
+        if shaping := [name for name in SHAPING if getattr(sampling, name) != getattr(plain, name)]:
+            given = ", ".join(f"{name} = {getattr(sampling, name)}" for name in shaping)
+            raise ConfigurationError(
+                f"{said}; the run samples for environment {environment.name!r} with {given}, and would train on other ratios "
+                f"than it has: {start}, or leave {' and '.join(shaping)} out"
+            )
+    logger.warning(
+        "%s. They are right as the run samples. An agent that sets a temperature of its own would be trained with wrong ones: %s",
+        said,
+        start,
+    )
+
+
+async def compare_tokenizers(pool: ReadingPool, chat: Chat, name: str, advice: str) -> None:
+    """Raises `ConfigurationError` unless every token id of the run's tokenizer stands for the same text at the servers.
+
+    `name` is the key of the servers, `advice` what to do. Raises `InferenceError` if they do not answer.
+
+    Spaces are not compared: some tokenizers' settings remove those before punctuation when they decode.
+    """
+    for first in range(0, chat.vocabulary, COMPARED_AT_ONCE):
+        ids = list(range(first, min(first + COMPARED_AT_ONCE, chat.vocabulary)))
+        own = chat.transcribe([ids])[0].replace(" ", "")
+        try:
+            theirs = (await pool.detokenize(ids, f"the tokenizer of {name}")).replace(" ", "")
+        except InferenceError as error:
+            what = f"{name}: its tokenizer cannot be compared with the run's, token ids {ids[0]} to {ids[-1]}: {error}"
+            raise (ConfigurationError if isinstance(error, RequestRefused) else InferenceError)(what) from error
+        if own != theirs:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
+            )
+            raise ConfigurationError(
+                f"{name}: its tokenizer is not the run's: between the token ids {ids[0]} and {ids[-1]} the run's reads "
+                f"{own[at : at + 20]!r} where that of {name} reads {theirs[at : at + 20]!r}; {advice}"
+            )
