@@ -1,17 +1,19 @@
 """The samplers: the base model and published adapters at the job's servers, each proven before it answers.
 
 An adapter that nobody samples from makes room for another once the servers hold as many as they can, and is loaded again from its
-directory when it is asked for: no sampler ends because others were made. `Metered` are the calls of one request of a key.
+directory when it is asked for: no sampler ends because others were made. Of keys that want more than there is room for, one with
+fewer adapters gets that of one with more, once its calls have ended. `Metered` are the calls of one request of a key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from counterpoint.inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
@@ -27,7 +29,11 @@ from counterpoint.transport.records import Float32Array, Int32Array, Turn
 class _Loaded:
     served: Served
     ready: asyncio.Task[None]
+    key: str
+    """Whose it is."""
     users: int = 0
+    leaves: bool = False
+    """It gets no further call, and makes room for another key's once those it has are done."""
 
 
 class Samplers:
@@ -48,6 +54,10 @@ class Samplers:
         self._base = pool.model(model, self.calls.resize, bounds=bounds)
         self._loaded: OrderedDict[tuple[str, Path], _Loaded] = OrderedDict()
         self._room = asyncio.Condition()
+        self._wanting = Counter[str]()
+        """The calls of each key that wait for room for an adapter."""
+        self._given, self._numbers = dict[str, int](), count(1)
+        """When each key got room last, by a number that ascends."""
 
     @property
     def parser(self) -> Served:
@@ -67,18 +77,26 @@ class Samplers:
         self._loaded.clear()
         await self._base.release()
 
-    async def load(self, name: str, directory: Path) -> None:
-        """Returns once every server has the adapter in `directory`, proven. Raises `InferenceError`, `OSError`, `ValueError`."""
-        async with self._using(name, directory):
+    async def load(self, name: str, directory: Path, key: str = "") -> None:
+        """Returns once every server has a key's adapter in `directory`, proven.
+
+        Raises `InferenceError`, `OSError`, `ValueError`.
+        """
+        async with self._using(name, directory, key):
             pass
 
     async def sample(
-        self, adapter: tuple[str, Path] | None, prompt: Int32Array, sampling: SamplingParameters, affinity: str
+        self,
+        adapter: tuple[str, Path] | None,
+        prompt: Int32Array,
+        sampling: SamplingParameters,
+        affinity: str,
+        key: str = "",
     ) -> Turn:
-        """Returns a completion by an adapter, its name and directory, or by the base model. Raises as `load`."""
+        """Returns a completion by an adapter, its name and directory, or by the base model, for a key. Raises as `load`."""
         if adapter is None:
             return await self._base.generate(prompt, sampling, affinity=affinity)
-        async with self._using(*adapter) as served:
+        async with self._using(*adapter, key) as served:
             return await served.generate(prompt, sampling, affinity=affinity)
 
     async def score(self, tokens: Int32Array, start: int, affinity: str) -> Float32Array:
@@ -86,17 +104,20 @@ class Samplers:
         return await self._base.score(tokens, start, affinity=affinity)
 
     @asynccontextmanager
-    async def _using(self, name: str, directory: Path) -> AsyncIterator[Served]:
-        key = (name, directory)
-        loaded = self._loaded.get(key) or await self._make(key)
-        self._loaded.move_to_end(key)
-        loaded.users += 1
+    async def _using(self, name: str, directory: Path, key: str) -> AsyncIterator[Served]:
+        place = (name, directory)
+        loaded = self._loaded.get(place)
+        if loaded is None or loaded.leaves:
+            loaded = await self._make(place, key)
+        else:
+            loaded.users += 1
+        self._loaded.move_to_end(place)
         try:
             try:
                 await asyncio.shield(loaded.ready)
             except (Exception, asyncio.CancelledError):
-                if loaded.ready.done() and self._loaded.get(key) is loaded:  # the next request tries again
-                    del self._loaded[key]
+                if loaded.ready.done() and self._loaded.get(place) is loaded:  # the next request tries again
+                    del self._loaded[place]
                     await loaded.served.release()
                 if loaded.ready.cancelled():
                     raise InferenceError(f"the load of {name} was ended; ask again") from None
@@ -107,20 +128,53 @@ class Samplers:
             async with self._room:
                 self._room.notify_all()
 
-    async def _make(self, key: tuple[str, Path]) -> _Loaded:
+    async def _make(self, place: tuple[str, Path], key: str) -> _Loaded:
+        """Returns an adapter with one user more, loaded once there is room."""
         async with self._room:
-            while key not in self._loaded and len(self._loaded) >= self._most:
-                idle = next((each for each, loaded in self._loaded.items() if not loaded.users), None)
-                if idle is None:
-                    await self._room.wait()
-                else:
-                    await self._loaded.pop(idle).served.release()
-            if key not in self._loaded:
-                served = self._pool.model(
-                    key[0], bounds=self._bounds, claim=self._claim, called="a sampler's adapter at"
-                )
-                self._loaded[key] = _Loaded(served, asyncio.create_task(_load(served, *key), name=f"load of {key[0]}"))
-            return self._loaded[key]
+            self._wanting[key] += 1
+            try:
+                while (there := self._loaded.get(place)) is None or there.leaves:
+                    if there is None and len(self._loaded) < self._most and self._is_next(key):
+                        served = self._pool.model(
+                            place[0], bounds=self._bounds, claim=self._claim, called="a sampler's adapter at"
+                        )
+                        load = asyncio.create_task(_load(served, *place), name=f"load of {place[0]}")
+                        self._loaded[place] = _Loaded(served, load, key)
+                        self._given[key] = next(self._numbers)
+                    elif (idle := self._idle()) is not None:
+                        await self._loaded.pop(idle).served.release()
+                        self._room.notify_all()
+                    else:
+                        self._ask_to_leave(key)
+                        await self._room.wait()
+                there.users += 1
+                return there
+            finally:
+                self._wanting[key] -= 1
+                self._room.notify_all()
+
+    def _held(self, key: str) -> int:
+        """Returns how many adapters a key has that stay."""
+        return sum(each.key == key and not each.leaves for each in self._loaded.values())
+
+    def _is_next(self, key: str) -> bool:
+        """Whether the key gets the next room: of those that want any, that with the fewest adapters, then the least lately."""
+        wanting = [each for each, count in self._wanting.items() if count]
+        return min(wanting, key=lambda each: (self._held(each), self._given.get(each, 0))) == key
+
+    def _idle(self) -> tuple[str, Path] | None:
+        """Returns an adapter without calls: one that leaves, or the one used least lately if there is no room."""
+        idle = [place for place, each in self._loaded.items() if not each.users]
+        leaving = next((place for place in idle if self._loaded[place].leaves), None)
+        return leaving or (idle[0] if idle and len(self._loaded) >= self._most else None)
+
+    def _ask_to_leave(self, key: str) -> None:
+        """Has an adapter of a key with the most leave, unless one does already, or this key has as many."""
+        if any(each.leaves for each in self._loaded.values()):
+            return
+        most = max(self._loaded.values(), key=lambda each: self._held(each.key), default=None)
+        if most is not None and self._held(most.key) > self._held(key):
+            most.leaves = True
 
 
 class Metered:
@@ -150,7 +204,7 @@ class Metered:
             if not within_prompt and (name := prompt.tobytes()) not in self._prompts:
                 self._prompts.add(name)
                 self.used.prompt += len(prompt)
-            turn = await self._samplers.sample(adapter, prompt, sampling, affinity)
+            turn = await self._samplers.sample(adapter, prompt, sampling, affinity, self._key)
             self.used.sampled += len(turn.completion_ids)
             return turn
 

@@ -550,7 +550,7 @@ class Model:
             )  # fmt: skip
             adapter = adapter_name(self.record.run_id, answered.text)
             if not await asyncio.to_thread(self._store.knows, record):  # else the model was opened again
-                await self._samplers.load(adapter, Path(answered.text))
+                await self._samplers.load(adapter, Path(answered.text), self.record.owner)
             await self._keep(record, overwrite=asked.overwrite or kind == "inflight")
             if is_named:
                 return answer(path=record.path, type="save_weights_for_sampler")

@@ -48,7 +48,7 @@ class Servers:
         self.calls = SharedCalls()
         self.calls.resize(64)
 
-    async def sample(self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str) -> Turn:
+    async def sample(self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str, key: str) -> Turn:
         self.asked.append((adapter, sampling, affinity))
         if prompt[-1] == 9 or affinity.endswith(self.held):
             try:

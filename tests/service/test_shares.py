@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         assert kept <= 2 * len(self.waiting) + len(self.shares._keys)
 
 
-TestShares = Machine.TestCase
+TestShares = pytest.mark.slow(Machine.TestCase)
 TestShares.settings = settings(max_examples=60, stateful_step_count=40)
 
 
@@ -96,6 +96,7 @@ def served(shares: Shares, lengths: dict[str, int], calls: int) -> list[Counter[
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=4))
 def test_few_places_are_shared_by_tokens(lengths: list[int]) -> None:
     """With one place the order is all that is shared: over any time two keys are within two of the longest calls of each."""
