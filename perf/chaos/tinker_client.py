@@ -3,6 +3,8 @@
 A round contributes twice, kills the service, the trainer or the server before the update or right after it is asked for, and
 takes a sampler now and then. Afterwards a second model takes the same rounds undisturbed. Every loss and the adapters must be
 the same, bit for bit, no call of the client may fail, and the ledger must have each trained token once.
+
+With `--beside MINUTES` nothing is killed: four other keys ask for all they may (`perf/chaos/tenants.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import tomli_w
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.processes_file import read_workers
 from counterpoint.service.ledger import Ledger
+from perf.chaos import tenants
 from perf.chaos.progress import ChaosError, say
 from perf.commands import Command, is_ready, until
 from perf.figures import Case, Figure
@@ -56,6 +59,11 @@ class Seen:
     adapter: bytes = b""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of this kind."""
+    parser.add_argument("--beside", type=float, metavar="MINUTES", help="play beside four keys under load instead")
+
+
 def measure(given: argparse.Namespace) -> Case:
     """Runs the chaos; the job's directory stays with `--keep`, and where a bound is broken."""
     directory = (given.keep or Path(tempfile.mkdtemp(prefix="counterpoint-chaos-"))).absolute()
@@ -63,20 +71,45 @@ def measure(given: argparse.Namespace) -> Case:
     if any(directory.iterdir()):
         raise ChaosError(f"--keep {directory}: the directory is not empty")
     port, output = free_port("127.0.0.1", 0), directory / "job"
-    (directory / "job.toml").write_text(tomli_w.dumps(settings(output, port)))
-    chance, kills = random.Random(given.seed), Counter[str]()
+    table = settings(output, port)
+    if given.beside:
+        table["tinker"]["keys_file"] = str(keys := directory / "keys.txt")
+        keys.write_text("".join(f"{key} {name}\n" for name, key in tenants.KEYS.items()))
+    (directory / "job.toml").write_text(tomli_w.dumps(table))
     with Command(directory / "job.log", "tinker", str(directory / "job.toml")) as job:
         until("the job", lambda: is_ready(output), [job])
-        warnings.simplefilter("ignore")
-        client = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", api_key="tml-the-key-of-the-chaos")
-        disturbed = play(client, given.rounds, output, lambda: kill(output, chance, kills))
-        undisturbed = play(client, given.rounds, output, lambda: None)
-        workers = read_workers(output)
+        url = f"http://127.0.0.1:{port}"
+        case = (
+            Case("four keys under load", _beside(given, url, directory))
+            if given.beside
+            else _killed(given, url, output)
+        )
+    if given.keep is None and case.held:
+        shutil.rmtree(directory)
+    elif not case.held:
+        say(f"its files are in {directory}")
+    return case
+
+
+def _beside(given: argparse.Namespace, url: str, directory: Path) -> list[Figure]:
+    def rounds(client: tinker.ServiceClient, each: Callable[[], None]) -> list[float]:
+        return play(client, tenants.ROUNDS, directory / "job", each).losses
+
+    return tenants.beside(tenants.Fifth(url, rounds), url, given.beside, directory)
+
+
+def _killed(given: argparse.Namespace, url: str, output: Path) -> Case:
+    warnings.simplefilter("ignore")
+    chance, kills = random.Random(given.seed), Counter[str]()
+    client = tinker.ServiceClient(base_url=url, api_key="tml-the-key-of-the-chaos")
+    disturbed = play(client, given.rounds, output, lambda: kill(output, chance, kills))
+    undisturbed = play(client, given.rounds, output, lambda: None)
+    workers = read_workers(output)
     differing = sum(one != other for one, other in zip(disturbed.losses, undisturbed.losses, strict=True))
     ledger = Ledger(output / "service" / "ledger").days().values()
     counted = sum(used.trained for accounts in ledger for used in accounts.values())
     trained = len(disturbed.losses + undisturbed.losses) * DATA * (TEXT_TOKENS - 1)
-    case = Case(
+    return Case(
         "chaos of the service",
         [
             Figure("rounds", given.rounds, ""),
@@ -88,11 +121,6 @@ def measure(given: argparse.Namespace) -> Case:
             Figure("tokens trained that the ledger lacks, or has twice", abs(counted - trained), "", 0, timed=False),
         ],
     )
-    if given.keep is None and case.held:
-        shutil.rmtree(directory)
-    elif not case.held:
-        say(f"its files are in {directory}")
-    return case
 
 
 def settings(output: Path, port: int) -> dict[str, Any]:
