@@ -28,7 +28,9 @@ from counterpoint.job.check import check_backend, check_fit, check_job, check_po
 from counterpoint.job.claim_directory import check_directory, claim_directory
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
+from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.directory import JOB_FILE, control_directory, read_json
+from counterpoint.job.environments.before_start import rehearse_runs
 from counterpoint.job.fine_tuning import as_begun, fine_tune
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.metrics_lines import Line
@@ -40,6 +42,7 @@ from counterpoint.job.serving.config import STATE, links_of, token_files
 from counterpoint.job.supervision import SupervisedJob
 from counterpoint.job.workers import is_done, needs_servers, specification
 from counterpoint.job.write_job import write_job
+from counterpoint.models.build import model_at_hand
 from counterpoint.run.changes import kept
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
@@ -62,7 +65,8 @@ LONGEST_VALUE = 200
 def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobConfig) -> int:
     """Runs the command of that name, whose file is a `model`. Returns the job's exit code."""
     words = [KEEP_GOING.get(word, word) for word in arguments]
-    command = parse(name, model, words, ["resume", "fresh", *(["keep-going"] if name == "run" else [])], check)
+    switches = ["resume", "fresh", *(["keep-going"] if name == "run" else [])]
+    command = parse(name, model, words, switches, check, show=_rehearsed)
     if command is None:
         return 0
     config, fresh = command.config, "fresh" in command.switches
@@ -85,6 +89,8 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
+    if config.backend == "local" and not config.resume:
+        rehearse_runs(resolved, Path(resolved.model))
     say = partial(console.print, highlight=False)
     resolved = with_choice(resolved, say, left_running=own_servers and config.resume)
     given = command.file.read_bytes()
@@ -120,6 +126,17 @@ def check(command: Command[JobConfig]) -> None:
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")
     check_job(command.config)
+
+
+def _rehearsed(command: Command[JobConfig]) -> str:
+    """Returns what a dry run prints, after a rehearsal of the environments, as before a start."""
+    config = command.config
+    if config.backend == "local" and not config.resume:
+        if (model := model_at_hand(config.model)) is not None:
+            rehearse_runs(config, model)
+        else:
+            print(f"environments are not rehearsed: the model {config.model} is not here yet", file=sys.stderr)
+    return to_toml(config)
 
 
 def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str], name: str = "run") -> str:

@@ -202,7 +202,7 @@ def load_in_child(
     `Obstructed`, which is raised then.
     """
     print(f"checking {names}", file=sys.stderr, flush=True)
-    code, said = _load_in_child(["-m", module, *arguments], given, variables)
+    code, said = in_child(["-m", module, *arguments], given, variables)
     if code is None:
         raise UserError(
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
@@ -231,8 +231,11 @@ def import_paths(run: RunConfig) -> list[str]:
     return [kind for kind in [*kinds, run.training.loss.kind] if ":" in kind]
 
 
-def _load_in_child(words: Sequence[str], given: bytes, variables: Mapping[str, str]) -> tuple[int | None, str]:
-    """The child's exit code, None if it did not end in time and was killed; and the error that it found."""
+def in_child(words: Sequence[str], given: bytes, variables: Mapping[str, str]) -> tuple[int | None, str]:
+    """Runs Python with `words` in a process of its own, within `CHECK_SECONDS`.
+
+    Returns its exit code, None if it did not end in time and was killed; and what it wrote into `own_answer`.
+    """
     command = guarded([sys.executable, "-P", *words])
     environment = {**os.environ, **SAFE_PATH, **variables}
     with (

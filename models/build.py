@@ -80,6 +80,31 @@ def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
     return make_model(name, on_progress=on_progress) if name in BUILT_IN else _fetch(name)
 
 
+def model_at_hand(name: str) -> Path | None:
+    """Returns the directory of a model that is here already; None for one that `resolve_model` would build or download.
+
+    Raises `ValueError` for a path without a model.
+    """
+    if (found := _found(name)) is not None:
+        return found
+    if name in BUILT_IN:
+        cached = _cached(name, seed=0)
+        return cached.resolve() if (cached / STABLE).exists() else None
+    if find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def _cached(name: str, seed: int) -> Path:
+    return cache_directory() / f"{name}-{_fingerprint(name, seed)}"
+
+
 def check_model(name: str) -> str:
     """Checks that `resolve_model` will find a model, without building or downloading anything.
 
@@ -155,7 +180,7 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
             raise ValueError(f"{directory} is in use: a model is only written to a new or empty directory")
         _build(name, directory, seed, on_progress)
         return directory.resolve()
-    cached = cache_directory() / f"{name}-{_fingerprint(name, seed)}"
+    cached = _cached(name, seed)
     if not (cached / STABLE).exists():
         _make_writable(cached.parent)
         with _only_builder(cached, on_progress):

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from counterpoint.environments.reward import Rewards, as_group_rewards, as_rewar
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
 from counterpoint.job.environments import waiting
-from counterpoint.job.environments.rehearsal import LONGEST, SECONDS, MadeUp, is_late, rehearse
+from counterpoint.job.environments.rehearsal import LONGEST, finish, rehearse, watched
 from counterpoint.orchestrator.rollouts.play import (
     LoadedEnvironment,
     PolicyModel,
@@ -38,16 +38,14 @@ from counterpoint.orchestrator.rollouts.play import (
     score_group,
 )
 from counterpoint.orchestrator.rollouts.players import GeneratingPool
-from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
 from counterpoint.orchestrator.step.boundary import give_memory_back
-from counterpoint.orchestrator.step.finalize import find_fault
 from counterpoint.run.loop_health.blame import LoopBlame
 from counterpoint.run.loop_health.slow_spots import SlowSpot, SlowSpots
 from counterpoint.run.loop_health.stacks import NOWHERE
 from counterpoint.run.loop_health.threads import give_environments_threads
 from counterpoint.run.parsed_turn import ParsingPool
 from counterpoint.transport.process.resident import resident_bytes
-from counterpoint.transport.records import Int32Array, Rollout, SavedState, Turn
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 
 BLAME_SECONDS = 0.02
 """The event loop is late, and the code to blame is named, from here on."""
@@ -151,7 +149,7 @@ async def observe(
     with LoopBlame(BLAME_SECONDS) as blame, _noting(seen):
         async with AsyncExitStack() as resources:
             start = resources.enter_async_context(started(environment, context))
-            await _watched(start, environment, say, START_SECONDS)
+            await watched(start, environment, say, START_SECONDS)
             if ":" in config.kind:
                 await _rehearse(seen, config, environment, parameters, plan.context, say, opponents)
             earlier = _Leftovers.now()
@@ -218,25 +216,7 @@ async def _rehearse(
 ) -> None:
     """Plays with made-up answers. Raises `ValueError` if most rollouts fail; of fewer, `say` gets a line."""
     assert seen.chat is not None
-    chat, loaded = (
-        seen.chat,
-        LoadedEnvironment(config.model_copy(update={"rollout_timeout_seconds": SECONDS}), environment),
-    )
-
-    async def one(pool: MadeUp) -> Rollout:
-        rollout = Rollout("rehearsal", 0, config.name, 0)
-        model = PolicyModel(rollout, chat, pool, parameters, dict.fromkeys(opponents, pool))
-        await _watched(play(loaded, rollout, model), environment, say, SECONDS)
-        return rollout
-
-    # One that only waits for long is left to the rounds, which have the environment's own deadline.
-    rehearsed = await rehearse(one, chat, environment.example(0), SECONDS, context)
-    played = [each for each in rehearsed if not is_late(each)]
-    if environment.group_scoring and played:
-        await _watched(score_group(loaded, played), environment, say, SECONDS)
-    for rollout in played:
-        _finish(rollout)
-    gc.collect()
+    played = await rehearse(config, environment, parameters, seen.chat, context, say, opponents)
     failed = [f"{rollout.error}" for rollout in played if rollout.error is not None]
     if failed and 2 * len(failed) >= len(played):
         missing = [] if "`await`" in failed[-1] else [*dict.fromkeys(seen.not_awaited)]
@@ -246,14 +226,6 @@ async def _rehearse(
         )
     for error in dict.fromkeys(failed):
         say(f"with a made-up answer in the model's place a rollout failed: {error}")
-
-
-async def _watched(
-    work: Coroutine[Any, Any, Any], environment: Environment, say: Callable[[str], None], most_blocked_seconds: float
-) -> None:
-    task = asyncio.create_task(work, name="watched by a check")
-    with waiting.saying([task], type(environment).__module__, say, most_blocked_seconds):
-        await task
 
 
 class _Timed:
@@ -350,20 +322,10 @@ async def _play_round(
     for group in groups:
         if environment.group_scoring:
             scored = score_group(LoadedEnvironment(config, environment), group)
-            await _watched(scored, environment, say, config.rollout_timeout_seconds)
+            await watched(scored, environment, say, config.rollout_timeout_seconds)
         for rollout in group:
-            _finish(rollout)
+            finish(rollout)
     seen.groups += groups
-
-
-def _finish(rollout: Rollout) -> None:
-    """Fails a rollout that could not be trained on or recorded, as a run does."""
-    try:
-        saved_state(rollout)
-    except StateError as error:
-        rollout.error = rollout.error or str(error)
-        rollout.saved = SavedState(metrics=b"{}", state=b"{}")
-    rollout.error = rollout.error or find_fault(rollout)
 
 
 def _changed_examples(environment: Environment, plan: Plan) -> list[int]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 
-from counterpoint.environments.base import Example
+from counterpoint.environments.base import Environment, Example
 from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
-from counterpoint.transport.records import Int32Array, Rollout, Turn
+from counterpoint.job.environments import waiting
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.transport.records import Int32Array, Rollout, SavedState, Turn
 
 SECONDS = 10.0
 """A rollout may take so long; a longer one is left to the check with a server, which has the environment's own deadline."""
@@ -55,21 +61,52 @@ def answers_to(example: Example) -> Sequence[str]:
 
 
 async def rehearse(
-    play: Callable[[MadeUp], Any], chat: Chat, example: Example, seconds: float, context: int
+    config: EnvironmentConfig,
+    environment: Environment,
+    parameters: SamplingParameters,
+    chat: Chat,
+    context: int,
+    say: Callable[[str], None],
+    opponents: Sequence[str] = (),
 ) -> list[Rollout]:
-    """Returns the rollouts of an example with each answer, until `seconds` have passed. `play` plays one with a pool.
+    """Returns the scored rollouts of the first example with each made-up answer, those that it got to in `SECONDS`.
 
-    `context` is the most tokens that a server holds.
+    The environment, which `config` describes, is started already. `context` is the most tokens that a server holds. A rollout
+    that missed its deadline while it waited is left out. `say` gets a line while one is waited for.
     """
+    loaded = LoadedEnvironment(config.model_copy(update={"rollout_timeout_seconds": SECONDS}), environment)
+    example, began = environment.example(0), time.monotonic()
     played: list[Rollout] = []
-    began = time.monotonic()
     for answer in answers_to(example):
-        played.append(await play(MadeUp(chat, answer, context)))
-        if time.monotonic() - began >= seconds:
+        pool, rollout = MadeUp(chat, answer, context), Rollout("rehearsal", 0, config.name, 0)
+        model = PolicyModel(rollout, chat, pool, parameters, dict.fromkeys(opponents, pool))
+        await watched(play(loaded, rollout, model), environment, say, SECONDS)
+        if not (rollout.error or "").startswith("missed its deadline"):
+            played.append(rollout)
+        if time.monotonic() - began >= SECONDS:
             break
+    if environment.group_scoring and played:
+        await watched(score_group(loaded, played), environment, say, SECONDS)
+    for rollout in played:
+        finish(rollout)
+    gc.collect()  # coroutines that nobody awaited are named then
     return played
 
 
-def is_late(rollout: Rollout) -> bool:
-    """Whether it missed the deadline of a rehearsal while it waited."""
-    return (rollout.error or "").startswith("missed its deadline")
+async def watched(
+    work: Coroutine[Any, Any, Any], environment: Environment, say: Callable[[str], None], most_blocked_seconds: float
+) -> None:
+    """Awaits `work` of the environment; `say` gets a line while it lasts. Code that blocks the loop for so long is ended."""
+    task = asyncio.create_task(work, name="watched by a check")
+    with waiting.saying([task], type(environment).__module__, say, most_blocked_seconds):
+        await task
+
+
+def finish(rollout: Rollout) -> None:
+    """Fails a rollout that could not be trained on or recorded, as a run does."""
+    try:
+        saved_state(rollout)
+    except StateError as error:
+        rollout.error = rollout.error or str(error)
+        rollout.saved = SavedState(metrics=b"{}", state=b"{}")
+    rollout.error = rollout.error or find_fault(rollout)

@@ -26,7 +26,7 @@ from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.job.environments import observe as observing
-from counterpoint.job.environments import waiting
+from counterpoint.job.environments import rehearsal, waiting
 from counterpoint.job.environments.findings import Level, findings
 from counterpoint.job.environments.observe import Observations, Plan, observe
 from counterpoint.models.tiny_tokenizer import write_tokenizer
@@ -373,7 +373,7 @@ async def test_answers_that_are_told_and_secrets(
 async def test_a_loop_without_an_end_is_ended(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.1)
-    monkeypatch.setattr(observing, "SECONDS", 0.3)
+    monkeypatch.setattr(rehearsal, "SECONDS", 0.3)
     with pytest.raises(
         ValueError, match=rf"TimeoutError: held the event loop for over 0\.3 s.* \(in score\w*, {HERE}:\d+"
     ):
@@ -386,7 +386,7 @@ async def test_what_made_up_answers_never_end_is_left_to_real_ones(
 ) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.5)
-    monkeypatch.setattr(observing, "SECONDS", 0.3)
+    monkeypatch.setattr(rehearsal, "SECONDS", 0.3)
 
     class Started(Exception):
         pass
