@@ -36,9 +36,11 @@ def register() -> None:
     from vllm import envs
 
     if BACKEND in (envs.VLLM_PLUGINS or ()):  # else the server is not ours, as below
+        from counterpoint.inference.plugin.engine.ends import end_as_the_model_does
         from counterpoint.inference.plugin.tokenizer import read_by_file
 
         read_by_file()
+        end_as_the_model_does()
 
     from counterpoint.inference.plugin.program import resume_gc
 
