@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from counterpoint.environments.sandbox.builder import HOME, MESSAGES, PYTHON
+from counterpoint.environments.sandbox.builder import HOME, MESSAGES, PROGRAMS, PYTHON
 from counterpoint.environments.sandbox.namespaces import INNER_ROOT, INNER_USER
 from counterpoint.environments.sandbox.python_sandbox import (
     SandboxUnavailable,
@@ -226,7 +226,7 @@ class Box:
 def box_variables() -> dict[str, str]:
     """Returns the variables of a command in a box: its programs are those of this machine, and this process's interpreter."""
     variables = {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": ":".join(PROGRAMS),
         "HOME": HOME,
         "LANG": "C.UTF-8",
     }

@@ -41,6 +41,7 @@ MESSAGES = Framing(1 << 28)
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 PYTHON = "/python"
 """Where the interpreter is, if it is not below /usr."""
+PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 HOME = "/root"
 TESTS_HOME = "/logs/home"
 """A home for the phase after `_renew`, new and empty."""
@@ -142,9 +143,8 @@ def _build(settings: Mapping[str, Any]) -> None:
     namespaces.mount(
         "box", root, "tmpfs", _NOSUID_NODEV, f"size={settings['files_bytes']},nr_inodes={_INODES},mode=1777"
     )
-    directories = {name: os.path.realpath(name) for name in SYSTEM if os.path.isdir(name)}
-    if settings["python"]:
-        directories[PYTHON] = settings["python"]
+    directories = {name: os.path.realpath(name) if os.path.isdir(name) else root + name for name in SYSTEM}
+    directories[PYTHON] = settings["python"] or root + PYTHON
     for name, source in directories.items():
         os.mkdir(root + name)
         # A recursive bind: one that leaves out what is mounted below is refused without the machine's own rights.
@@ -296,6 +296,7 @@ def _first_process(control: socket.socket, settings: Mapping[str, Any]) -> NoRet
         if os.path.isdir(settings["python"]):
             # The interpreter's scripts name it by its place on this machine, where commands may have made one of their own.
             namespaces.mount(PYTHON, settings["python"], None, namespaces.MS_BIND | namespaces.MS_REC)
+        _hide_programs_of_commands()
         _say(control, {})
         while (asked := _asked(control)) is not None and asked["do"] != "end":
             _say(control, _serve(control, asked, settings))
@@ -303,6 +304,16 @@ def _first_process(control: socket.socket, settings: Mapping[str, Any]) -> NoRet
         with suppress(OSError):
             _say(control, {"refused": f"{type(error).__name__}: {error}"})
     os._exit(0)
+
+
+def _hide_programs_of_commands() -> None:
+    """Takes programs of this machine away that are links to where commands may write, such as /opt."""
+    writable = os.stat("/").st_dev
+    for directory in (f"{PYTHON}/bin", *PROGRAMS):
+        with suppress(FileNotFoundError), os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_symlink() and entry.is_file() and entry.stat().st_dev == writable:
+                    namespaces.mount("/dev/null", entry.path, None, namespaces.MS_BIND)
 
 
 def _forget_arguments() -> None:

@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from counterpoint.environments.sandbox.box import Box, BoxLost, Ran, box_variables
-from counterpoint.environments.sandbox.builder import DIRECTORIES, TESTS_HOME
+from counterpoint.environments.sandbox.builder import DIRECTORIES, PYTHON, SYSTEM, TESTS_HOME
 from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable
 from counterpoint.environments.sandbox.seccomp import filter_program
 
@@ -181,6 +182,30 @@ async def test_files_are_unpacked_as_they_are_packed() -> None:
         await box.unpack(packed.getvalue())
         ran = await run(box, "stat -c '%a %F' /app /app/run; readlink /app/link")
     assert ran.output == "755 directory\n555 regular empty file\n/app/run\n"
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    """A place of an interpreter, whose programs have a link to where commands may write."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "bin").mkdir()
+        Path(place, "bin/tool").symlink_to("/opt/tool/run")
+        Path(place).chmod(0o755)
+        yield place
+
+
+async def test_a_link_to_where_commands_write_is_no_program(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+    forge = "mkdir /opt/tool; echo 'echo forged' > /opt/tool/run; chmod +x /opt/tool/run; tool > /opt/seen"
+    assert await both(forge, "cat /opt/seen; tool 2> /dev/null || echo none") == "forged\nnone\n"
+
+
+@pytest.mark.parametrize("place", [*SYSTEM, PYTHON])
+async def test_places_of_programs_are_there_and_are_not_the_commands(place: str) -> None:
+    seen = await both(
+        f"mkdir -p {place}; touch {place}/forged; mv {place} /elsewhere; ln -s /app {place}", f"ls {place}/forged"
+    )
+    assert seen.endswith("No such file or directory\n")
 
 
 OF_THE_FIRST = {
