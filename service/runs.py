@@ -108,9 +108,9 @@ class DrivenRun:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Tells who waits that a task has failed: without it, no answer would ever come."""
+        error = None if task.cancelled() else task.exception()
         if self._is_closing or self._lost is not None:
             return
-        error = None if task.cancelled() else task.exception()
         logger.error("run %s: the %s failed", self.run_id, task.get_name(), exc_info=error)
         self.has_failed = not isinstance(error, RunLost)
         self._lose(str(error) if isinstance(error, RunLost) else f"run {self.run_id} failed here: {error!r}; ask again")

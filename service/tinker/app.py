@@ -16,16 +16,16 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import orjson
-import zstandard
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
 from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
-from counterpoint.service.tinker.datums import BadRequest, tokens_of
+from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
 from counterpoint.service.tinker.futures import TooMany
+from counterpoint.service.tinker.intake import NAMES, RECORDS, RESULTS, TOKENS, Bound, claimed
 from counterpoint.service.tinker.listing import (
     Page,
     Search,
@@ -36,8 +36,7 @@ from counterpoint.service.tinker.listing import (
     training_run,
     usage_events,
 )
-from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota
+from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota, TooLarge
 from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
@@ -50,11 +49,6 @@ from counterpoint.transport.http.requests import bearer_token, refused_coding
 logger = logging.getLogger(__name__)
 
 ROOT = "/api/v1"
-
-MAX_BODY_BYTES = 64 * 2**20
-
-MAX_JSON_BYTES = 16 * 2**20
-"""The bytes of a body in JSON: it is read on the loop, for which others wait."""
 
 POLL_SECONDS = 35.0
 """How long a poll waits for a result. The SDK waits 45 s."""
@@ -70,6 +64,9 @@ PIECE_BYTES, PIECE_SECONDS = 2**20, 60.0
 
 MOST_FETCHED = 8
 """Files of one key that are sent by their URLs at once: encrypted ones take their size on the disk meanwhile."""
+
+AGAIN_SECONDS = "1"
+"""When a client that is answered 429 is to ask again."""
 
 PROTOBUF = "application/x-protobuf"
 
@@ -128,6 +125,14 @@ class _PathBody(msgspec.Struct, frozen=True):
     tinker_path: str
 
 
+BOUNDS: dict[type[msgspec.Struct], Bound] = {
+    **dict.fromkeys((CreateSession, CreateModel, LoadWeights, CreateLoss, Search, _ModelBody), RECORDS),
+    _FuturesBody: RESULTS,
+    Sample: TOKENS,
+}
+"""What bodies may have that are no names and numbers alone."""
+
+
 class Endpoints:
     """The endpoints, over one service."""
 
@@ -135,6 +140,7 @@ class Endpoints:
         """`keys` are the digests of those that are taken; without any, every request is."""
         self._service = service
         self._keys = keys
+        self._intake = service.intake
         self._signer = Signer(service.store.secret("urls").encode())
         self._fetched = Counter[str]()
         """The files of each owner that are being sent by their URLs."""
@@ -143,7 +149,7 @@ class Endpoints:
 
     def app(self) -> web.Application:
         """Returns the application, with every endpoint."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application()
         app[PROVEN] = Proven()
         for method, path, handler in ENDPOINTS:
             app.router.add_route(method, ROOT + path, self._guarded(handler))
@@ -161,13 +167,16 @@ class Endpoints:
             if not _is_zstd(request) and (refusal := refused_coding(request.headers.items())) is not None:
                 return _error(415, refusal)
             try:
-                return await handler(self, request, owner)
+                with self._intake.room(owner, claimed(request)):
+                    return await handler(self, request, owner)
             except NotFound as error:
                 return _error(404, str(error))
             except Gone as error:
                 return _error(410, str(error))
             except (TooMany, TooEarly) as error:
                 return _error(429, str(error))
+            except TooLarge as error:
+                return _error(413, str(error))
             except OverQuota as error:
                 return _error(402 if error.ends_by_itself else 403, str(error))
             except NotServed as error:
@@ -183,6 +192,9 @@ class Endpoints:
                 return _error(422, f"the service failed: {type(error).__name__}; its log says more")
 
         return handle
+
+    async def _body(self, request: web.Request, owner: str, kind: type[Body]) -> Body:
+        return (await self._intake.json(request, owner, kind, BOUNDS.get(kind, NAMES)))[0]
 
     def _owner(self, request: web.Request) -> str | None:
         """Returns the owner that a request's key stands for, empty where there are no keys; None for a wrong key."""
@@ -215,15 +227,15 @@ class Endpoints:
         return _json(supported_models=models)
 
     async def _create_session(self, request: web.Request, owner: str) -> web.Response:
-        session = await self._service.create_session(await _body(request, CreateSession), owner)
+        session = await self._service.create_session(await self._body(request, owner, CreateSession), owner)
         return _json(type="create_session", session_id=session.session_id, info_message=NO_UNEMBEDDING)
 
     async def _heartbeat(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.sessions.live((await _body(request, _SessionBody)).session_id, owner)
+        await self._service.sessions.live((await self._body(request, owner, _SessionBody)).session_id, owner)
         return _json(type="session_heartbeat")
 
     async def _finish(self, request: web.Request, owner: str) -> web.Response:
-        ending = msgspec.json.decode(await request.read() or b"{}", type=_Ending)
+        ending = await self._body(request, owner, _Ending)
         await self._service.finish_session(request.match_info["session"], owner, msgspec.to_builtins(ending))
         return _json()
 
@@ -245,7 +257,7 @@ class Endpoints:
         )
 
     async def _search(self, request: web.Request, owner: str) -> web.Response:
-        search, own = await _body(request, Search), await self._own_sessions(owner)
+        search, own = await self._body(request, owner, Search), await self._own_sessions(owner)
         found, cursor = await asyncio.to_thread(search.page, own, lambda each: self._service.store.noted([each])[0])
         page = await self._noted(found)
         saved = {each.session_id: await self._saved_in(owner, each.session_id) for each in page}
@@ -296,7 +308,7 @@ class Endpoints:
         return _json(data=items)
 
     async def _assign(self, request: web.Request, owner: str) -> web.Response:
-        project = (await _body(request, _ProjectBody)).project_id
+        project = (await self._body(request, owner, _ProjectBody)).project_id
         await self._service.assign_project(request.match_info["session"], owner, project)
         return _json()
 
@@ -307,25 +319,26 @@ class Endpoints:
         )
 
     async def _telemetry(self, request: web.Request, owner: str) -> web.Response:
-        """Nothing of it is kept."""
-        await request.read()
+        """Nothing of it is read."""
         return _json(status="accepted")
 
     # --- models ---
 
     async def _create_model(self, request: web.Request, owner: str) -> web.Response:
-        return _promise(await self._service.create_model(await _body(request, CreateModel), owner))
+        return _promise(await self._service.create_model(await self._body(request, owner, CreateModel), owner))
 
     async def _load_weights(self, request: web.Request, owner: str) -> web.Response:
-        asked = await _body(request, LoadWeights)
-        return _promise(await self._service.load_weights(asked, owner, await request.read()))
+        asked, body = await self._intake.json(request, owner, LoadWeights, BOUNDS[LoadWeights])
+        return _promise(await self._service.load_weights(asked, owner, body))
 
     async def _unload(self, request: web.Request, owner: str) -> web.Response:
-        return _promise(await self._service.unload_model((await _body(request, _ModelBody)).model_id, owner))
+        return _promise(
+            await self._service.unload_model((await self._body(request, owner, _ModelBody)).model_id, owner)
+        )
 
     async def _get_info(self, request: web.Request, owner: str) -> web.Response:
         config = self._service.config
-        record = (await self._service.model((await _body(request, _ModelBody)).model_id, owner)).record
+        record = (await self._service.model((await self._body(request, owner, _ModelBody)).model_id, owner)).record
         name = self._service.base_model
         data = {"model_name": name, "tokenizer_id": config.model, "arch": "unknown"}
         return _json(
@@ -338,30 +351,27 @@ class Endpoints:
         )
 
     async def _create_custom_loss(self, request: web.Request, owner: str) -> web.Response:
-        return _promise(await self._service.create_loss(await _body(request, CreateLoss), owner))
+        return _promise(await self._service.create_loss(await self._body(request, owner, CreateLoss), owner))
 
     async def _forward_backward(self, request: web.Request, owner: str) -> web.Response:
         if request.content_type != PROTOBUF:
             raise BadRequest(f"Content-Type: expected {PROTOBUF}; this version of the SDK is not served")
-        body = await request.read()
-        if _is_zstd(request):
-            body = await asyncio.to_thread(decompressed, body)
-        message = await asyncio.to_thread(MESSAGES["ForwardBackwardRequest"].FromString, body)
-        tokens = await asyncio.to_thread(tokens_of, message)
-        offered = self._service.offer("forward_backward", message.model_id, message.seq_id, body, owner, tokens)
-        return _promise(await offered)
+        async with self._intake.message(request, owner, is_zstd=_is_zstd(request)) as asked:
+            offered = self._service.offer(
+                "forward_backward", asked.model_id, asked.seq_id, asked.body, owner, asked.tokens
+            )
+            return _promise(await offered)
 
     async def _ordered(self, request: web.Request, owner: str) -> web.Response:
         """Takes a request in JSON that has its place among those of its model."""
-        body = await request.read()
-        asked = await _body(request, _ModelBody)
+        asked, body = await self._intake.json(request, owner, _ModelBody, BOUNDS[_ModelBody])
         if asked.seq_id is None:
             raise BadRequest("seq_id is required")
         kind = request.path.rpartition("/")[2]
         return _promise(await self._service.offer(kind, asked.model_id, asked.seq_id, body, owner))
 
     async def _weights_info(self, request: web.Request, owner: str) -> web.Response:
-        record = await self._service.source((await _body(request, _PathBody)).tinker_path, owner)
+        record = await self._service.source((await self._body(request, owner, _PathBody)).tinker_path, owner)
         return _json(
             base_model=self._service.base_model,
             is_lora=True,
@@ -412,7 +422,9 @@ class Endpoints:
         return _json()
 
     async def _set_ttl(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.weights.set_ttl(_uri(request), (await _body(request, _TtlBody)).ttl_seconds, owner)
+        await self._service.weights.set_ttl(
+            _uri(request), (await self._body(request, owner, _TtlBody)).ttl_seconds, owner
+        )
         return _json()
 
     async def _external_urls(self, request: web.Request, owner: str) -> web.Response:
@@ -469,7 +481,7 @@ class Endpoints:
     # --- samplers ---
 
     async def _create_sampler(self, request: web.Request, owner: str) -> web.Response:
-        record = await self._service.samplers.create(await _body(request, CreateSampler), owner)
+        record = await self._service.samplers.create(await self._body(request, owner, CreateSampler), owner)
         return _json(type="create_sampling_session", sampling_session_id=record.sampler_id)
 
     async def _get_sampler(self, request: web.Request, owner: str) -> web.Response:
@@ -478,17 +490,19 @@ class Endpoints:
         return _json(sampler_id=record.sampler_id, base_model=base, model_path=record.path or None)
 
     async def _join(self, request: web.Request, owner: str) -> web.Response:
-        number = await self._service.samplers.join((await _body(request, _SamplerBody)).sampling_session_id, owner)
+        number = await self._service.samplers.join(
+            (await self._body(request, owner, _SamplerBody)).sampling_session_id, owner
+        )
         return _json(type="join_sampling_session", client_counter=number)
 
     async def _sample(self, request: web.Request, owner: str) -> web.Response:
-        request_id, sequence_ids = await self._service.samplers.sample(await _body(request, Sample), owner)
+        request_id, sequence_ids = await self._service.samplers.sample(await self._body(request, owner, Sample), owner)
         return _json(request_id=request_id, sample_sequence_ids=sequence_ids)
 
     # --- results ---
 
     async def _retrieve(self, request: web.Request, owner: str) -> web.Response:
-        request_id = (await _body(request, _FutureBody)).request_id
+        request_id = (await self._body(request, owner, _FutureBody)).request_id
         try:
             result = await self._service.retrieve(request_id, owner, POLL_SECONDS)
         except KeyError:
@@ -502,7 +516,7 @@ class Endpoints:
 
     async def _retrieve_many(self, request: web.Request, owner: str) -> web.Response:
         """Says which samples of a client have a result; the results are fetched one by one."""
-        asked = await _body(request, _FuturesBody)
+        asked = await self._body(request, owner, _FuturesBody)
         sampler = await self._service.samplers.named(asked.target.sampling_session_id, owner)
         futures, client = self._service.results.of(owner), (sampler.sampler_id, asked.target.cloned_sampler_id)
         futures.retrieved(client, asked.retrieved_request_ids)
@@ -522,32 +536,13 @@ class Endpoints:
         return _json(completions=completions, cursor=cursor)
 
     async def _cancel(self, request: web.Request, owner: str) -> web.Response:
-        await self._service.samplers.cancel((await _body(request, _FutureBody)).request_id, owner)
+        await self._service.samplers.cancel((await self._body(request, owner, _FutureBody)).request_id, owner)
         return _json()
 
 
 def _is_zstd(request: web.Request) -> bool:
     """Whether a request may have a compressed body, and has one."""
     return request.path == f"{ROOT}/forward_backward" and request.headers.get("Content-Encoding", "").lower() == "zstd"
-
-
-def decompressed(body: bytes) -> bytes:
-    """Returns what was compressed, of at most `MAX_BODY_BYTES`. Raises `BadRequest`."""
-    try:
-        size = zstandard.frame_content_size(body)
-        if not 0 <= size <= MAX_BODY_BYTES:
-            raise BadRequest(f"the compressed body says that it has {size} bytes; expected 0 to {MAX_BODY_BYTES}")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
-        return decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise BadRequest(f"the body is no frame of zstd: {error}") from error
-
-
-async def _body(request: web.Request, kind: type[Body]) -> Body:
-    body = await request.read()  # the same bytes each time
-    if len(body) > MAX_JSON_BYTES:
-        raise web.HTTPRequestEntityTooLarge(MAX_JSON_BYTES, len(body))
-    return msgspec.json.decode(body, type=kind)
 
 
 def _query(request: web.Request, kind: type[Body]) -> Body:
@@ -568,7 +563,9 @@ def _promise(request_id: str) -> web.Response:
 
 
 def _error(status: int, message: str) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps({"detail": message}), content_type="application/json")
+    headers = {"Retry-After": AGAIN_SECONDS} if status == 429 else None
+    body = orjson.dumps({"detail": message})
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 _CHECKPOINT = "/training_runs/{model}/checkpoints/{kind}/{name}"

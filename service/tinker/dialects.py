@@ -23,7 +23,8 @@ from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, 
 from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
 from counterpoint.service.tinker.futures import TooMany
-from counterpoint.service.tinker.refusals import NotFound, OverQuota
+from counterpoint.service.tinker.intake import claimed
+from counterpoint.service.tinker.refusals import NotFound, OverQuota, TooLarge
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.http.listening import PROVEN
 
@@ -74,7 +75,10 @@ class Dialects:
                 )
             self._open[owner] += 1
             try:
-                return await self._answered(request, owner)
+                with self._service.intake.room(owner, claimed(request)):
+                    return await self._answered(request, owner)
+            except (TooMany, TooLarge) as error:
+                raise Refused(str(error), status=429 if isinstance(error, TooMany) else 413) from error
             finally:
                 self._open[owner] -= 1
                 if not self._open[owner]:

@@ -42,6 +42,7 @@ from counterpoint.service.tinker.weights.retention import bytes_of
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.records import Batch, Float32Array, Int32Array
+from counterpoint.transport.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +57,6 @@ MISSING_SECONDS = 300.0
 
 JOURNAL_SECONDS = 30.0
 """How long a client waits for its request to be in the journal, before it is asked to send it again."""
-
-MOST_EARLY_BYTES = 512 * 2**20
-"""The bytes of the requests of a model that wait for an earlier one."""
 
 NEWEST = "newest"
 """The name of the weights that a model's samplers of the kind `inflight` follow."""
@@ -163,11 +161,12 @@ class Model:
         removing: asyncio.Lock,
         replay: Replay,
         saved: Callable[..., None],
+        room: Room,
     ) -> None:
         """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
 
         `output_dir` is the job's. `removing` is held while saved states are removed from it. `saved` is
-        `Tenants.saved`.
+        `Tenants.saved`. `room` is that for the bytes of requests that are not in the journal yet, or wait for an earlier one.
         """
         self.record = record
         self.run = run
@@ -181,13 +180,14 @@ class Model:
         self._removing = removing
         self._replay = replay
         self._saved = saved
+        self._room = room
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
         self._unwritten: dict[int, asyncio.Future[None]] = {}
         """The requests that are not in the journal yet."""
-        self._early: dict[int, int] = {}
-        """The bytes of the requests that wait for an earlier one."""
+        self._bytes: dict[int, int] = {}
+        """The bytes of the requests that are in memory."""
         self._in_hand: Request | None = None
         """The request of which an item is being made."""
         self.saving: set[int] = set()
@@ -212,7 +212,7 @@ class Model:
             if seq_id > self._sequence.done:
                 note = await asyncio.to_thread(self._journal.read_early, seq_id)
                 self._futures.begin(self.request_id(seq_id), is_due=True)
-                self._take(msgspec.msgpack.decode(note, type=Request))
+                self._take(msgspec.msgpack.decode(note, type=Request), is_due=True)
             else:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
         await self.run.start()
@@ -238,6 +238,8 @@ class Model:
         self._futures.cancel_all(self.record.model_id)  # else they count as pending for ever
         for unwritten in self._unwritten.values():
             unwritten.cancel()
+        for seq_id in list(self._bytes):
+            self._release(seq_id)
 
     def request_id(self, seq_id: int) -> str:
         """Returns the id by which the result of a request is fetched."""
@@ -280,16 +282,23 @@ class Model:
             return False
         return kind == "forward_backward" or seq_id > self._sequence.done + 1
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: Request, *, is_due: bool = False) -> None:
         """Puts a request into its place. Raises `TooMany` and `ValueError`."""
-        waiting = sum(self._early.values())
-        if waiting + len(request.body) > MOST_EARLY_BYTES and not self._sequence.misses(request.seq_id):
-            raise TooMany(f"requests of {MOST_EARLY_BYTES:,} bytes wait for request {self._sequence.done + 1}")
-        for seq_id, each in self._sequence.offer(request.seq_id, request, time.monotonic()):
-            self._early.pop(seq_id, None)
+        owner, size = self.record.owner, len(request.body)
+        if not self._room.take(owner, size, is_due=is_due or self._sequence.misses(request.seq_id)):
+            raise TooMany(f"requests of {self._room.of(owner):,} bytes of this key wait; {size:,} more have no room")
+        self._bytes[request.seq_id] = size
+        try:
+            due = self._sequence.offer(request.seq_id, request, time.monotonic())
+        except ValueError:
+            self._release(request.seq_id)
+            raise
+        for _, each in due:
             self._due.put_nowait(each)
-        if self._sequence.waits(request.seq_id):
-            self._early[request.seq_id] = len(request.body)
+
+    def _release(self, seq_id: int) -> None:
+        """Gives back the room for a request."""
+        self._room.give_back(self.record.owner, self._bytes.pop(seq_id, 0))
 
     async def _write_early(self, request: Request) -> None:
         """Writes a request that waits for an earlier one. Where that fails, it is forgotten, and its client sends it again."""
@@ -308,7 +317,7 @@ class Model:
 
     def _forget_early(self, seq_id: int) -> None:
         self._sequence.forget(seq_id)
-        self._early.pop(seq_id, None)
+        self._release(seq_id)
 
     def _written(self, seq_id: int, error: OSError | None = None) -> None:
         """Tells who sent a request that it is in the journal, or that it could not be written there."""
@@ -348,7 +357,7 @@ class Model:
     async def fail_overdue(self) -> None:
         """Fails the requests that have waited too long for an earlier one."""
         for seq_id in self._sequence.overdue(time.monotonic() - MISSING_SECONDS):
-            self._early.pop(seq_id, None)
+            self._release(seq_id)
             said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
             await self._fail(seq_id, said)
             with suppress(OSError):
@@ -386,6 +395,7 @@ class Model:
     async def _taken(self, request: Request) -> None:
         """Notes that a request is an item, or never becomes one."""
         self._in_hand = None
+        self._release(request.seq_id)
         self._written(request.seq_id)
         with suppress(OSError):  # the next start removes it
             await asyncio.to_thread(self._journal.forget_early, request.seq_id)

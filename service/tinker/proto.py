@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 _KINDS = {
     "double": descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE,
@@ -77,3 +78,76 @@ def _made() -> dict[str, Any]:
 
 MESSAGES = _made()
 """The classes of the messages by their names."""
+
+_PACKED: dict[int, Any] = {}
+"""In the place of the parts of a list of numbers: each byte may be one."""
+
+
+def _parts() -> dict[str, dict[int, Any]]:
+    found: dict[str, dict[int, Any]] = {name: {} for name in _MESSAGES}
+    for name, fields in _MESSAGES.items():
+        for each in fields.split():
+            _, number, kind = each.split(":")
+            if kind.removesuffix("*") in _MESSAGES:
+                found[name][int(number)] = found[kind.removesuffix("*")]
+            elif kind == "int64*":
+                found[name][int(number)] = _PACKED
+    return found
+
+
+_PARTS = _parts()
+"""By message, the fields that make more objects than one: messages, and lists of numbers."""
+
+
+_FIXED = {1: 8, 5: 4}
+"""The bytes of the kinds of fields that have a fixed number of them."""
+
+
+def check_fields(data: bytes, name: str, most: int) -> int:
+    """Returns how many fields a message has, those of its parts and the numbers of its lists included, before any is made.
+
+    It stops beyond `most`. Raises `DecodeError` for what is no message.
+    """
+    count, left = 0, [(0, len(data), _PARTS[name])]
+    try:
+        while left:
+            at, end, parts = left.pop()
+            while at < end:
+                count += 1
+                if count > most:
+                    return count
+                tag, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
+                kind = tag & 7
+                if kind == 2:
+                    size, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
+                    inner = parts.get(tag >> 3)
+                    if inner is _PACKED:
+                        count += size
+                    elif inner is not None and size:
+                        left.append((at, min(at + size, end), inner))
+                    at += size
+                elif kind == 0:
+                    at = at + 1 if data[at] < 128 else _varint(data, at)[1]
+                elif kind in _FIXED:
+                    at += _FIXED[kind]
+                else:
+                    raise DecodeError(f"a field of the kind {kind}")
+            if at > end:
+                raise DecodeError("it ends within a field")
+    except IndexError:
+        raise DecodeError("it ends within a field") from None
+    return count
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Returns a number of variable length, and where it ends."""
+    value = data[at]
+    if value < 128:
+        return value, at + 1
+    value, shift = value & 127, 7
+    while (byte := data[at := at + 1]) >= 128:
+        value |= (byte & 127) << shift
+        shift += 7
+        if shift > 63:
+            raise DecodeError("a number is too long")
+    return value | byte << shift, at + 1

@@ -17,6 +17,10 @@ class NotServed(BadRequest):
     """Something that this service does not do."""
 
 
+class TooLarge(ValueError):
+    """A request of more bytes, or more values, than are taken at once."""
+
+
 class OverQuota(RuntimeError):
     """The owner has used up its quota. `ends_by_itself`: a client that waits can go on."""
 

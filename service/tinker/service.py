@@ -35,6 +35,7 @@ from counterpoint.service.tinker.bodies import (
 )
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
+from counterpoint.service.tinker.intake import Intake
 from counterpoint.service.tinker.models import SAVES, Model, Request
 from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.replay import Replays
@@ -53,6 +54,7 @@ from counterpoint.service.tinker.tenants import Tenants, check_project
 from counterpoint.service.tinker.weights.imports import imported
 from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.service.tinker.weights.retention import bytes_held, end_session, saved_sizes, sweep
+from counterpoint.transport.room import Room
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
 
 SWEEP_SECONDS = 60.0
 """The time between two looks for weights that have expired, or that nothing needs any more."""
+
+MOST_WAITING_BYTES = 2**30
+"""The bytes of all requests of models that are in memory since they wait for the journal, or for an earlier one."""
 
 LAPSED_SECONDS = 86_400.0
 """The silence after which a session's samplers keep no deleted weights on the disk."""
@@ -128,6 +133,8 @@ class Service:
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
+        self._room = Room(MOST_WAITING_BYTES)
+        self.intake = Intake()
         self._tasks = Tasks("the service")
         self.sessions = Sessions(store)
         self.results = Results(config, self._tasks)
@@ -568,7 +575,7 @@ class Service:
         model = Model(
             record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
-            self.replays.of(record.owner), self.tenants.saved,
+            self.replays.of(record.owner), self.tenants.saved, self._room,
         )  # fmt: skip
         try:
             await model.start()

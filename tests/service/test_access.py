@@ -14,10 +14,10 @@ import zstandard
 
 from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
-from counterpoint.service.tinker.app import MAX_BODY_BYTES, MAX_JSON_BYTES
 from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
+from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
@@ -186,7 +186,7 @@ async def test_bodies_are_bounded_and_plain(tmp_path: Path) -> None:
             "/api/v1/forward_backward", data=io.BytesIO(bytes(MAX_BODY_BYTES + 1)), headers=headers
         )
         assert long.status == 413
-        spaces = io.BytesIO(b"{}" + b" " * MAX_JSON_BYTES)
+        spaces = io.BytesIO(b"{}" + b" " * TOKENS.size)
         assert (await client.post("/api/v1/create_session", data=spaces, headers={"X-API-Key": KEYS[0]})).status == 413
         packed = await client.post("/api/v1/forward_backward", data=b"x", headers=headers | {"Content-Encoding": "br"})
         assert packed.status in (400, 415)
@@ -236,9 +236,10 @@ async def test_no_request_keeps_the_service_from_starting_again(tmp_path: Path) 
 
 async def test_a_body_of_endless_lists_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, _):
-        body = b'{"model_id": "none", "seq_id": 1, "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-        refused = await client.post("/api/v1/optim_step", data=body, headers={"X-API-Key": KEYS[0]})
-        assert refused.status == 422
+        for depth, expected in ((10_000, 422), (100_000, 413)):
+            body = b'{"model_id": "none", "seq_id": 1, "more": ' + b"[" * depth + b"]" * depth + b"}"
+            refused = await client.post("/api/v1/optim_step", data=body, headers={"X-API-Key": KEYS[0]})
+            assert refused.status == expected
 
 
 async def test_compressed_bodies_are_bounded_before_they_are_unpacked(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ async def test_compressed_bodies_are_bounded_before_they_are_unpacked(tmp_path: 
         unsized = zstandard.ZstdCompressor(write_content_size=False).compress(message)
         bomb = zstandard.ZstdCompressor().compress(bytes(MAX_BODY_BYTES + 1))
         headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf", "Content-Encoding": "zstd"}
-        for body, expected in ((packed, 404), (unsized, 422), (bomb, 422), (message, 422), (packed + b"x", 422)):
+        for body, expected in ((packed, 404), (unsized, 422), (bomb, 413), (message, 422), (packed + b"x", 422)):
             answer = await client.post("/api/v1/forward_backward", data=body, headers=headers)
             assert answer.status == expected
         other = await client.post("/api/v1/optim_step", data=packed, headers=headers)

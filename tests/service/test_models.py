@@ -22,6 +22,7 @@ from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.replay import Replay
 from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
 from counterpoint.transport.messages import SECONDS, Answered, Ask
+from counterpoint.transport.room import Room
 from tests.support.polling import DEADLINE_SECONDS, until
 
 
@@ -47,14 +48,26 @@ class Run:
         return Answered(number, number, metrics={SECONDS: 0.5})
 
 
-def model_of(directory: Path, run: Run) -> Model:
+def model_of(directory: Path, run: Run, room: int = 2**30) -> Model:
     record = ModelRecord("s1:train:0", "s1_train_0", "", 1, [])
     futures, store = Futures(10, 1000), Store(directory)
     journal = Journal(directory / "items", "s1_train_0", 1000)
     replay = Replay(ServiceConfig(output_dir=directory, model="m"), has_experts=False)
     driven, servers, lock = cast(Any, run), cast(Any, None), asyncio.Lock()
     return Model(
-        record, driven, journal, store, futures, servers, 10, 10, directory, lock, replay, lambda *_, **__: None
+        record,
+        driven,
+        journal,
+        store,
+        futures,
+        servers,
+        10,
+        10,
+        directory,
+        lock,
+        replay,
+        lambda *_, **__: None,
+        Room(room),
     )
 
 
@@ -141,11 +154,8 @@ async def test_an_early_request_that_is_written_after_its_item_leaves_nothing(
     model._futures.close()
 
 
-async def test_the_request_for_which_others_wait_is_taken_however_many_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models, "MOST_EARLY_BYTES", 100)
-    model = model_of(tmp_path, Run())
+async def test_the_request_for_which_others_wait_is_taken_however_many_wait(tmp_path: Path) -> None:
+    model = model_of(tmp_path, Run(), 200)
     await model.start()
     for number in range(2, 12):  # as many as may be pending
         await model.offer(Request("optim_step", number, b"x" * 9))
@@ -154,6 +164,7 @@ async def test_the_request_for_which_others_wait_is_taken_however_many_wait(
             await model.offer(Request("optim_step", 12, body))
     assert await model.offer(Request("optim_step", 1, b"x" * 20)) == "s1:train:0:1"
     await until(lambda: not model._futures.pending, "the results of all")
+    assert model._room.of("") == 0, "all room is given back"
     await model.close()
     model._futures.close()
 

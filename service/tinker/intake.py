@@ -1,0 +1,197 @@
+"""The bodies of requests, read in one place: bounded for each key and for all, and counted before objects are made of them.
+
+A body of some KB may unpack to any size, and some MB of lists are GB as objects. So room (`transport/room.py`) is taken before a
+body is read, and again for what it unpacks to. What is large is unpacked, counted and parsed in a thread, a few bodies at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+import zstandard
+from aiohttp import web
+
+from counterpoint.environments.gateway.json_body import count_values
+from counterpoint.service.tinker import futures
+from counterpoint.service.tinker.datums import BadRequest, tokens_of
+from counterpoint.service.tinker.futures import TooMany
+from counterpoint.service.tinker.proto import MESSAGES, check_fields
+from counterpoint.service.tinker.refusals import TooLarge
+from counterpoint.transport.room import Room
+
+MAX_BODY_BYTES = 64 * 2**20
+"""The bytes of a body, also of one that is compressed, once it is unpacked."""
+
+MOST_BYTES = 2**30
+"""The bytes of all bodies that are being read, or whose requests are being taken."""
+
+SMALL_BYTES = 2**16
+"""A body of so many bytes is parsed on the loop, and takes no room: connections bound how many there are."""
+
+READ_SECONDS = 60.0
+"""How long a body may take to come."""
+
+AT_ONCE = 2
+"""Large bodies that are parsed at once."""
+
+MOST_FIELDS = 2**18
+"""The fields of a message, those of its parts included: each is an object. The SDK sends 1,024 data at once at most."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a body in JSON may have at most."""
+
+    size: int
+    values: int
+    """Commas and opening brackets outside of text."""
+
+
+NAMES = Bound(SMALL_BYTES, 1000)
+"""Of a body of names and numbers."""
+
+RECORDS = Bound(2**20 + SMALL_BYTES, 20_000)
+"""Of one with metadata, which is kept as a record (`store.MAX_RECORD_BYTES`), or with a loss's graph."""
+
+RESULTS = Bound(8 * 2**20, futures.MOST_RESULTS + 1000)
+"""Of one with the names of results that a client has."""
+
+TOKENS = Bound(16 * 2**20, 2**21 + 2**16)
+"""Of one with tokens: 256 targets for each of 8,192 places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A `ForwardBackwardRequest` as it came."""
+
+    model_id: str
+    seq_id: int
+    body: bytes
+    tokens: int
+    """How many it may use."""
+
+
+class Intake:
+    """Where bodies are read."""
+
+    def __init__(self) -> None:
+        self._room = Room(MOST_BYTES)
+        self._parsing = asyncio.Semaphore(AT_ONCE)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held by the large body of each owner that is parsed, or is about to be: one with many delays itself."""
+
+    @contextmanager
+    def room(self, owner: str, size: int) -> Iterator[None]:
+        """Takes room for some bytes during the block. Raises `TooMany` if there is none for this owner."""
+        if size <= SMALL_BYTES:
+            size = 0
+        if not self._room.take(owner, size):
+            raise TooMany(f"bodies of {self._room.of(owner):,} bytes of this key are read; {size:,} more have no room")
+        try:
+            yield
+        finally:
+            self._room.give_back(owner, size)
+
+    async def json(self, request: web.Request, owner: str, kind: type[Value], bound: Bound) -> tuple[Value, bytes]:
+        """Returns the body of a request as a value of a type, and its bytes. Raises `TooLarge`, and `msgspec.MsgspecError`."""
+        body = await read(request, bound.size)
+
+        def parse() -> Value:
+            if marks(body) > bound.values and (count := count_values(body)[0]) > bound.values:
+                raise TooLarge(f"the body has about {count:,} values; at most {bound.values:,}")
+            return msgspec.json.decode(body or b"{}", type=kind)
+
+        return await self._parsed(parse, owner, len(body)), body
+
+    @asynccontextmanager
+    async def message(self, request: web.Request, owner: str, *, is_zstd: bool) -> AsyncIterator[Message]:
+        """Yields a `ForwardBackwardRequest`, for which there is room during the block.
+
+        Raises `TooLarge`, `TooMany`, `BadRequest` and `DecodeError`.
+        """
+        body = await read(request, MAX_BODY_BYTES)
+        size = unpacked_size(body) if is_zstd else 0
+
+        def parse() -> Message | None:
+            data = decompressed(body) if is_zstd else body
+            if check_fields(data, "ForwardBackwardRequest", MOST_FIELDS) > MOST_FIELDS:
+                return None  # an exception would keep its frame, which has the data
+            message = MESSAGES["ForwardBackwardRequest"].FromString(data)
+            return Message(message.model_id, message.seq_id, data, tokens_of(message))
+
+        with self.room(owner, size):
+            found = await self._parsed(parse, owner, max(size, len(body)))
+            if found is None:
+                raise TooLarge(f"the request has more than {MOST_FIELDS:,} fields; send fewer data at once")
+            yield found
+
+    async def _parsed(self, parse: Callable[[], Value], owner: str, size: int) -> Value:
+        if size <= SMALL_BYTES:
+            return parse()
+        async with self._turns.setdefault(owner, asyncio.Lock()), self._parsing:
+            return await asyncio.to_thread(parse)
+
+
+def claimed(request: web.Request) -> int:
+    """Returns how many bytes the body of a request may have, before it is read. Raises `TooLarge`."""
+    length = request.content_length
+    if length is None:
+        return MAX_BODY_BYTES if request.body_exists else 0
+    if length > MAX_BODY_BYTES:
+        raise _too_long(length, MAX_BODY_BYTES)
+    return length
+
+
+async def read(request: web.Request, most: int) -> bytes:
+    """Returns the body of a request. Raises `TooLarge`, and `HTTPRequestTimeout` for one that does not come."""
+    if (request.content_length or 0) > most:
+        raise _too_long(request.content_length or 0, most)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > most:
+                    raise _too_long(len(body), most)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    return bytes(body)
+
+
+def _too_long(size: int, most: int) -> TooLarge:
+    return TooLarge(f"the body has {size:,} bytes or more; at most {most:,}")
+
+
+def marks(body: bytes) -> int:
+    """Returns about how many values JSON has, text included."""
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
+
+
+def unpacked_size(body: bytes) -> int:
+    """Returns how many bytes a frame of zstd says that it has. Raises `BadRequest` and `TooLarge`."""
+    try:
+        size = zstandard.frame_content_size(body)
+    except zstandard.ZstdError as error:
+        raise BadRequest(f"the body is no frame of zstd: {error}") from error
+    if size < 0:
+        raise BadRequest("the compressed body does not say how many bytes it has")
+    if size > MAX_BODY_BYTES:
+        raise _too_long(size, MAX_BODY_BYTES)
+    return size
+
+
+def decompressed(body: bytes) -> bytes:
+    """Returns what was compressed. Raises `BadRequest`."""
+    try:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
+        return decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadRequest(f"the body is no frame of zstd: {error}") from error
