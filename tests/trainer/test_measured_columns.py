@@ -69,6 +69,10 @@ def test_a_value_head_learns_returns_which_are_advantages_and_estimates() -> Non
     assert advantages is not None
     torch.testing.assert_close(returns, advantages + values)
     assert not torch.allclose(returns, advantages)
-    columns.clear(measured=True)
+    columns.clear([0])
+    kept = columns.of(VALUES, [1])
+    assert kept is not None
+    assert torch.equal(kept, values), "what another pass has measured stays"
+    columns.clear([1])
     assert not any(column.any() for column in columns.measured.values())
     assert OLD not in columns.measured

@@ -85,7 +85,8 @@ def test_mini_batches_are_dealt_by_the_order_of_the_batch(tmp_path: Path) -> Non
     updates = [Pass(*each, first_epoch=first) for first in (True, False) for each in dealt]
     rollouts = [f"{index}-0" for index in range(9)]
     assert plan_passes(config, rollouts, trained, ()) == updates
-    assert plan_passes(config, rollouts, trained, ("old",)) == [Pass(tuple(trained), 15, measures=True), *updates]
+    measured = [Pass(*each, measures=True) for each in dealt]
+    assert plan_passes(config, rollouts, trained, ("old",)) == [*measured, *updates]
     assert plan_passes(config, rollouts, {4: 9}, ()) == [Pass((4,), 9), Pass((4,), 9, first_epoch=False)]
     assert plan_passes(config, rollouts, {}, ("old",)) == []
     with pytest.raises(ValueError, match=r"updates_per_step = 3 .*epochs = 2.*updates_per_step = 2"):
@@ -160,6 +161,41 @@ def open_until_pass(lone: LoneRun, number: int, passes: int) -> Contribution:
         lone.learner.train_rows([[(0, step.samples)]])
         assert lone.learner.next_pass(0, lone.run.scheduled()) is step
     return step
+
+
+_RATIOS: list[float] = []
+"""Of each row of an update, the largest distance of a token's log-probability from that before the step, in nats."""
+
+
+def recording(inputs: LossInputs) -> LossOutputs:
+    """Is a plain loss, and notes how far a row's tokens are from what was measured of them."""
+    if inputs.old_log_probabilities_P is not None and len(inputs.advantages_P) != TRIED_TOKENS:
+        apart_P = (inputs.trainer_log_probabilities_P.detach() - inputs.old_log_probabilities_P).abs()
+        _RATIOS.append(float(apart_P.max()))
+    return policy_gradient(inputs)
+
+
+@pytest.mark.slow
+def test_rows_are_measured_as_they_are_trained_so_that_ratios_begin_at_1(dense_directory: Path, tmp_path: Path) -> None:
+    """Bit for bit in bfloat16, also where samples share a prompt with others of their mini-batch; nothing moves the weights."""
+    _RATIOS.clear()
+    lone = make_lone_run(
+        tmp_path,
+        dense_directory,
+        {"dtype": "bfloat16", "max_tokens": 100},
+        loss={"kind": f"{__name__}:recording"},
+        learning_rate=1e-30,
+        value_head={},
+        **UPDATES,
+    )
+    assert lone.learner.loaded.limits.shares_prompts
+    batch = make_batch(1, lengths=(33, 25, 41, 30, 27, 38, 22, 35))
+    for first in batch.sample_offsets[:-1]:
+        batch.token_ids_T[first : first + 12] = batch.token_ids_T[:12]
+        batch.loss_mask_T[first : first + 12] = 0
+    assert lone.train(batch)["updates"] == 4
+    assert len(_RATIOS) > 4
+    assert max(_RATIOS) == 0.0
 
 
 @pytest.mark.slow
@@ -391,7 +427,7 @@ def test_a_kill_in_any_pass_repeats_the_whole_step(
     live(prepare("whole"))
     moments = len(kills.seen)
     assert {"train_row", "measure_row", "next_pass", "finish"} == set(kills.seen)
-    assert kills.seen.count("next_pass") == 2 * 4
+    assert kills.seen.count("next_pass") == 2 * 5
     expected = {run: saved_state(tmp_path / "whole", run, step) for run, step in steps.items()}
     for due in range(2, moments, max(1, moments // 4)):
         job = prepare(f"killed-{due}")

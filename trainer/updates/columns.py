@@ -56,10 +56,12 @@ class Columns:
         self.returns: Tensor | None = None
         """What the value head learns."""
 
-    def clear(self, *, measured: bool) -> None:
-        """Drops what this rank has measured, or else what it has to return."""
-        for column_T in (self.measured if measured else self.results).values():
+    def clear(self, measured: Sequence[int] | None = None) -> None:
+        """Drops what this rank has measured of these samples, or else, with None, what it has to return."""
+        for column_T in self.results.values() if measured is None else ():
             column_T.zero_()
+        for name in self.measured if measured else ():
+            self.put(name, measured or (), torch.zeros(()))
 
     def put(self, name: str, samples: Sequence[int], values_P: Tensor) -> None:
         """Fills in the trained tokens of `samples`, in the order of a row of these."""

@@ -1,17 +1,19 @@
-"""Plans the passes of one step over the batch: a measurement, if a column needs one, and then one pass for each update.
+"""Plans the passes of one step over the batch: measurements, if a column needs them, and then one pass for each update.
 
 A measurement computes, without gradient and with the weights before the step, what stays fixed while the step's updates change
-them. An update is trained on one mini-batch. The samples with a trained token are dealt to the mini-batches in turn: the first
-of each rollout by their order in the batch, then the second of each, and so on. So a group of rollouts, whose samples are
-neighbours, is spread over all of them, and so are the samples of each player; and the mini-batches depend neither on the packing
-nor on the number of ranks. Pure.
+them. Each mini-batch has its own, so that its rows are those of its update: in bfloat16 another row, and another prompt that
+samples share in it, is another rounding, which would move the ratios off 1 before the weights have moved.
+
+The samples with a trained token are dealt to the mini-batches in turn: the first of each rollout by their order in the batch,
+then the second of each, and so on. So a group of rollouts, whose samples are neighbours, is spread over all of them, and so are
+the samples of each player; and the mini-batches depend neither on the packing nor on the number of ranks. Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from counterpoint.run.trained import TrainedRun, TrainingConfig
 
@@ -29,7 +31,7 @@ class Pass:
     trained_tokens: int
     """The trained tokens of these samples, on all ranks; an update's loss is divided by it."""
     measures: bool = False
-    """Whether this is the measurement, which changes no weight."""
+    """Whether this is a measurement, which changes no weight."""
     first_epoch: bool = True
     """Whether no pass before it has trained these samples."""
 
@@ -60,12 +62,12 @@ def plan_passes(
         return []
     samples, dealt = tuple(trained), config.updates_per_step // config.epochs
     in_turn = _order_of_dealing(samples, rollouts)
-    passes = [Pass(samples, sum(trained.values()), measures=True)] if measured else []
-    for epoch in range(config.epochs):
-        for first in range(min(dealt, len(samples))):
-            own = tuple(sorted(in_turn[first::dealt]))
-            passes.append(Pass(own, sum(trained[sample] for sample in own), first_epoch=epoch == 0))
-    return passes
+    mini_batches = [tuple(sorted(in_turn[first::dealt])) for first in range(min(dealt, len(samples)))]
+    updates = [Pass(own, sum(trained[sample] for sample in own)) for own in mini_batches]
+    return [
+        *(replace(each, measures=True) for each in updates if measured),
+        *(replace(each, first_epoch=epoch == 0) for epoch in range(config.epochs) for each in updates),
+    ]
 
 
 def _order_of_dealing(samples: Iterable[int], rollouts: Sequence[str]) -> list[int]:

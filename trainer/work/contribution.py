@@ -125,7 +125,7 @@ class Contribution:
     ) -> None:
         """Begins with a batch that `packer.check` has passed.
 
-        It has one pass over the batch, or more: a measurement, and several updates (`trainer/updates/passes.py`). With
+        It has one pass over the batch, or more: measurements, and several updates (`trainer/updates/passes.py`). With
         `export_directory`, every trained token is written there (`trainer/telemetry/token_export.py`). `given` are the columns
         of `objective`. `together` are the run's contributions since its last update, among which it will be.
 
@@ -194,6 +194,16 @@ class Contribution:
     def is_last_pass(self) -> bool:
         """Whether no pass follows the current one."""
         return len(self._passes) <= 1
+
+    @property
+    def measures_next(self) -> bool:
+        """Whether a measurement follows the current pass."""
+        return len(self._passes) > 1 and self._passes[1].measures
+
+    @property
+    def trained_samples(self) -> list[int]:
+        """Indices of all samples with a trained token, whatever the pass."""
+        return list(self._trained)
 
     @property
     def has_several_updates(self) -> bool:
@@ -275,7 +285,7 @@ class Contribution:
         return again
 
     def _clear(self) -> None:
-        self.columns.clear(measured=self.current.measures)
+        self.columns.clear(self.samples if self.current.measures else None)
         for sums in self.sums:
             sums.zero_()
         self.export = TokenExport() if self.export is not None else None

@@ -220,10 +220,13 @@ def _end_pass(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues)
 
 
 def _conclude_measurement(step: Contribution, ranks: Ranks) -> None:
+    """Adds the columns over the ranks after the last measurement: each rank has filled in its own rows of all of them."""
     refuse_if_any(ranks, step.fault)
+    if step.measures_next:
+        return
     ranks.add_rows(list(step.columns.measured.values()))
     try:
-        step.columns.conclude(step.run.config.training, step.samples)
+        step.columns.conclude(step.run.config.training, step.trained_samples)
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         step.fault = described(error, f"what step {step.batch.step} computes from its measurement")
     refuse_if_any(ranks, step.fault)
