@@ -8,6 +8,7 @@ is read.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,6 +48,13 @@ _SPACES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\d}])(\d+)\{,\}(\d{1,2}|\d{4,})(?![\d{])"), r"\1.\2"),
     (re.compile(r"(\\[dt]?frac)\s*([1-9])([1-9])"), r"\1{\2}{\3}"),
     (re.compile(r"\\varnothing(?![A-Za-z])|∅"), r"\\emptyset "),
+    (re.compile(r"\\(?:lor|vee)(?![A-Za-z])|\u2228"), r"\\text{ or }"),
+    (re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\u2227"), r"\\text{ and }"),
+    (re.compile(r"\\(?:mathrm|operatorname)\s*\{([ei])\}"), r"\1"),
+    (
+        re.compile("[¼-¾⅐-⅞]"),
+        lambda fraction: " {}/{}".format(*unicodedata.normalize("NFKC", fraction[0]).split("\u2044")),
+    ),
     (re.compile(rf"(?<=\d),?(?:\s*{_THIN})+\s*(?=\d{{3}}(?!\d))|(?<=\d){_THIN}(?=\d)"), ""),
     (re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))"), ""),
     (re.compile(rf"(?<=\d){_WIDE}(?=\d{{3}}(?!\d))"), " "),
@@ -70,6 +78,28 @@ _WRITTEN: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w.])(\d+(?:\.\d*)?)[eE]\+?(-?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),
 ]
 """Raised digits, powers of several digits and as in Python, roots, mixed numbers, numbers with an exponent."""
+
+_SYMBOL = r"[A-Za-z]|\\[a-z]{2,}"
+_SAME_AS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (
+        re.compile(r"\\begin\{cases\}(?P<lines>[^&<>]+?)\\end\{cases\}"),
+        lambda system: ", ".join(filter(str.strip, system["lines"].split(r"\\"))),
+    ),
+    (re.compile(r"\\(?:langle|lang)\s*(.+?)\s*\\(?:rangle|rang)"), r"(\1)"),
+    (re.compile(rf"(-?[\d.,/]+|-?\\[dt]?frac\{{\d+\}}\{{\d+\}})\s*=\s*({_SYMBOL})"), r"\2=\1"),
+    (re.compile(r"[A-Za-z]\((?:-?\d[\d.,/ -]*)\)\s*=\s*([^=<>]+)"), r"\1"),
+]
+"""Forms of an answer as a whole that the library reads in one order or not at all: lines of a system, angles around a tuple, a
+number before its variable, a function's value at a number."""
+_LATEX_ALONE = re.compile(
+    r"\\\$\s*[\d.,]+|(?=.*\d)(?:[\d\s.,+*/^{}()-]|\\(?:[{}]|(?:[dt]?frac|cdot|times|div|sqrt|pi|left|right)(?![A-Za-z])))+"
+)
+"""A number as LaTeX without delimiters, of which the library would take the last digits only."""
+_AND = re.compile(r",\s*and\b|,|\\text\{\s*and\s*\}|\band\b")
+_ASSIGNED = re.compile(rf"\s*({_SYMBOL})\s*=\s*([^=,<>()]+)")
+"""One of several variables and its value; together they are a tuple, in which each keeps its own."""
+_NUMBERED = re.compile(rf"(?P<name>{_SYMBOL})_\{{?\d\}}?\s*=")
+"""A variable of several with one name, as in `x_1 = 2, x_2 = 3`."""
 
 _FORMULA_ALONE = re.compile(
     r"(?:[A-Za-z][:)] +)?"
@@ -105,9 +135,11 @@ def read(answer: str) -> Answer:
     answer = spaced(answer).strip()
     if (styled := _STYLED_TEXT.fullmatch(answer)) and as_number(styled[1].strip()):
         answer = styled[1].strip()
+    answer = re.sub(r"(?<=[\d)}\]])\.\Z", "", answer)
     formula = end_of(answer)
-    if (both := both_signs(formula)) != formula:
-        return Answer("formula", f"${in_latex(both)}$")
+    if (same := rewritten(formula)) != formula:
+        number = as_number(same)
+        return Answer("formula", f"${in_latex(same)}$") if number is None else Answer("number", number)
     if has_delimiters(answer):
         return Answer("formula", answer)
     if _TIME.fullmatch(answer) or _is_text(answer):
@@ -136,7 +168,23 @@ def _of_a_hundred(found: re.Match[str]) -> str:
     return f"\\frac{{{whole * below + above}}}{{{100 * below}}}"
 
 
-def both_signs(formula: str) -> str:
+def rewritten(formula: str) -> str:
+    """Returns a formula in the form that the library reads in both orders."""
+    for form, same in _SAME_AS:
+        if (found := form.fullmatch(formula)) is not None:
+            formula = form.sub(same, found[0])
+    numbered = list(_NUMBERED.finditer(formula))
+    if len({each["name"] for each in numbered}) == 1 < len(numbered) == formula.count("="):
+        formula = _NUMBERED.sub(r"\g<name>=", formula)
+    assigned = [_ASSIGNED.fullmatch(part) for part in _AND.split(formula)]
+    values = {each[1]: each[2].strip() for each in assigned if each is not None}
+    if 1 < len(assigned) == len(values):
+        names = sorted(values)
+        formula = f"({','.join(names)})=({','.join(values[name] for name in names)})"
+    return _both_signs(formula)
+
+
+def _both_signs(formula: str) -> str:
     r"""Returns a formula with one `\pm` as both that it stands for, since the library reads it in no fraction."""
     if formula.count(r"\pm") != 1 or "," in formula or re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", formula):
         return formula
@@ -174,12 +222,15 @@ def answer_in(completion: str, kind: Literal["number", "formula"]) -> str:
     A completion with delimiters is given as it is, unless its end is a number with a unit.
     """
     end = end_of(completion)
-    if (number := as_number(end)) is not None:
+    styled = _STYLED_TEXT.fullmatch(end)
+    if (number := as_number(end if styled is None else styled[1].strip())) is not None:
         return number
     if _TIME.fullmatch(end):
         return f"$\\text{{{end}}}$"
-    if (both := both_signs(end)) != end:
-        return f"${in_latex(both)}$"
+    if not has_delimiters(completion) and "\\" in end and _LATEX_ALONE.fullmatch(end):
+        return f"${in_latex(end)}$"
+    if (same := rewritten(end)) != end:
+        return as_number(same) or f"${in_latex(same)}$"
     if has_delimiters(completion):
         return in_latex(completion)
     alone = _FORMULA_ALONE.fullmatch(end)
@@ -189,7 +240,7 @@ def answer_in(completion: str, kind: Literal["number", "formula"]) -> str:
 
 
 def _longest_word(text: str) -> int:
-    return max(map(len, re.findall(r"[^\W\d_]+", _NO_WORD.sub("", text))), default=0)
+    return max(map(len, re.findall(r"[^\W\d_⁰¹²³⁴-⁹]+", _NO_WORD.sub("", text))), default=0)
 
 
 def _is_text(answer: str) -> bool:
@@ -210,7 +261,7 @@ def end_of(completion: str) -> str:
     that line.
     """
     if (start := completion.rfind(r"\boxed")) >= 0:
-        return _braced(completion[start + len(r"\boxed") :])
+        return re.sub(r"(?<=[\d)}\]])\.\Z", "", _braced(completion[start + len(r"\boxed") :]))
     line = completion.rstrip().rpartition("\n")[2].strip()
     line = line.removesuffix("</answer>")
     if len(line) > _LONGEST:

@@ -85,9 +85,10 @@ def same(expected: Any, found: Any, digits: int) -> bool:
 
 
 def exact(expression: Any) -> Any:
-    """Returns the expression with the fractions that its decimals are."""
-    from sympy import Float, Rational
+    """Returns the expression with the fractions that its decimals are, and percentages as hundredths."""
+    from sympy import Float, Rational, UnevaluatedExpr
 
+    expression = expression.xreplace({each: each.args[0] for each in expression.atoms(UnevaluatedExpr)})
     written = {each: Rational(str(each)) for each in expression.atoms(Float) if abs(each._mpf_[2]) < _LARGEST_EXPONENT}
     return expression.xreplace(written)
 

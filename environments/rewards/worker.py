@@ -39,9 +39,14 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     from math_verify import parse, verify
 
     from counterpoint.environments.rewards.mathematics import answer_in, base_of, choice_in, end_of, plain, spaced
+    from counterpoint.environments.rewards.regions import may_be_said, region, same_region
 
-    expected, gold, fault = _expected(answer, float_rounding, strict)
+    expected, gold, fault, area = _expected(answer, float_rounding, strict)
     text = spaced(text)
+    if text and area is not None and (area.is_said or may_be_said(end_of(text))):
+        found_area = region(end_of(text))
+        if found_area is not None:
+            return {"equal": same_region(area, found_area, float_rounding, strict=strict), "found": True}
     if expected.kind == "text":
         end = end_of(text)
         found = plain(end)
@@ -57,17 +62,19 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
 
 
 @lru_cache(256)
-def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list[Any], str]:
-    """Returns an answer of the data, its expressions, and what is wrong with it if no completion can be compared with it."""
+def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list[Any], str, Any]:
+    """Returns an answer of the data, its expressions, what is wrong with it if none can be compared, and its region or None."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     from counterpoint.environments.rewards import numeric
-    from counterpoint.environments.rewards.mathematics import read
+    from counterpoint.environments.rewards.mathematics import end_of, read, spaced
+    from counterpoint.environments.rewards.regions import region
 
     numeric.install()
     expected = read(answer)
+    area = region(end_of(spaced(answer)))
     if expected.kind == "text":
-        return expected, [], ""
+        return expected, [], "", area
 
     def equals(target: list[Any]) -> bool:
         return bool(verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None))
@@ -75,13 +82,13 @@ def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list
     only = {"extraction_config": [LatexExtractionConfig()]} if expected.kind == "formula" else {}
     gold = parse(expected.text, parsing_timeout=None, **only)  # a formula as a whole, and not a number in it
     if not gold:
-        return expected, gold, "the expected answer has no mathematical expression"
+        return expected, gold, "the expected answer has no mathematical expression", area
     if not (numeric.has_value(gold[0]) and equals(gold[:1])):
-        return expected, gold, "the expected answer has no value that equals itself"
+        return expected, gold, "the expected answer has no value that equals itself", area
     for wrong in numeric.wrong_answers(gold[0]):
         if equals([wrong]):
-            return expected, gold, f"the expected answer is found to equal {str(wrong)[:200]}, too"
-    return expected, gold, ""
+            return expected, gold, f"the expected answer is found to equal {str(wrong)[:200]}, too", area
+    return expected, gold, "", area
 
 
 def search(pattern: str, text: str) -> dict[str, Any]:

@@ -1,0 +1,194 @@
+r"""Sets of real numbers, which the kind `math` compares itself, since math-verify does so by the order of answer and completion.
+
+For the library 1 < x < 2 as the answer of the data equals (1, 2), but not the other way round, and 2 > x > 1 neither; its keyword
+for that is off. Here each of the forms that `_FORMS` and `region` list is a set, and two are equal if the sets are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from counterpoint.environments.rewards.mathematics import in_latex, plain
+
+_MOST_PARTS = 16
+_VARIABLE = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?"
+_WORDS = {
+    **dict.fromkeys(
+        ("allrealnumbers", "allreals", "anyrealnumber", "everyrealnumber", "realnumbers", "therealnumbers"),
+        r"\mathbb{R}",
+    ),
+    **dict.fromkeys(
+        ("nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "theemptyset"), r"\emptyset"
+    ),
+}
+"""Sets that have a name, as `plain` has it."""
+_FORMS = [
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(rf"^\\\{{\s*(?:{_VARIABLE}\s*\\in\s*\\mathbb\{{R\}}|{_VARIABLE})\s*(?:\\mid|\||:)(.+)\\\}}$"), r"\1"),
+    (re.compile(rf"^({_VARIABLE}\s*\\(?:not)?in)\s*\{{(.+)\}}$"), r"\1\2"),
+]
+"""What is written around a set: sizes of brackets, the set of all x with a property, braces."""
+_BRACKETS = re.compile(r"([\]\[])([^\]\[(),;]+)[,;]([^\]\[(),;]+)([\]\[])")
+"""An interval whose open ends may be turned brackets, as in ]1, 2[."""
+_IS_SAID = re.compile(
+    r"[<>≤≥≠∈]|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z])|\\(?:not)?in(?![A-Za-z])|^\s*\]|\[\s*$"
+)
+_OR = re.compile(r"\\(?:lor|vee)(?![A-Za-z])|\\text\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z])")
+_AND = re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\\text\{\s*and\s*\}|(?<![\\A-Za-z])and(?![A-Za-z])")
+_COMMA = re.compile(r"[,;]")
+_MEMBER = re.compile(rf"({_VARIABLE})\s*\\(not)?in(?![A-Za-z])(.+)", re.DOTALL)
+
+
+Piece = tuple[Any, Any, bool, bool]
+"""An interval: its ends, which are numbers of sympy, and whether they are open. A number is one from itself to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A set of real numbers."""
+
+    pieces: tuple[Piece, ...]
+    """Its intervals, apart from one another and in order."""
+    variable: str | None
+    """The name of its numbers, if the text has one."""
+    is_said: bool
+    """It is said in a form that the library reads in one order only: an inequality, a membership, words, turned brackets."""
+
+
+def may_be_said(text: str) -> bool:
+    """Whether a text may be a region with `is_said`."""
+    return _IS_SAID.search(text) is not None or plain(text) in _WORDS
+
+
+def region(text: str) -> Region | None:
+    """Returns the set that a formula or a text is.
+
+    None for whatever is no set of real numbers, or is not solved for its variable: a problem is no answer.
+    """
+    is_said = may_be_said(text)
+    text = in_latex(_WORDS.get(plain(text), text)).strip()
+    for written, read in _FORMS:
+        text = written.sub(read, text).strip()
+    text = _BRACKETS.sub(_turned, text)
+    variables: set[str] = set()
+    try:
+        found = _set(text, variables)
+    except (TypeError, ValueError, AttributeError, NotImplementedError):
+        return None
+    pieces = None if found is None or len(variables) > 1 else _pieces(found)
+    if pieces is None:
+        return None
+    return Region(pieces, next(iter(variables), None), is_said)
+
+
+def same_region(expected: Region, found: Region, digits: int, *, strict: bool) -> bool:
+    """Whether two sets are the same, with ends that are compared as other numbers are; with `strict` by names, too."""
+    from counterpoint.environments.rewards import numeric
+
+    if strict and None not in (expected.variable, found.variable) and expected.variable != found.variable:
+        return False
+    return len(expected.pieces) == len(found.pieces) and all(
+        left[2:] == right[2:]
+        and all(
+            a == b or bool(a.is_finite and b.is_finite and numeric.same(a, b, digits))
+            for a, b in zip(left[:2], right[:2], strict=True)
+        )
+        for left, right in zip(expected.pieces, found.pieces, strict=True)
+    )
+
+
+def _turned(found: re.Match[str]) -> str:
+    opens, start, end, closes = found.groups()
+    return ("(" if opens == "]" else "[") + start + "," + end + (")" if closes == "[" else "]")
+
+
+def _set(text: str, variables: set[str]) -> Any:
+    """Returns sympy's set; None for what is none. Adds the names of its numbers to `variables`."""
+    from sympy import FiniteSet, Intersection, Union
+
+    for separator, together in ((_OR, Union), (_COMMA, Intersection), (_AND, Intersection)):
+        parts = _split(text, separator)
+        if not 1 < len(parts) <= _MOST_PARTS:
+            continue
+        sets = [_set(part, variables) for part in parts]
+        if None in sets:
+            return None
+        found = together(*sets)
+        # People part by a comma what holds at once and what cannot, and say "1 and 2" of several numbers.
+        is_list = separator is _COMMA or all(isinstance(each, FiniteSet) for each in sets)
+        return Union(*sets) if is_list and found.is_empty else found
+    return _of_one(text.strip(), variables)
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Returns the parts of a text between separators that stand in no brackets."""
+    parts, start = [], 0
+    for found in separator.finditer(text):
+        before = text[: found.start()]
+        if sum(map(before.count, "([{")) == sum(map(before.count, ")]}")):
+            parts.append(text[start : found.start()])
+            start = found.end()
+    return [each for each in [*parts, text[start:]] if each.strip()]
+
+
+def _of_one(text: str, variables: set[str]) -> Any:
+    from math_verify import LatexExtractionConfig, parse
+    from sympy import Basic, S
+
+    if (member := _MEMBER.fullmatch(text)) is not None:
+        variables.add(member[1].removeprefix("\\"))
+        inner = _of_one(member[3].strip(), set())
+        return S.Reals - inner if inner is not None and member[2] else inner
+    parsed = parse(f"${text}$", parsing_timeout=None, extraction_config=[LatexExtractionConfig()])
+    return _of_expression(parsed[0], variables) if parsed and isinstance(parsed[0], Basic) else None
+
+
+def _of_expression(expression: Any, variables: set[str]) -> Any:
+    from math_verify.grader import And
+    from sympy import Eq, FiniteSet, Ge, Gt, Intersection, Interval, Le, Lt, Ne, S, Set, Symbol, oo
+
+    if isinstance(expression, Set):
+        return expression
+    if isinstance(expression, And):
+        sets = [_of_expression(each, variables) for each in expression.args]
+        return None if None in sets else Intersection(*sets)
+    if getattr(expression, "is_number", False):
+        return FiniteSet(expression.doit())
+    if not isinstance(expression, Eq | Ne | Lt | Le | Gt | Ge):
+        return None
+    left, right = expression.lhs, expression.rhs
+    relation = type(expression)
+    if isinstance(right, Symbol):
+        left, right = right, left
+        relation = {Lt: Gt, Gt: Lt, Le: Ge, Ge: Le}.get(relation, relation)
+    if not isinstance(left, Symbol) or not getattr(right, "is_number", False):
+        return None
+    variables.add(left.name)
+    right = right.doit()
+    return {
+        Eq: lambda: FiniteSet(right),
+        Ne: lambda: S.Reals - FiniteSet(right),
+        Lt: lambda: Interval.open(-oo, right),
+        Le: lambda: Interval(-oo, right),
+        Gt: lambda: Interval.open(right, oo),
+        Ge: lambda: Interval(right, oo),
+    }[relation]()
+
+
+def _pieces(found: Any) -> tuple[Piece, ...] | None:
+    from sympy import FiniteSet, Interval, Union
+
+    found = found.doit()
+    pieces: list[Piece] = []
+    for part in found.args if isinstance(found, Union) else () if found.is_empty else (found,):
+        if isinstance(part, FiniteSet):
+            pieces += [(each, each, False, False) for each in part.args]
+        elif isinstance(part, Interval):
+            pieces.append((part.start, part.end, bool(part.left_open), bool(part.right_open)))
+        else:
+            return None
+    if not all(end.is_number and end.is_extended_real for each in pieces for end in each[:2]):
+        return None
+    return tuple(sorted(pieces, key=lambda each: each[0].evalf()))
