@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -155,6 +155,8 @@ class GenerateRequest:
     routed_experts_start: int = 0
     """The first token whose routed experts the caller lacks; at most the length of the prompt."""
     request_id: bytes = field(default_factory=_new_request_id)
+    on_cut: Callable[[int], None] | None = None
+    """Called with the number of tokens that were sampled when the call is cancelled, as far as the server says it."""
 
     @property
     def echo(self) -> bytes:

@@ -50,6 +50,7 @@ UPDATE_PATH = "/counterpoint/v1/update"
 PARSE_PATH = "/counterpoint/v1/parse"
 UNLOAD_PATH = "/counterpoint/v1/unload"
 DRAIN_PATH = "/counterpoint/v1/drain"
+CUT_PATH = "/counterpoint/v1/cut"
 
 NONCE_HEADER = "X-Counterpoint-Nonce"
 """What a server is to prove its identity by, in its status."""

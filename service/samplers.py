@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -92,12 +92,16 @@ class Samplers:
         sampling: SamplingParameters,
         affinity: str,
         key: str = "",
+        on_cut: Callable[[int], None] | None = None,
     ) -> Turn:
-        """Returns a completion by an adapter, its name and directory, or by the base model, for a key. Raises as `load`."""
+        """Returns a completion by an adapter, its name and directory, or by the base model, for a key. Raises as `load`.
+
+        `on_cut` is as of `GenerateRequest`.
+        """
         if adapter is None:
-            return await self._base.generate(prompt, sampling, affinity=affinity)
+            return await self._base.generate(prompt, sampling, affinity=affinity, on_cut=on_cut)
         async with self._using(*adapter, key) as served:
-            return await served.generate(prompt, sampling, affinity=affinity)
+            return await served.generate(prompt, sampling, affinity=affinity, on_cut=on_cut)
 
     async def score(self, tokens: Int32Array, start: int, affinity: str) -> Float32Array:
         """Returns the log-probability of each token from `start` on, at least 1, by the base model. Raises `InferenceError`."""
@@ -204,14 +208,17 @@ class Metered:
             if not within_prompt and (name := prompt.tobytes()) not in self._prompts:
                 self._prompts.add(name)
                 self.used.prompt += len(prompt)
-            turn = await self._samplers.sample(adapter, prompt, sampling, affinity, self._key)
-            self.used.sampled += len(turn.completion_ids)
+            turn = await self._samplers.sample(adapter, prompt, sampling, affinity, self._key, self._sampled)
+            self._sampled(len(turn.completion_ids))
             return turn
 
         works = ((len(each[0]) + each[1].max_tokens, partial(sample, *each)) for each in asked)
         return await self._samplers.calls.gathered(
             self._key, works, lambda turn: len(turn.prompt_ids) + len(turn.completion_ids)
         )
+
+    def _sampled(self, tokens: int) -> None:
+        self.used.sampled += tokens
 
     async def scores(self, asked: Sequence[tuple[Int32Array, int, str]]) -> list[Float32Array]:
         """Returns what `Samplers.score` does of each of these. Raises as it does, in an `ExceptionGroup`."""

@@ -88,6 +88,9 @@ class ServerClient(Protocol):
     async def generate(self, request: GenerateRequest) -> Completion:
         """Makes one model call. The caller checks the answer."""
 
+    async def cut(self, request_id: bytes) -> None:
+        """Has a model call answered with what was sampled so far, whose finish reason is then `abort`, if it is there."""
+
     async def score(self, request: ScoreRequest) -> Scores:
         """Returns the log-probability of each token from `start` on, at temperature 1, of the whole distribution.
 
@@ -162,6 +165,10 @@ class BinaryClient:
         """See `ServerClient`."""
         body = wire.encode_request(request)
         return wire.decode_completion(await self._http.post(wire.GENERATE_PATH, body, "application/octet-stream"))
+
+    async def cut(self, request_id: bytes) -> None:
+        """See `ServerClient`."""
+        await self._administer(wire.CUT_PATH, {"request_id": request_id.hex()})
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `ServerClient`."""

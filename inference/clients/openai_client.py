@@ -131,6 +131,12 @@ class OpenAIClient:
             return await asyncio.to_thread(self._parse, answer, request.sampling.alternatives)
         return self._parse(answer, request.sampling.alternatives)
 
+    async def cut(self, request_id: bytes) -> None:
+        """See `ServerClient`. A stock server cannot say it."""
+        raise ServerFailure(
+            f"{self.url} is a stock server: it does not say what it sampled of a call that was cancelled"
+        )
+
     async def score(self, request: ScoreRequest) -> Scores:
         """See `ServerClient`. Tokens that fill the context have their last one asked for as the next one.
 

@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, offer, send, read, unload, drain, status.
+"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, offer, send, read, unload, drain, cut, status.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -86,6 +86,7 @@ class CounterpointRoutes:
         router.add_api_route(SEND_PATH, self.send, methods=["POST"])
         router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
+        router.add_api_route(wire.CUT_PATH, self.cut, methods=["POST"])
         router.add_api_route(identity.STATUS_PATH, self.status, methods=["GET"])
         app.include_router(router)
         app.add_middleware(DirectRoute, path=wire.GENERATE_PATH, endpoint=self.generate)
@@ -161,7 +162,8 @@ class CounterpointRoutes:
             # vLLM copies the parameters deeply otherwise; these are no one else's.
             skip_clone=True,
         )
-        ran = await self._run(request.model, [(request.prompt_ids.tolist(), sampling)], raw_request)
+        prompts, name = [(request.prompt_ids.tolist(), sampling)], request.request_id.hex()
+        ran = await self._run(request.model, prompts, raw_request, name=name)
         if ran is None:
             # The client has disconnected, which ended the request; nobody reads this.
             return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -169,6 +171,11 @@ class CounterpointRoutes:
         (choice,) = outputs[0].outputs
         if choice.finish_reason == "error":
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the engine failed on this request")
+        if choice.finish_reason == "abort":  # its client has it cut, and asks how long it is
+            token_ids = np.asarray(choice.token_ids, dtype=np.int32)
+            none = np.zeros(len(token_ids), np.float32)
+            cut = Completion(token_ids, none, "abort", None, origin=origin, echo=request.echo)
+            return Response(wire.encode_completion(cut), media_type="application/octet-stream")
         try:
             most_probable = alternatives_of(choice.logprobs, alternatives) if alternatives else None
         except LookupError as error:
@@ -407,14 +414,31 @@ class CounterpointRoutes:
         logger.info("This server is %s", "to be drained" if draining else "in use again")
         return _answer({"draining": draining})
 
+    async def cut(self, raw_request: Request) -> Response:
+        """Ends a model call, which is answered with what was sampled so far: `{"request_id": hexadecimal}`."""
+        try:
+            match await _read_json(raw_request):
+                case {"request_id": str(request_id)}:
+                    await self.engine.abort(request_id)
+                case _:
+                    raise Refusal(HTTPStatus.BAD_REQUEST, "a cut is {request_id: that of a model call, hexadecimal}")
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        return _answer({"cut": True})
+
     async def _run(
-        self, model: str, prompts: list[tuple[list[int], SamplingParams]], raw_request: Request, salt: str | None = None
+        self,
+        model: str,
+        prompts: list[tuple[list[int], SamplingParams]],
+        raw_request: Request,
+        salt: str | None = None,
+        name: str | None = None,
     ) -> tuple[list[Any], Origin] | None:
         """Returns the engine's final output of each prompt and the weights that computed them.
 
         None if the client disconnected, which aborts them.
 
-        `salt` replaces the cache salt by which prompts share prefixes.
+        `salt` replaces the cache salt by which prompts share prefixes. `name` is that of the engine's requests; None: a new one.
         """
         for token_ids, _ in prompts:
             self._check_prompt(token_ids)
@@ -425,7 +449,7 @@ class CounterpointRoutes:
             final = None
             prompt = tokens_input(token_ids, cache_salt=salt or shared_salt)
             async for output in self.engine.generate(
-                prompt, sampling, uuid.uuid4().hex, lora_request=adapter, trace_headers=trace
+                prompt, sampling, name or uuid.uuid4().hex, lora_request=adapter, trace_headers=trace
             ):
                 final = output
             return final

@@ -7,6 +7,7 @@ holds; the one that generated the completion is asked first.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +27,8 @@ from counterpoint.inference.clients.client import ServerClient
 from counterpoint.inference.model_facts import AnswerBounds
 from counterpoint.transport.records import Turn
 
+logger = logging.getLogger(__name__)
+
 Asked = TypeVar("Asked", contravariant=True)
 Content = TypeVar("Content", covariant=True)
 
@@ -43,19 +46,42 @@ COMPARED_ALTERNATIVES = 5
 FLAT = 1e-3
 """A difference of theirs, in nats, from which nothing is known."""
 
+CUT_SECONDS = 2.0
+"""How long a call that was cancelled waits for the server to say what it has sampled."""
+
 CHECK_IN_THREAD_BYTES = 8 << 20
 """A longer routing is checked off the loop: a pass over a megabyte takes some 40 us."""
 
 
 async def generate(client: ServerClient, request: GenerateRequest, bounds: AnswerBounds) -> Completion:
     """Makes one model call. Raises as `ServerClient` and `Completion.check`."""
-    completion = await client.generate(request)
+    completion = await (client.generate(request) if request.on_cut is None else _cut_when_cancelled(client, request))
     experts = completion.routed_experts
     if experts is not None and experts.nbytes > CHECK_IN_THREAD_BYTES:
         await asyncio.to_thread(completion.check, request, bounds)
     else:
         completion.check(request, bounds)
     return completion
+
+
+async def _cut_when_cancelled(client: ServerClient, request: GenerateRequest) -> Completion:
+    """Makes one model call. One that is cancelled is cut short at the server, which then answers with what it has sampled."""
+    call = asyncio.ensure_future(client.generate(request))
+    call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be there to take it
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        try:
+            async with asyncio.timeout(CUT_SECONDS):
+                await client.cut(request.request_id)
+                tokens = len((await call).token_ids)
+            if request.on_cut is not None:
+                request.on_cut(min(tokens, request.sampling.max_tokens))
+        except (InferenceError, TimeoutError) as error:
+            logger.debug("%s does not say what it sampled of a call that was cancelled: %s", client.url, error)
+        raise
+    finally:
+        call.cancel()
 
 
 async def score(client: ServerClient, request: ScoreRequest, bounds: AnswerBounds) -> Scores:

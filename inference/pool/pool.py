@@ -189,15 +189,18 @@ class Served(Places):
         *,
         affinity: str,
         routed_experts_start: int = 0,
+        on_cut: Callable[[int], None] | None = None,
     ) -> Turn:
         """One model call. `prompt_ids` is `[tokens]`; `affinity` names the rollout, whose turns share a server and its prefix.
 
         The rollouts of a group begin at one server, too (`Fleet.acquire`). Routing is returned from token `routed_experts_start`
-        on. Cancelling the call ends it at the server. Raises `RequestRefused` for a request that no server will ever serve, and
-        `InferenceError` when the retries or `request_timeout_seconds` are used up.
+        on. Cancelling the call ends it at the server; `on_cut` is as of `GenerateRequest`.
+
+        Raises `RequestRefused` for a request that no server will ever serve, and `InferenceError` when the retries or
+        `request_timeout_seconds` are used up.
         """
         request = GenerateRequest(
-            self.name.model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start
+            self.name.model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start, on_cut=on_cut
         )
         request.check(self._bounds)
 

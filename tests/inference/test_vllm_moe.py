@@ -437,6 +437,27 @@ async def test_cancelling_a_request_aborts_it_in_the_engine(moe_server: ServerPr
     assert written < len(tasks) * LONG.max_tokens / 4
 
 
+async def test_a_request_that_is_cancelled_says_how_much_it_has_sampled(moe_server: ServerProcess) -> None:
+    counted: list[int] = []
+    async with pool_at(moe_server) as pool:
+        before = await metric(moe_server, "generation_tokens_total")
+        tasks = [
+            asyncio.create_task(pool.generate(PROMPT, LONG, affinity=str(index), on_cut=counted.append))
+            for index in range(4)
+        ]
+        while await metric(moe_server, "generation_tokens_total") < before + 8:  # noqa: ASYNC110 - another process counts
+            await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await running_at(moe_server, lambda running: running == 0)
+        written = await metric(moe_server, "generation_tokens_total") - before
+    cut = [each for each in ended if isinstance(each, asyncio.CancelledError)]
+    whole = sum(len(each.completion_ids) for each in ended if isinstance(each, Turn))
+    assert len(counted) == len(cut) > 0
+    assert 0 < sum(counted) + whole <= written, "what the engine still sends when it is cut is not known"
+
+
 async def generate_for_ever(pool: Served, affinity: str) -> None:
     """One request after the other, so that however slow the machine, one is in flight."""
     while True:

@@ -119,4 +119,4 @@ async def test_an_abandoned_request_ends_at_the_servers_and_counts(tmp_path: Pat
         await until(lambda: servers.ended == 1, "the last one has ended at the servers")
         await until(lambda: bool(service.store.ledger.days()), "it counts")
         [day] = service.store.ledger.days().values()
-        assert day[OWNERS[0]].sampled == 2
+        assert day[OWNERS[0]].sampled == 2 + 2

@@ -155,7 +155,7 @@ async def test_what_requests_may_still_use_is_kept_for_them(tmp_path: Path) -> N
         assert tokens_of(message) == 100
         await until(lambda: len(servers.asked) == 8, "its samples")
         await asked(client, "cancel_future", {"request_id": taken})
-        assert service.store.ledger.today(OWNERS[0]) == 1, "its prompt alone"
+        assert service.store.ledger.today(OWNERS[0]) == 1 + 8 * 2, "its prompt, and what was sampled"
         assert (await asked(client, "asample", body | {"seq_id": 91}))[0] == 200
         await service.finish_session(session, OWNERS[0], {})
 

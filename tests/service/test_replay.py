@@ -109,7 +109,9 @@ class Servers:
         self.calls = SharedCalls()
         self.calls.resize(8)
 
-    async def sample(self, adapter: Any, prompt: Int32Array, sampling: Any, affinity: str, key: str) -> Turn:
+    async def sample(
+        self, adapter: Any, prompt: Int32Array, sampling: Any, affinity: str, key: str, on_cut: Any
+    ) -> Turn:
         self.count += 1
         tokens = np.array([self.count, 9], np.int32)
         rows = routing(len(prompt) + 1, MARK + self.count)

@@ -30,7 +30,7 @@ class Name:
     def __init__(self, pool: Pool, model: str) -> None:
         self.pool, self.model = pool, model
 
-    async def generate(self, prompt: Any, sampling: Any, *, affinity: str) -> Turn:
+    async def generate(self, prompt: Any, sampling: Any, *, affinity: str, on_cut: Any) -> Turn:
         assert self.model in self.pool.loaded
         await asyncio.sleep(0)
         self.pool.calls[affinity] += 1

@@ -48,12 +48,15 @@ class Servers:
         self.calls = SharedCalls()
         self.calls.resize(64)
 
-    async def sample(self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str, key: str) -> Turn:
+    async def sample(
+        self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str, key: str, on_cut: Any
+    ) -> Turn:
         self.asked.append((adapter, sampling, affinity))
         if prompt[-1] == 9 or affinity.endswith(self.held):
             try:
                 await asyncio.Event().wait()
             finally:
+                on_cut(2)
                 self.ended += 1
         count = sampling.alternatives
         top = np.array([[1, 2, 3][:count]], np.int32), np.array([[-0.5, -1.0, -math.inf][:count]], np.float32)
@@ -259,12 +262,12 @@ async def test_what_was_sampled_of_a_request_that_is_cancelled_or_fails_counts(t
         await until(lambda: len(servers.asked) == 5, "five samples")
         body = {"request_id": f"{sampler._sampling_session_id}:0"}
         await raw.post("/api/v1/cancel_future", json=body, headers=HEADERS)
-        assert service.store.ledger.today(owner) == 3 + 4
+        assert service.store.ledger.today(owner) == 3 + 4 + 2
         refused = sampler.sample(types.ModelInput.from_ints([5, 6]), 2, parameters(), target_prompt_logprobs=types.TensorData(
             data=[1, 2, 3], dtype="int64", shape=[3, 1]))  # fmt: skip
         with pytest.raises(Exception, match="target_prompt_logprobs"):
             await answered(refused)
-        assert service.store.ledger.today(owner) == 3 + 4, "nothing was asked of the servers"
+        assert service.store.ledger.today(owner) == 3 + 4 + 2, "nothing was asked of the servers"
 
 
 async def test_further_clients_of_a_sampler_have_numbers_of_their_own(tmp_path: Path) -> None:

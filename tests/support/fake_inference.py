@@ -42,6 +42,7 @@ ROUTES = (
     ("POST", OFFER_PATH),
     ("POST", SEND_PATH),
     ("POST", wire.UNLOAD_PATH),
+    ("POST", wire.CUT_PATH),
     ("GET", identity.STATUS_PATH),
     ("GET", "/metrics"),
     ("GET", "/v1/models"),
@@ -145,6 +146,8 @@ class FakeServer:
         self.texts: Callable[[list[int]], str] = lambda ids: "".join(map(chr, ids))
         """The server's tokenizer."""
         self.unloaded: list[str] = []
+        self.cuts: set[str] = set()
+        """The model calls that were cut short; the first opens the gate."""
         self.unload_gate = asyncio.Event()
         self.unload_gate.set()
         self.sent = b""
@@ -232,6 +235,10 @@ class FakeServer:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
             return await self._load(request, fields["version"], fields["adapter"], Claim.decode(fields["claim"]))
+        if request.path == wire.CUT_PATH:
+            self.cuts.add(fields["request_id"])
+            self.gate.set()
+            return web.json_response({"cut": True})
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
             try:

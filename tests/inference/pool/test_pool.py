@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from counterpoint.inference import wire
 from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
@@ -326,6 +327,35 @@ async def test_cancelling_a_request_ends_it_at_the_server() -> None:
         with pytest.raises(asyncio.CancelledError):
             await request
         assert pool.status()[0].in_flight == 0
+
+
+async def test_a_request_that_is_cancelled_is_cut_and_counted() -> None:
+    sampling = SamplingParameters(max_tokens=3)
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.gate.clear()
+        counted: list[int] = []
+        request = asyncio.create_task(pool.generate([1, 2], sampling, affinity="a", on_cut=counted.append))
+        await server.arrived.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert (counted, server.cuts) == ([3], {server.asked[0].request_id.hex()})
+        assert pool.status()[0].in_flight == 0
+
+
+async def test_a_request_that_cannot_be_cut_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "CUT_PATH", "/nowhere")
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.gate.clear()
+        counted: list[int] = []
+        sampling = SamplingParameters(max_tokens=3)
+        request = asyncio.create_task(pool.generate([1, 2], sampling, affinity="a", on_cut=counted.append))
+        await server.arrived.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await server.aborted.wait()
+        assert not counted
 
 
 async def test_cancelling_a_request_that_waits_gives_its_turn_to_the_next() -> None:
