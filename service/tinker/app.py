@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -41,7 +41,7 @@ from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, Noted, SavedRecord, Session
+from counterpoint.service.tinker.store import ModelRecord, Noted, Number, Position, SavedRecord, Session
 from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import bearer_token, refused_coding
@@ -75,9 +75,12 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[["Endpoints", web.Request, str], Awaitable[web.Response]]
 
 
+Cursor = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+
+
 class _ModelBody(msgspec.Struct, frozen=True):
     model_id: str
-    seq_id: int | None = None
+    seq_id: Number | None = None
 
 
 class _SessionBody(msgspec.Struct, frozen=True):
@@ -90,12 +93,12 @@ class _FutureBody(msgspec.Struct, frozen=True):
 
 class _Target(msgspec.Struct, frozen=True):
     sampling_session_id: str
-    cloned_sampler_id: int = 0
+    cloned_sampler_id: Position = 0
 
 
 class _FuturesBody(msgspec.Struct, frozen=True):
     target: _Target
-    prev_cursor: int = 0
+    prev_cursor: Cursor = 0
     timeout: float | None = None
     retrieved_request_ids: list[str] = []
 
@@ -555,7 +558,8 @@ def _uri(request: web.Request) -> str:
 
 
 def _json(**values: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(values), content_type="application/json")
+    # Metadata may have numbers of any length.
+    return web.Response(body=msgspec.json.encode(values), content_type="application/json")
 
 
 def _promise(request_id: str) -> web.Response:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from counterpoint.service.tinker.store import Position
+from counterpoint.service.tinker.store import Number, Position
 
 
 class CreateSession(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class LoadWeights(msgspec.Struct, frozen=True):
     path: str
     optimizer: bool
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     session_id: str | None = None
     model_seq_id: Position | None = None
     base_model: str | None = None

@@ -32,9 +32,9 @@ class Page(msgspec.Struct, frozen=True):
 
     def of(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Returns that part. Raises `BadRequest` for a part that no list has."""
-        if not (1 <= self.limit <= MOST_LISTED and self.offset >= 0):
+        if not (1 <= self.limit <= MOST_LISTED and 0 <= self.offset < 2**31):
             raise BadRequest(
-                f"limit = {self.limit}, offset = {self.offset}; expected 1 to {MOST_LISTED}, and 0 or more"
+                f"limit = {self.limit}, offset = {self.offset}; expected 1 to {MOST_LISTED}, and 0 to {2**31 - 1}"
             )
         return entries[self.offset : self.offset + self.limit]
 

@@ -35,7 +35,7 @@ from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.replay import Replay
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, Position, SamplerRecord, SavedRecord, Store
+from counterpoint.service.tinker.store import ModelRecord, Number, Position, SamplerRecord, SavedRecord, Store
 from counterpoint.service.tinker.weights.external import check_recipients
 from counterpoint.service.tinker.weights.named import adapter_name, expiry
 from counterpoint.service.tinker.weights.retention import bytes_of
@@ -107,7 +107,7 @@ class OptimStep(msgspec.Struct, frozen=True):
     """The body of `optim_step`."""
 
     model_id: str
-    seq_id: int
+    seq_id: Number
     adam_params: AdamParams
 
 
@@ -115,7 +115,7 @@ class SaveWeights(msgspec.Struct, frozen=True):
     """The body of `save_weights`, `save_weights_for_sampler` and `save_weights_external`."""
 
     model_id: str
-    seq_id: int
+    seq_id: Number
     path: str | None = None
     overwrite: bool = False
     ttl_seconds: int | None = None

@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
 
+FARTHEST = 2**20
+"""How far ahead a request may be that is to come again later. Who asks for so many at once is asked to send them again, too."""
+
 
 class TooEarly(ValueError):
     """A request too far ahead of the next one."""
@@ -28,10 +31,10 @@ class Sequence(Generic[Request]):
     def offer(self, seq_id: int, request: Request, now: float) -> list[tuple[int, Request]]:
         """Takes a request; returns those that are due by it, in order.
 
-        A repetition of one that is known changes nothing. Raises `TooEarly`, and `ValueError` for a number below 1.
+        A repetition of one that is known changes nothing. Raises `TooEarly`, and `ValueError` for a number that none has.
         """
-        if seq_id < 1:
-            raise ValueError(f"seq_id = {seq_id}; they count from 1")
+        if not 1 <= seq_id <= self.done + FARTHEST:
+            raise ValueError(f"seq_id = {str(seq_id)[:40]}; they count from 1 without gaps, and {self.done} have come")
         if seq_id > self.done + self._most:
             raise TooEarly(f"seq_id = {seq_id}, and request {self.done + 1} is still missing")
         if seq_id > self.done:

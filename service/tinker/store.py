@@ -32,6 +32,9 @@ LISTED_BYTES = 8 * 2**20
 Position = Annotated[int, Meta(ge=0, lt=2**31)]
 """A number that a client gives and that is a part of an id. More digits would make an id too long for the name of a file."""
 
+Number = Annotated[int, Meta(ge=1, lt=2**31)]
+"""A number that a client gives to a request of a model."""
+
 
 class Session(msgspec.Struct, frozen=True):
     """A client, from its start to its end."""

@@ -114,6 +114,8 @@ def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingPara
     stop = [given.stop] if isinstance(given.stop, str) else (given.stop or [])
     if not 0 <= given.temperature <= _HOTTEST:
         raise BadRequest(f"temperature = {given.temperature}; expected 0 to {_HOTTEST:g}")
+    if given.top_k < -1:
+        raise BadRequest(f"top_k = {given.top_k}; expected a number of tokens, or -1 for all")
     if given.max_tokens is not None and given.max_tokens > room:
         raise BadRequest(f"max_tokens = {given.max_tokens}; after this prompt there is room for {room}")
     try:
@@ -183,9 +185,9 @@ async def _scored(servers: Metered, prompt: Int32Array, first: int, affinity: st
 
 def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool) -> None:
     """Raises `BadRequest` if what is asked of the prompt takes too many calls to the servers."""
+    if not 0 <= asked.prompt_alt_tokens_k <= MOST_CALLS:
+        raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected 0 to {MOST_CALLS}")
     draws = (len(prompt) - 1) * asked.prompt_alt_tokens_k
-    if draws < 0:
-        raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected 0 or more")
     calls = draws + (len(prompt) - first) * bool(asked.topk_prompt_logprobs)
     if not has_adapter:
         calls += (targets.calls if targets else 0) + draws * (asked.sampling_params.temperature != 1)
