@@ -10,7 +10,7 @@
 `python_sandbox` is the caller's side. It starts `zygote`, an interpreter in namespaces of its own (`namespaces`), which forks a
 process for each run. `supervisor` watches that process, and `confined` is what it does before and while it runs the code
 (`seccomp` is its filter of system calls). `box` is a root in which commands, with all that they start, leave files for one
-another, in phases; `builder` is its inside. All but `python_sandbox` and `box` import nothing but the standard library and
-`transport/frames.py`.
+another, in phases; `builder` and `phase` are its inside. All but `python_sandbox` and `box` import nothing but the standard
+library and `transport/frames.py`.
 `docs/environments.md` says what this protects against and what not.
 """

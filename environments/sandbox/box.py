@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from counterpoint.environments.sandbox.builder import HOME, MESSAGES, PROGRAMS, PYTHON
+from counterpoint.environments.sandbox.builder import HOME
 from counterpoint.environments.sandbox.namespaces import INNER_ROOT, INNER_USER
+from counterpoint.environments.sandbox.phase import MESSAGES, PROGRAMS, PYTHON
 from counterpoint.environments.sandbox.python_sandbox import (
     SandboxUnavailable,
     check_machine,

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from counterpoint.environments.sandbox.box import Box, BoxLost, Ran, box_variables
-from counterpoint.environments.sandbox.builder import DIRECTORIES, PYTHON, SYSTEM, TESTS_HOME
+from counterpoint.environments.sandbox.builder import DIRECTORIES, SYSTEM, TESTS_HOME
+from counterpoint.environments.sandbox.phase import PYTHON
 from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable
 from counterpoint.environments.sandbox.seccomp import filter_program
 
