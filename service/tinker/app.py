@@ -75,7 +75,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[["Endpoints", web.Request, str], Awaitable[web.Response]]
 
 
-Cursor = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Cursor = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class _ModelBody(msgspec.Struct, frozen=True):

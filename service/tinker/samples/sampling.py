@@ -185,9 +185,9 @@ async def _scored(servers: Metered, prompt: Int32Array, first: int, affinity: st
 
 def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool) -> None:
     """Raises `BadRequest` if what is asked of the prompt takes too many calls to the servers."""
-    if not 0 <= asked.prompt_alt_tokens_k <= MOST_CALLS:
-        raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected 0 to {MOST_CALLS}")
-    draws = (len(prompt) - 1) * asked.prompt_alt_tokens_k
+    draws = max(1, len(prompt) - 1) * asked.prompt_alt_tokens_k  # also of one token: it bounds the answer's shape
+    if draws < 0:
+        raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected 0 or more")
     calls = draws + (len(prompt) - first) * bool(asked.topk_prompt_logprobs)
     if not has_adapter:
         calls += (targets.calls if targets else 0) + draws * (asked.sampling_params.temperature != 1)
