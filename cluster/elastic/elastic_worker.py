@@ -100,7 +100,7 @@ class ElasticWorker(Worker):
             f": {report.reason}" if report.reason else ""
         )
 
-    # --- calls of the master ---
+    # --- calls of the master; `async`, so that no plain method of a subclass holds them up ---
 
     @remote(idempotent=True)
     async def report(self, incarnation: int, known: int, seconds: float) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class ElasticWorker(Worker):
         await self._in_check_thread(self._check.close)
 
     @remote
-    def open_round(self, incarnation: int, number: int) -> list[Any]:
+    async def open_round(self, incarnation: int, number: int) -> list[Any]:
         """Returns the address at which this worker will have the round's store."""
         self._require(incarnation, number)
         with self._lock:
@@ -169,7 +169,7 @@ class ElasticWorker(Worker):
             return [*self._listener.getsockname()[:2]]
 
     @remote
-    def start_elastic_job(self, incarnation: int, number: int, members: list[Any], host: str, port: int) -> None:
+    async def start_elastic_job(self, incarnation: int, number: int, members: list[Any], host: str, port: int) -> None:
         """Starts this node's ranks. `members`: name and incarnation of every worker of the round."""
         self._require(incarnation)
         ids = tuple(WorkerId(name, its) for name, its in members)
@@ -201,7 +201,7 @@ class ElasticWorker(Worker):
         self._commands.put(StartOrder(order, listener))
 
     @remote
-    def stop_round(self, incarnation: int, number: int) -> None:
+    async def stop_round(self, incarnation: int, number: int) -> None:
         """Ends this node's ranks; the report is IDLE once they have ended. No earlier round can start any more."""
         self._require(incarnation, number)
         self._round = number
@@ -212,7 +212,7 @@ class ElasticWorker(Worker):
         self._commands.put(_Stop())
 
     @remote(idempotent=True)
-    def finish(self, incarnation: int) -> None:
+    async def finish(self, incarnation: int) -> None:
         """The training is complete: `start` returns."""
         self._require(incarnation)
         self._finished.set()

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from counterpoint.cluster.calls.remote import methods_of
 from counterpoint.cluster.elastic.elastic_master import ElasticMaster, ElasticTrainingFailed
+from counterpoint.cluster.elastic.elastic_worker import ElasticWorker
 from counterpoint.cluster.elastic.events import RoundsStage
 from counterpoint.cluster.worker import Stage
 from counterpoint.transport.files.atomic import write_atomically
@@ -17,6 +19,11 @@ from tests.cluster.elastic.troupe import FakeRanks, Life, Troupe, mastered, trou
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.slow
+
+
+def test_no_plain_method_of_a_subclass_can_hold_up_the_rounds() -> None:
+    """Plain methods share one thread; a subclass's may wait for the very round that is to begin."""
+    assert {name for name, method in methods_of(ElasticWorker).items() if not method.is_async} == set()
 
 
 @pytest.fixture

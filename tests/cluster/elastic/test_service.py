@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -42,8 +43,8 @@ class Service:
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="start")
         self.thread.start()
-        address = self.worker.open_round(1, 1)
-        self.worker.start_elastic_job(1, 1, [["trainer-0", 1]], *address)
+        address = asyncio.run(self.worker.open_round(1, 1))
+        asyncio.run(self.worker.start_elastic_job(1, 1, [["trainer-0", 1]], *address))
         wait_until(lambda: bool(FakeRanks.started), "the ranks")
 
     def _run(self) -> None:
