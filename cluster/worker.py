@@ -83,9 +83,17 @@ class Worker:
 
     def setup(self) -> None:
         """Loads and connects what the worker needs; called once, in INIT. When it raises, the worker is FAILED."""
+        self._setup()
+
+    def _setup(self) -> None:
+        """Another name of `setup`."""
 
     def self_check(self) -> None:
         """Raises if the worker or its node is not fit to run; called after `setup`, before READY. The worker is then FAILED."""
+        self._self_check()
+
+    def _self_check(self) -> None:
+        """Another name of `self_check`."""
 
     def status(self) -> str:
         """Returns one line about what the worker does, for people.

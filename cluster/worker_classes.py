@@ -68,7 +68,12 @@ def _require(import_path: str, path: Sequence[str], base: type[Worker]) -> None:
         if name not in names and not is_open:
             near = difflib.get_close_matches(name, sorted(names), n=1)
             raise LookupError(f"{source} defines no {name}" + (f"; the nearest is {near[0]}" if near else ""))
-    if {_UNKNOWN, _path_of(base)}.isdisjoint(_kinds(module, name, path)):
+    kinds = _kinds(module, name, path)
+    if base is Worker and _path_of(SubMaster) in kinds:
+        raise LookupError(
+            f"{name} is a SubMaster, which manages a role's workers; give it as `sub_master` of that role"
+        )
+    if {_UNKNOWN, _path_of(base)}.isdisjoint(kinds):
         raise LookupError(
             f"{name} of {source or module} is no subclass of {base.__name__}; derive it from counterpoint.cluster.{base.__name__}"
         )

@@ -128,10 +128,12 @@ class Host:
                 sys.path.insert(0, entry)
         module_name, _, class_name = self._description.import_path.partition(":")
         found = getattr(importlib.import_module(module_name), class_name)
-        expected = SubMaster if self._description.rank < 0 else Worker
-        if not (isinstance(found, type) and issubclass(found, expected)):
-            raise TypeError(f"{self._description.import_path} is {found!r}; expected a subclass of {expected.__name__}")
-        return found(self._context)
+        is_master = self._description.rank < 0
+        is_worker = isinstance(found, type) and issubclass(found, Worker)
+        if not is_worker or issubclass(found, SubMaster) is not is_master:
+            expected = "SubMaster" if is_master else "Worker, and of no SubMaster"
+            raise TypeError(f"{self._description.import_path} is {found!r}; expected a subclass of {expected}")
+        return cast(Worker, found(self._context))
 
     # --- the other threads ---
 

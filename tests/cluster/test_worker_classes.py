@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster import JobBuilder, PrimeMaster, SubMaster
+from counterpoint.cluster import JobBuilder, PrimeMaster, Worker
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.cluster.worker_classes import require_classes
 from counterpoint.transport.errors import UserError
@@ -88,7 +88,11 @@ def test_what_is_no_worker_is_refused(place: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [*"ABCDEFGHIJKL", "Alias", "Decorated", "Made", "Twice", "Itself", "Lost", "Later"])
 def test_what_is_or_may_be_a_worker_passes(place: Path, name: str) -> None:
-    require_classes(job(f"of_mine.classes:{name}"), [str(place)])
+    if name == "L":
+        with pytest.raises(UserError, match=r"role 'role': worker = .*L is a SubMaster"):
+            require_classes(job("of_mine.classes:L"), [str(place)])
+    else:
+        require_classes(job(f"of_mine.classes:{name}"), [str(place)])
     sub_master = job("of_mine.classes:A", f"of_mine.classes:{name}")
     if name in "ABCDEFGHIJK":
         with pytest.raises(UserError, match=f"sub_master = .*{name} of .* is no subclass of SubMaster"):
@@ -101,8 +105,8 @@ class Mine:
     """No worker."""
 
 
-class Boss(SubMaster):
-    """A SubMaster."""
+class Aide(Worker):
+    """A worker."""
 
 
 @pytest.mark.parametrize("worker", [Mine, f"{__name__}:Mine", f"{__name__}:job", f"{__name__}:BASES", JobBuilder, dict])
@@ -110,5 +114,5 @@ def test_create_refuses_what_this_program_has_imported_and_is_no_worker(tmp_path
     with pytest.raises(UserError, match="is no subclass of Worker"):
         PrimeMaster.create(JobBuilder("mine").role("role", worker=worker).build(), tmp_path / "job")
     with pytest.raises(UserError, match="is no subclass of SubMaster"):
-        PrimeMaster.create(JobBuilder("mine").role("role", worker=Boss, sub_master=worker).build(), tmp_path / "job")
+        PrimeMaster.create(JobBuilder("mine").role("role", worker=Aide, sub_master=worker).build(), tmp_path / "job")
     assert not (tmp_path / "job").exists()

@@ -27,6 +27,20 @@ def test_each_hook_that_raises_is_named_and_ends_the_process(tmp_path: Path, hoo
         assert "Traceback (most recent call last)" in worker.log
 
 
+def test_the_hooks_of_init_have_names_with_an_underscore_too(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Underscored") as worker:
+        assert worker.end() == 1
+        assert worker.hooks == ["_setup", "_self_check"]
+        assert worker.said(protocol.FAILED)[0]["reason"] == "`self_check` raised RuntimeError: unfit"
+
+
+@pytest.mark.parametrize(("name", "rank"), [("Leader", 0), ("Plain", -1)])
+def test_a_class_of_the_other_kind_is_refused(tmp_path: Path, name: str, rank: int) -> None:
+    with worker_process(tmp_path, name, rank=rank) as worker:
+        assert worker.end() == 1
+        assert "expected a subclass of" in worker.said(protocol.FAILED)[0]["reason"]
+
+
 def test_sys_exit_in_a_background_hook_ends_the_process_with_its_code(tmp_path: Path) -> None:
     with worker_process(tmp_path, "Failing", config={"hook": "on_failover", "exit": 9}) as worker:
         worker.wait_for_start()

@@ -50,6 +50,17 @@ class Plain(Worker):
         say(" ".join(["on_failover", *(f"{member.worker} {member.incarnation}" for member in failed)]))
 
 
+class Underscored(Worker):
+    """Has the hooks of INIT by their names in state diagrams."""
+
+    def _setup(self) -> None:
+        say("_setup")
+
+    def _self_check(self) -> None:
+        say("_self_check")
+        raise RuntimeError("unfit")
+
+
 class Leaving(Worker):
     """Returns from `start` with something open, or not."""
 
