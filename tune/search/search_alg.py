@@ -15,6 +15,11 @@ from counterpoint.tune.result import Result
 from counterpoint.tune.trial import Trial
 
 
+def undefined(search: object, method: str) -> TuneError:
+    """Returns the error of a method that a user's class must have."""
+    return TuneError(f"{type(search).__name__} defines no {method}; write it")
+
+
 class SearchAlg:
     """Proposes trials until it is finished."""
 
@@ -39,15 +44,15 @@ class SearchAlg:
 
     def add_configurations(self, experiments: Sequence[Experiment]) -> None:
         """Takes the experiments whose trials it is to propose. Also called before `restore_state`."""
-        raise NotImplementedError
+        raise undefined(self, "add_configurations(experiments)")
 
     def next_trial(self) -> Trial | None:
         """The next trial to add, or None if there is none now (see `is_finished`)."""
-        raise NotImplementedError
+        raise undefined(self, "next_trial()")
 
     def is_finished(self) -> bool:
         """Whether `next_trial` will never return a trial again."""
-        raise NotImplementedError
+        raise undefined(self, "is_finished()")
 
     def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Hears of each result."""
@@ -57,11 +62,11 @@ class SearchAlg:
 
     def state(self) -> dict[str, Any]:
         """All that must survive a restart, as JSON values."""
-        raise NotImplementedError
+        raise undefined(self, "state(), which returns all that it has learned as JSON values, for a resume")
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` returned."""
-        raise NotImplementedError
+        raise undefined(self, "restore_state(state), which takes back what state() returned")
 
 
 class NoSearch(SearchAlg):

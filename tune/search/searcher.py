@@ -10,6 +10,7 @@ from typing import Any
 
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.result import DEFAULT_METRIC, Result, number_in
+from counterpoint.tune.search.search_alg import undefined
 
 FINISHED = "FINISHED"
 """Returned by `suggest` instead of a configuration: there will be none any more."""
@@ -41,7 +42,7 @@ class Searcher:
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """A configuration for the trial; None if there is none now; FINISHED if there will be none."""
-        raise NotImplementedError
+        raise undefined(self, "suggest(trial_id), which returns a configuration")
 
     def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Hears of each result."""
@@ -51,11 +52,11 @@ class Searcher:
 
     def state(self) -> dict[str, Any]:
         """All that must survive a restart, as JSON values."""
-        raise NotImplementedError
+        raise undefined(self, "state(), which returns all that it has learned as JSON values, for a resume")
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` returned; what is suggested then is what would have been suggested without the restart."""
-        raise NotImplementedError
+        raise undefined(self, "restore_state(state), which takes back what state() returned")
 
 
 def objectives(searcher: Searcher) -> list[tuple[str, str]]:

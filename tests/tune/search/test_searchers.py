@@ -188,6 +188,23 @@ def test_the_metrics_modes_and_kinds_that_are_no_use_are_refused() -> None:
         create_searcher("bohb")
 
 
+@pytest.mark.parametrize(
+    "call", ["suggest", "state", "restore_state", "next_trial", "is_finished", "add_configurations"]
+)
+def test_a_search_that_lacks_a_method_is_told_which(call: str) -> None:
+    class Mine(Searcher):
+        """Suggests nothing."""
+
+    class MyAlg(SearchAlg):
+        """Proposes nothing."""
+
+    for kind in (Mine, MyAlg):
+        if hasattr(kind, call):
+            arguments = [] if call in ("state", "next_trial", "is_finished") else [{}]
+            with pytest.raises(TuneError, match=rf"{kind.__name__} defines no {call}\("):
+                getattr(kind(), call)(*arguments)
+
+
 def test_what_is_given_as_search_becomes_a_search_algorithm() -> None:
     assert isinstance(as_search_alg(None), BasicVariantGenerator)
     assert isinstance(as_search_alg("random"), BasicVariantGenerator)
