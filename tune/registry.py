@@ -8,6 +8,7 @@ this one has it, any other refuses it with the reason. The names that are regist
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -192,6 +193,45 @@ def load_module(where: str) -> ModuleType:
         return _script(where) if where.endswith(".py") else import_module(where)
     finally:
         _loading = before
+
+
+def is_at_top_level() -> bool:
+    """Whether the script that runs is at a statement of its top level that a process which loads it would reach, too."""
+    main, frame = sys.modules["__main__"], inspect.currentframe()
+    while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        tree = ast.parse(Path(frame.f_code.co_filename).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    conditions = [each for each in ast.walk(tree) if isinstance(each, ast.If)]
+    above = [each for each in conditions if each.lineno <= frame.f_lineno <= (each.end_lineno or 0)]
+    tested = [part for each in above for part in ast.walk(each.test)]
+    return not any(isinstance(part, ast.Name) and part.id == "__name__" for part in tested)
+
+
+def without_reload(name: str) -> str:
+    """Returns the name of a trainable by which no process loads the script that runs: what that has is made a closure.
+
+    What the script has registered is treated alike.
+    """
+    main = vars(sys.modules["__main__"])
+
+    def kept(path: str) -> str:
+        own = path.rpartition(":")[2]
+        if own not in main or path != f"{_main_path(own)}:{own}":
+            return path
+        _closures[own] = (
+            main[own],
+            "its script starts an experiment at its top level, as each process that loads it would",
+        )
+        return f"{CLOSURE}{own}"
+
+    for names in (_trainables, _environments):
+        names.update({each: kept(path) for each, path in names.items()})
+    return name if name in _trainables else kept(name)
 
 
 def require_no_import() -> None:

@@ -157,6 +157,8 @@ def _run(
     if mode not in (None, "min", "max"):
         raise TuneError(f"mode = {mode!r}: expected 'min' or 'max'")
     first = experiments[0]
+    executor = _executor(trial_executor, reuse_actors, queue_trials)
+    _take_over_from_script(experiments, executor)
     algorithm = _search_algorithm(search_alg)
     if not algorithm.set_search_properties(metric, mode, first.config) and (metric or mode):
         raise TuneError(
@@ -178,7 +180,7 @@ def _run(
         resume=resume,
         fail_fast=fail_fast,
         checkpoint_period=checkpoint_period,
-        trial_executor=_executor(trial_executor, reuse_actors, queue_trials),
+        trial_executor=executor,
         callbacks=with_default_loggers(callbacks),
         verbose=verbose,
         metric=metric,
@@ -191,6 +193,17 @@ def _run(
         more = f"\n  and {len(failed) - 10} more" if len(failed) > 10 else ""
         raise TuneError(f"{len(failed)} of {len(runner.get_trials())} trials failed:\n{shown}{more}")
     return runner.get_trials()
+
+
+def _take_over_from_script(experiments: list[Experiment], executor: TrialExecutor) -> None:
+    """Has trials forked from this process if the script that runs would start another experiment in each that loaded it."""
+    from counterpoint.tune import registry
+    from counterpoint.tune.executors.forked_here import reason_against_a_fork
+    from counterpoint.tune.executors.local import LocalTrialExecutor
+
+    if isinstance(executor, LocalTrialExecutor) and registry.is_at_top_level() and not reason_against_a_fork():
+        for experiment in experiments:
+            experiment.run_identifier = registry.without_reload(experiment.run_identifier)
 
 
 async def _to_the_end(runner: TrialRunner) -> None:

@@ -213,17 +213,48 @@ def it(config):
 """
 
 
+def started(script: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script.write_text(text)
+    command = [sys.executable, str(script), str(script.with_name("results"))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
 def test_an_experiment_in_a_script_starts_no_other_in_its_trials(tmp_path: Path, guard: str) -> None:
-    script = tmp_path / "experiment.py"
-    script.write_text(EXPERIMENT.format(guard=guard))
-    command = [sys.executable, str(script), str(tmp_path / "results")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if "main" in guard:
-        assert ran.stdout == "TERMINATED 7 None\n", ran.stderr
-    else:
-        assert ran.stdout.startswith("ERROR None"), ran.stderr
-        assert "start it below" in ran.stdout
+    """Without a guard as Ray 1.x, where a function is pickled: trials are forked from the tuner."""
+    ran = started(tmp_path / "experiment.py", EXPERIMENT.format(guard=guard))
+    assert ran.stdout == "TERMINATED 7 None\n", ran.stderr
+
+
+def test_a_script_without_a_guard_runs_all_that_it_has_registered(tmp_path: Path) -> None:
+    text = """
+import sys
+from counterpoint import tune
+
+class Made(tune.Trainable):
+    def step(self):
+        return {"value": tune.env_creator("cellar")(self.config), "done": True}
+
+tune.register_env("cellar", lambda config: 3)
+def creator(config):
+    return 4 + config["value"]
+tune.register_env("cellar", creator)
+tune.register_trainable("made", Made)
+def main():
+    for each in ("made", Made):
+        analysis = tune.run(each, config={"value": 1}, local_dir=sys.argv[1], verbose=0)
+        print(analysis.trials[0].last_result["value"])
+main()
+"""
+    ran = started(tmp_path / "registering.py", text)
+    assert ran.stdout == "5\n5\n", ran.stdout + ran.stderr
+
+
+def test_a_script_without_a_guard_is_told_of_it_where_it_cannot_be_forked(tmp_path: Path) -> None:
+    busy = "import threading\nthreading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
+    ran = started(tmp_path / "experiment.py", busy + EXPERIMENT.format(guard="if True:"))
+    assert ran.stdout.startswith("ERROR None"), ran.stderr
+    assert "start it below" in ran.stdout
 
 
 async def test_a_trial_may_be_asked_after_its_end(driver: Driver) -> None:
