@@ -208,7 +208,8 @@ class _Guard:
             if "Authorization" in request.headers:
                 self._log.note(logging.WARNING, f"{client}: a wrong token for {printable(request.path)[:100]}")
             raise Unauthorized
-        request.app[PROVEN].note(request)
+        if not request.app[PROVEN].note(request, allowed):
+            raise TooMany(1)
         if request.method != "GET":
             if allowed != "change":
                 self._log.note(logging.WARNING, f"{client}: the read token for {printable(request.path)[:100]}")

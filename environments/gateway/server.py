@@ -51,8 +51,7 @@ HEAD_SECONDS = 75.0
 BODY_SECONDS = 60.0
 """Longest time until a request's body has arrived."""
 MOST_CONNECTIONS = 8192
-"""Most connections, and no more than half of the descriptors that the process may have. Beyond that, a new connection
-takes the place of the oldest one that has never sent a key; if all have, it is closed."""
+"""Most connections, and no more than half of the descriptors that the process may have. Each rollout has a share."""
 _KEPT_ENDED = 4096
 """Ended sessions whose agents are told so. Those before are unknown."""
 
@@ -149,8 +148,8 @@ class Gateway:
         identity, _, path = request.path.removeprefix("/").partition("/")
         key = bearer_token(request.headers.get("Authorization")) or request.headers.get("X-Api-Key", "")
         session = self._authorized(identity, key)
-        if self._connections is not None:
-            self._connections.prove(request.protocol)
+        if self._connections is not None and not self._connections.prove(request.protocol, identity):
+            raise Refused("the rollout has its share of connections; close some, or use them again", status=429)
         served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
         if request.method == "GET" and path == "v1/models":
             return web.json_response({"object": "list", "data": [served]})

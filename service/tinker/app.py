@@ -166,7 +166,8 @@ class Endpoints:
             owner = self._owner(request)
             if owner is None:
                 return _error(401, "the key is none of those that are taken; set TINKER_API_KEY")
-            request.app[PROVEN].note(request)
+            if not request.app[PROVEN].note(request, owner):
+                return _too_many_connections()
             if not _is_zstd(request) and (refusal := refused_coding(request.headers.items())) is not None:
                 return _error(415, refusal)
             try:
@@ -451,11 +452,12 @@ class Endpoints:
         name = asked.get("file", "")
         if not self._signer.permits(path, name, asked.get("expires", ""), asked.get("signature", ""), time.time()):
             return _error(403, "the URL was not made here, or has expired; ask for URLs again")
-        request.app[PROVEN].note(request)
         record = await asyncio.to_thread(self._service.store.saved, path)
         model = None if record is None else await asyncio.to_thread(self._service.store.model, record.model_id)
         if record is None or model is None or name not in names_of(record.recipients):
             return _error(404, f"there are no weights {path[:120]!r}")
+        if not request.app[PROVEN].note(request, model.owner):
+            return _too_many_connections()
         if self._fetched[model.owner] >= MOST_FETCHED:
             return _error(429, f"{MOST_FETCHED} files of this key are being fetched; wait until one is whole")
         self._fetched[model.owner] += 1
@@ -570,6 +572,12 @@ def _error(status: int, message: str) -> web.Response:
     headers = {"Retry-After": AGAIN_SECONDS} if status == 429 else None
     body = orjson.dumps({"detail": message})
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _too_many_connections() -> web.Response:
+    response = _error(429, "this key has its share of connections; close some, or use them again")
+    response.force_close()
+    return response
 
 
 _CHECKPOINT = "/training_runs/{model}/checkpoints/{kind}/{name}"

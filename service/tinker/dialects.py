@@ -68,7 +68,8 @@ class Dialects:
             owner = self._owner_of(request)
             if owner is None:
                 raise _wrong_key()
-            request.app[PROVEN].note(request)
+            if not request.app[PROVEN].note(request, owner):
+                raise Refused("this key has its share of connections; close some, or use them again", status=429)
             if self._open[owner] >= self._service.config.max_pending:
                 raise Refused(
                     f"{self._open[owner]} requests of this key are not answered yet; wait for one", status=429

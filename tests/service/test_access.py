@@ -14,6 +14,7 @@ import zstandard
 
 from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
+from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
@@ -23,6 +24,7 @@ from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.http.listening import listening
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS, until
 
@@ -325,3 +327,30 @@ async def test_a_model_is_opened_again_once_it_is_closed(tmp_path: Path, monkeyp
         async with asyncio.timeout(DEADLINE_SECONDS):
             await asyncio.gather(closing, asked)
         assert done == ["closed", "opened"]
+
+
+async def test_one_keys_connections_keep_out_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("counterpoint.transport.http.listening.MOST_CONNECTIONS", 40)
+    asked = "GET /api/v1/healthz HTTP/1.1\r\nHost: a\r\nX-API-Key: {}\r\n\r\n"
+    writers: list[asyncio.StreamWriter] = []
+
+    async def opened(key: str) -> tuple[str, str]:
+        """The status of a request on a new connection that stays open, and the head of the answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(writer)
+        writer.write(asked.format(key).encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        return head.split()[1], head
+
+    async with serving(tmp_path) as (_, service), asyncio.timeout(DEADLINE_SECONDS):
+        app = Endpoints(service, set(map(digest, KEYS))).app()
+        async with listening(app, "127.0.0.1", 0, None) as port:
+            greedy = [await opened(KEYS[0]) for _ in range(60)]
+            assert [status for status, _ in greedy].count("200") == 20
+            assert {status for status, _ in greedy} == {"200", "429"}
+            assert "Retry-After: 1" in greedy[-1][1]
+            assert "Connection: close" in greedy[-1][1]
+            assert [(await opened(KEYS[1]))[0] for _ in range(10)] == ["200"] * 10
+            assert (await opened("tml-of-a-stranger-000000"))[0] == "401"
+            for writer in writers:
+                writer.close()

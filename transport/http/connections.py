@@ -1,12 +1,15 @@
-"""Bounds an HTTP server's connections: beyond the bound, one whose client has proven nothing makes room for a new one.
+"""Bounds an HTTP server's connections, and shares them among those who have proven a token or key, and strangers.
 
-So whoever opens many connections and sends little on them keeps out nobody who has a token or key.
+An owner of a key may have as many as are left free afterwards (`transport/room.py`), and strangers half of what owners leave: so
+whoever opens many connections keeps out nobody else, with a key or without one. An owner's connection beyond its share is
+answered and closed; a stranger's makes the oldest one of a stranger go.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from typing import Any, Protocol, cast
 
 
@@ -27,26 +30,38 @@ class BoundedConnections:
     def __init__(self, handler: Handler, most: int) -> None:
         self._handler = handler
         self._most = most
-        self._proven: set[Any] = set()
-        """Connections whose client has sent a valid token, and some that have ended since."""
+        self._owners: dict[Any, Hashable] = {}
+        """Whose key each connection has sent; some have ended since."""
 
     def connect(self) -> asyncio.BaseProtocol:
-        """Returns the protocol of a new connection. Beyond the bound the oldest unproven one is closed, else the new one."""
-        connections = list(self._handler.connections)
-        if len(self._proven) > len(connections):
-            self._proven.intersection_update(connections)
-        if len(connections) >= self._most:
-            # One that was closed just now is still listed, without its transport.
-            unproven = (each for each in connections if each not in self._proven and each.transport is not None)
-            if (stranger := next(unproven, None)) is None:
-                return _Full()
-            stranger.force_close()
+        """Returns the protocol of a new connection. Beyond the strangers' share, their oldest connection is closed."""
+        # One that was closed just now is still listed, without its transport.
+        connections = [each for each in self._handler.connections if each.transport is not None]
+        strangers = [each for each in connections if each not in self._owners]
+        free = self._most - (len(connections) - len(strangers))
+        if strangers and len(strangers) >= free // 2:
+            strangers[0].force_close()
+        elif not free:
+            return _Full()
         made: asyncio.BaseProtocol = self._handler()
         return made
 
-    def prove(self, connection: object) -> None:
-        """Notes that the client of a connection has sent a valid token."""
-        self._proven.add(connection)
+    def prove(self, connection: Any, owner: Hashable) -> bool:
+        """Notes that the client of a connection has sent a key of `owner`.
+
+        Returns False if the owner has its share already: the connection is then closed once the client has an answer.
+        """
+        if self._owners.get(connection) == owner:
+            return True
+        self._owners = {
+            each: whose for each in self._handler.connections if (whose := self._owners.get(each)) is not None
+        }
+        held = Counter(self._owners.values())
+        if held[owner] + 1 > self._most - held.total() - 1:
+            connection.close()
+            return False
+        self._owners[connection] = owner
+        return True
 
 
 class _Full(asyncio.Protocol):

@@ -1,7 +1,8 @@
 """The listening socket: bounded in connections, and in how long a silent or slow client may keep one.
 
 A client that sends half a request is closed after `IDLE_SECONDS`, as is one that sends none. One that does not read its answer is
-closed by the kernel. Beyond `MOST_CONNECTIONS`, a new connection takes the place of the oldest one that has never sent a token.
+closed by the kernel. At most `MOST_CONNECTIONS` are open, of which strangers and each owner of a key have a share
+(`transport/http/connections.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ HANDSHAKE_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 """How long the answers that are being sent may take at the end."""
 
-MOST_CONNECTIONS = 1024
+MOST_CONNECTIONS = 2048
+"""Of which one key alone has half: the SDK of Tinker opens up to 1,000."""
 SPARE_DESCRIPTORS = 256
 """Descriptors for files, beside connections."""
 
@@ -38,10 +40,9 @@ class Proven:
     connections: BoundedConnections | None = None
     """Set while it is served."""
 
-    def note(self, request: web.Request) -> None:
-        """Notes that a request had a valid token."""
-        if self.connections is not None:
-            self.connections.prove(request.protocol)
+    def note(self, request: web.Request, owner: str) -> bool:
+        """Notes that a request had a valid token of `owner`; returns False if that has its share of connections already."""
+        return self.connections is None or self.connections.prove(request.protocol, owner)
 
 
 PROVEN = web.AppKey("proven", Proven)

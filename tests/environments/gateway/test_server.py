@@ -344,18 +344,20 @@ async def closed(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
-def test_a_connection_beyond_the_limit_takes_the_place_of_the_oldest_that_has_sent_no_key(
+def test_strangers_and_each_rollout_have_a_share_of_the_connections(
     run: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("counterpoint.environments.gateway.server.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("counterpoint.environments.gateway.server.MOST_CONNECTIONS", 4)
 
     async def connect() -> None:
         gateway = Gateway()
         async with (
             closing(gateway),
-            gateway.session(ScriptedModel(chat, ["x", "y", "z"])) as session,
+            gateway.session(ScriptedModel(chat, ["x", "y"])) as session,
+            gateway.session(ScriptedModel(chat, ["z"])) as another,
             client_of(session) as client,
-            client_of(session) as other,
+            client_of(another) as other,
+            client_of(session) as greedy,
             asyncio.timeout(60),
         ):
             await client.chat.completions.create(model="any", messages=HELLO)  # it keeps one
@@ -364,10 +366,10 @@ def test_a_connection_beyond_the_limit_takes_the_place_of_the_oldest_that_has_se
             assert await closed(silent[0][0])
             await other.chat.completions.create(model="any", messages=HELLO)
             assert await closed(silent[1][0])
-            late = await asyncio.open_connection("127.0.0.1", port)  # beside two that have sent a key
-            assert await closed(late[0])
+            with pytest.raises(openai.RateLimitError):
+                await greedy.with_options(max_retries=0).chat.completions.create(model="any", messages=HELLO)
             await client.chat.completions.create(model="any", messages=HELLO)
-            for _, writer in (*silent, late):
+            for _, writer in silent:
                 writer.close()
 
     run(connect())
