@@ -46,14 +46,23 @@ async def check_stock_servers(pool: StockPool, config: RunConfig, chat: Chat) ->
     if config.inference.protocol != "openai":
         return
     with awaiting("the log-probabilities of stock servers at two temperatures", "inference"):
-        ignoring = await pool.ignoring_temperature(config.served_model or config.model)
+        try:
+            ignoring = await pool.ignoring_temperature(config.served_model or config.model)
+        except RequestRefused as error:
+            logger.warning("Which log-probabilities the servers answer cannot be told; %s is needed: %s", MODE, error)
+            ignoring = []
     if ignoring:
         _refuse_mode(", ".join(ignoring), config)
+    await check_reading(pool, chat)
+
+
+async def check_reading(pool: ReadingPool, chat: Chat) -> None:
+    """Raises `ConfigurationError` if stock servers read a token otherwise than the run: as `compare_tokenizers`."""
+    advice = (
+        'give the servers the model\'s directory with "tokenizer_class": "PreTrainedTokenizerFast" in its '
+        "tokenizer_config.json, so that vLLM reads tokenizer.json as it is, or use servers of `counterpoint inference`"
+    )
     with awaiting("the comparison of the servers' tokenizer with the run's", "inference"):
-        advice = (
-            'give the servers the model\'s directory with "tokenizer_class": "PreTrainedTokenizerFast" in its '
-            "tokenizer_config.json, so that vLLM reads tokenizer.json as it is, or use servers of `counterpoint inference`"
-        )
         await compare_tokenizers(pool, chat, "inference", advice)
 
 

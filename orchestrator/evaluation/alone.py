@@ -21,6 +21,7 @@ from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from counterpoint.orchestrator.evaluation.result import EvaluationResult
 from counterpoint.orchestrator.opponents import opponents_of
+from counterpoint.orchestrator.other_servers import check_reading
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.run.config import RunConfig
@@ -86,6 +87,8 @@ async def play_evaluations(
             await pool.update(subject.update)
         else:
             await pool.check_model(subject.name)
+        if run.inference.protocol == "openai":
+            await check_reading(pool, await in_thread(Chat, run.model))
         opponents = await resources.enter_async_context(opponents_of(run, servers))
         environments = environments_started(evaluations, directory / "environments", Path(run.model), run.seed)
         await resources.enter_async_context(environments)
