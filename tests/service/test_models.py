@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
+from tinker import types
+from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from counterpoint.run.items import ItemHeader, encode_item
+from counterpoint.run.items import AdamW, ItemHeader, encode_item
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
 from counterpoint.service.ledger import Used, day_now
@@ -214,6 +217,46 @@ async def test_a_forward_pass_that_is_refused_spoils_no_update(tmp_path: Path) -
     await model.close()
     model._futures.close()
     assert [header.spoils for header in run.headers[1:]] == [False, True]
+
+
+@pytest.mark.parametrize(("given_clip", "clip"), [(0.0, math.inf), (0.25, 0.25)])
+async def test_the_values_of_an_update_are_those_of_its_request(tmp_path: Path, given_clip: float, clip: float) -> None:
+    """All different, so that none stands for another; a clip of 0 means none."""
+    run = Run()
+    run.headers.append(ItemHeader())  # so that none fails
+    model = model_of(tmp_path, run)
+    await model.start()
+    asked = {"beta1": 0.5, "beta2": 0.75, "eps": 1e-3, "weight_decay": 0.125, "learning_rate": 0.0625}
+    body = {"model_id": "s1:train:0", "seq_id": 1, "adam_params": asked | {"grad_clip_norm": given_clip}}
+    await model.offer(Request("optim_step", 1, msgspec.json.encode(body)))
+    await until(lambda: len(run.headers) == 2, "the item")
+    await model.close()
+    model._futures.close()
+    assert run.headers[1].values == AdamW(0.0625, betas=(0.5, 0.75), eps=1e-3, decay=0.125, clip=clip)
+
+
+@pytest.mark.parametrize("only", [True, False])
+async def test_the_ledger_tells_a_forward_pass_from_training(tmp_path: Path, only: bool) -> None:
+    run = Run()
+    run.headers.append(ItemHeader())  # so that none fails
+    model = model_of(tmp_path, run)
+    await model.start()
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints([1, 2, 3, 4, 5]),
+        loss_fn_inputs={"target_tokens": [2, 3, 4, 5, 6], "weights": [0.0, 1.0, 1.0, 1.0, 1.0]},
+    )
+    asked = types.ForwardBackwardInput(data=[datum], loss_fn="cross_entropy")
+    request = types.ForwardBackwardRequest(forward_backward_input=asked, model_id="s1:train:0", seq_id=1)
+    message = MESSAGES["ForwardBackwardRequest"].FromString(
+        forward_backward_request_to_proto(request).SerializeToString()
+    )
+    message.forward_only = only
+    await model.offer(Request("forward_backward", 1, message.SerializeToString()))
+    await until(lambda: "s1:train:0:1" in model._futures._results, "the result")
+    await model.close()
+    model._futures.close()
+    used = Used(forward=5, seconds=0.5) if only else Used(trained=5, seconds=0.5)
+    assert Store(tmp_path).ledger.days()[day_now()] == {"": used}
 
 
 @pytest.mark.parametrize("loss_id", ["s1:loss:0", "s2:loss:0", "s1:loss:1", "", "s1:../../models", "s1_loss_0"])

@@ -69,6 +69,15 @@ def test_the_longest_common_beginning_is_found(samples: list[Sampled], datum: li
     assert (routings.bytes_held, routings.find("s1", np.array(datum))) == (0, None)
 
 
+@pytest.mark.parametrize(("datum", "rows"), [([0, 1, 0, 1], 3), ([0, 1, 0, 3], 3), ([0, 1, 0, 2], 3), ([0, 1], 1)])
+def test_the_only_sample_is_found_on_either_side_of_a_datum(datum: list[int], rows: int) -> None:
+    routings = Routings(2**20)
+    routings.note("s1:sample:0:0:0", np.array([0], np.int32), np.array([1, 0, 2], np.int32), routing(3, 7))
+    found = routings.find("s1", np.array(datum))
+    assert found is not None
+    assert found.tolist() == routing(rows, 7).tolist()
+
+
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 5))
 def test_the_oldest_make_room(tokens: list[int], most: int) -> None:

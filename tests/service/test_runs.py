@@ -12,8 +12,8 @@ import pytest
 from counterpoint.run.items import ItemHeader, decode_item, encode_item
 from counterpoint.run.trained import TrainedRun
 from counterpoint.service.journal import Journal
-from counterpoint.service.runs import DrivenRun, RunLost
-from counterpoint.transport.messages import Answered, Ask, Ready, Rejected
+from counterpoint.service.runs import KEPT_ANSWERS, DrivenRun, RunLost
+from counterpoint.transport.messages import Acknowledged, Answered, Ask, Ready, Rejected
 from tests.support.polling import DEADLINE_SECONDS, until
 
 
@@ -35,6 +35,32 @@ class Link:
     async def receive(self) -> Answered:
         await asyncio.sleep(0)
         return self._answered
+
+
+class Recording:
+    """A trainer that says what a test puts in, and notes what it is sent."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[object] = asyncio.Queue()
+        self.sent: list[Ask] = []
+
+    def link(self) -> Recording:
+        return self
+
+    async def start(self, hello: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def receive(self) -> object:
+        return await self.told.get()
+
+    async def send(self, message: Ask) -> None:
+        self.sent.append(message)
+
+    def durable_up_to(self, step: int) -> None:
+        pass
 
 
 @pytest.mark.parametrize("anew", [Answered(1, 3, "trainer", "out of memory"), Answered(1, 4)])
@@ -111,6 +137,33 @@ async def test_items_are_in_memory_only_while_they_are_about_to_be_sent(tmp_path
     await until(lambda: len(trainer.sent) >= 3, "the items")
     await until(lambda: set(run._kept.values()) <= {None} or run._refused != {}, "none is kept")
     assert [run._kept[number] for number in (2, 3)] == [None, None]
+    await run.close()
+
+
+@pytest.mark.slow  # some hundred files
+async def test_an_update_of_more_items_than_answers_are_kept_is_whole_after_a_loss(tmp_path: Path) -> None:
+    """None of its contributions is covered by a checkpoint of the update before, so the trainer may ask for each again."""
+    journal = Journal(tmp_path / "items", "one", 2**20)
+    own = range(2, KEPT_ANSWERS + 50)
+    journal.write_item(Ask(1, encode_item(ItemHeader(updates=True)), None), b"")
+    journal.write_answer(Answered(1, 1))
+    for number in own:
+        journal.write_item(Ask(number, encode_item(ItemHeader(spoils=True)), None), b"")
+        journal.write_answer(Answered(number, 0))
+    journal.write_item(Ask(own.stop, encode_item(ItemHeader(updates=True)), None), b"")
+    trainer = Recording()
+    run = DrivenRun(TrainedRun(run_id="one"), tmp_path, cast(Any, trainer), journal)
+    await run.start()
+    for message in (Ready(2, 2 * KEPT_ANSWERS, 1), Acknowledged(1, 1), Ready(2, 2 * KEPT_ANSWERS, 2)):
+        trainer.told.put_nowait(message)
+    await until(lambda: run._session == 2 or run.has_failed, "the trainer's loss")
+    assert journal.items()[-len(own) - 1 :] == [*own, own.stop]
+    await until(lambda: [each.number for each in trainer.sent if each.session == 2] == [*own, own.stop], "every item")
+    for number in (*own, own.stop):
+        trainer.told.put_nowait(Answered(number, 2 if number == own.stop else 0))
+    trainer.told.put_nowait(Acknowledged(2, 2))
+    assert (await run.answer_to(own.stop)).step == 2
+    await until(lambda: journal.items()[0] > 1, "what a checkpoint covers is forgotten")
     await run.close()
 
 

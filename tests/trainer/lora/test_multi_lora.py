@@ -136,13 +136,16 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
-def test_all_spans_at_once_are_each_span_by_itself(dtype: torch.dtype, tolerance: float, device: str) -> None:
+@pytest.mark.parametrize("adapters", [((3, 2.0), (16, 5.0), (8, 7.0)), ((8, 3.0), (4, 5.0), (8, 22.0))], ids=str)
+def test_all_spans_at_once_are_each_span_by_itself(
+    adapters: tuple[tuple[int, float], ...], dtype: torch.dtype, tolerance: float, device: str
+) -> None:
     """The formula, span by span, against both ways to compute it (in place, and grouped as on a GPU): values and gradients."""
     spans, lengths = [(2, 5), (3, 4), (0, 7), (1, 1), (1, 0)], [5, 4, 7, 1, 0]
     layer = MultiLoRALinear(nn.Linear(16, 24, device=device, dtype=dtype), rank=16, n_adapters=4)
     generator = torch.Generator().manual_seed(0)
-    for slot, rank in ((0, 3), (1, 16), (2, 8)):
-        layer.admit(slot, rank, 2.0, generator)
+    for slot, (rank, alpha) in enumerate(adapters):
+        layer.admit(slot, rank, alpha, generator)
         with torch.no_grad():
             lora_B = layer.adapter_parameters(slot)["lora_B"]
             lora_B.copy_(torch.randn(lora_B.shape, generator=generator))

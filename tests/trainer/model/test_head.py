@@ -150,6 +150,21 @@ def test_bfloat16_gradients_are_rounded_once(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(mine.grad.double(), wanted.grad, rtol=2e-2, atol=4e-2)
 
 
+def test_a_weights_gradient_of_many_slices_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of one sign, so that a sum in bfloat16 would stand still; a layer without a bias, as most are."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 17 * 4)
+    generator = torch.Generator().manual_seed(0)
+    hidden = (1 + 0.1 * torch.randn(4000, 6, generator=generator)).bfloat16()
+    weight = (0.1 * torch.randn(17, 6, generator=generator)).bfloat16().requires_grad_()
+    exact = weight.detach().double().requires_grad_()
+    targets_P = torch.zeros(len(hidden), dtype=torch.int64)
+    chunked_outputs(hidden, weight, None, targets_P, None)[0].sum().backward()
+    torch.log_softmax(hidden.double() @ exact.T, -1)[:, 0].sum().backward()
+    assert weight.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize(("dtype", "whole"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
 def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy(dtype: torch.dtype, whole: bool) -> None:
     """A logit of -inf, against the definition without that token, in float64."""
