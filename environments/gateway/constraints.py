@@ -16,7 +16,7 @@ from counterpoint.environments.chat import Tool
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.messages import is_deep, json_of, shown
 from counterpoint.environments.sampling import LONGEST_SCHEMA
-from counterpoint.environments.tools.calls import violation
+from counterpoint.environments.tools.schema import violation
 from counterpoint.transport.exact_json import JsonError, dumps, loads
 
 MOST_CHARACTERS = 256
@@ -123,6 +123,8 @@ def check_kept(text: str, schema: str) -> None:
         problem = violation(loads(text), loads(schema), where="it")
     except JsonError as error:
         problem = f"it is no JSON: {error}"
+    except ValueError as error:
+        problem = str(error)
     if problem:
         raise Refused(
             f"the model ended its answer, but the schema does not allow it: {problem}; ask again",

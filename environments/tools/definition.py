@@ -33,6 +33,7 @@ from pydantic_core import ArgsKwargs
 
 from counterpoint.environments.chat import Tool
 from counterpoint.environments.main_thread import NeedsMainThread, uses_signals
+from counterpoint.environments.tools.schema import check_schema, with_parts
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """What the templates and parsers of the usual models take."""
@@ -68,9 +69,16 @@ class ToolFunction:
 
 
 def make_definition(name: str, description: str, parameters: Mapping[str, Any]) -> Tool:
-    """Returns the definition of a tool, in OpenAI's form. Raises `ValueError` for a name that models cannot write."""
+    """Returns the definition of a tool, in OpenAI's form.
+
+    Raises `ValueError` for a name that models cannot write, and for a schema that cannot be held.
+    """
     if not NAME.fullmatch(name):
         raise ValueError(f"tool {name!r}: expected a name of letters, digits, '_', '.' and '-', at most 64")
+    try:
+        check_schema(parameters)
+    except ValueError as error:
+        raise ValueError(f"tool {name!r}: its parameters: {error}") from None
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": dict(parameters)},
@@ -148,17 +156,9 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 def without_titles(schema: Any) -> Any:
     """Returns a schema without the titles that pydantic adds, which only cost tokens."""
-    if isinstance(schema, list):
-        return [without_titles(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
-    return {
-        key: {name: without_titles(each) for name, each in value.items()}
-        if key in ("properties", "$defs") and isinstance(value, dict)
-        else without_titles(value)
-        for key, value in kept.items()
-    }
+    if isinstance(schema, dict):
+        schema = {key: value for key, value in schema.items() if key != "title"}
+    return with_parts(schema, without_titles)
 
 
 def _explain(error: ValidationError) -> str:

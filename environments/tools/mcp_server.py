@@ -28,6 +28,7 @@ from counterpoint.environments.tools.definition import (
     without_titles,
 )
 from counterpoint.environments.tools.mcp_results import text_of
+from counterpoint.environments.tools.schema import newest
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import clipped
 
@@ -263,8 +264,12 @@ def _definition(tool: Any, prefix: str) -> Tool:
     schema = tool.input_schema if isinstance(tool.input_schema, dict) else {}
     if len(str(schema)) > MAX_SCHEMA_CHARACTERS:
         raise ValueError(f"the schema of its tool {tool.name!r} has more than {MAX_SCHEMA_CHARACTERS} characters")
+    try:
+        schema = newest(schema) if "$schema" in schema else schema
+    except ValueError as error:
+        raise ValueError(f"its tool {tool.name!r}: its parameters: {error}") from None
     # Templates read type and properties. Titles and addresses only cost tokens.
-    parameters = {key: value for key, value in without_titles(schema).items() if key not in ("$schema", "$id")}
+    parameters = {key: value for key, value in without_titles(schema).items() if key != "$id"}
     parameters["type"] = "object"
     if not isinstance(parameters.get("properties"), dict):
         parameters["properties"] = {}

@@ -133,6 +133,10 @@ async def test_an_agent_may_sample_where_the_environment_says_so(chat: Chat) -> 
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages[0].audio"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}]},
+            "tools[0].function.parameters",
+        ),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(

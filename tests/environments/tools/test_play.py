@@ -125,8 +125,8 @@ async def test_half_a_character_in_a_result_is_told_as_a_question_mark(chat: Cha
     [
         ('<tool_call>{"name": "calculator"', "not complete"),
         ('<tool_call>{"name": "calc", "arguments": {}}</tool_call>', 'there is no tool "calc"'),
-        (write_hermes("calculator", {"expr": "1"}), "expression missing"),
-        (write_hermes("calculator", {"expression": 1}), "expected string, not 1"),
+        (write_hermes("calculator", {"expr": "1"}), "'expr' was unexpected"),
+        (write_hermes("calculator", {"expression": 1}), '1 is not of type "string"'),
     ],
 )
 async def test_a_malformed_call_becomes_an_observation(chat: Chat, answer: str, said: str) -> None:
