@@ -28,7 +28,8 @@ from typing import Any, NoReturn
 from counterpoint.environments.sandbox import namespaces, seccomp
 
 PROGRAM = "/program"
-"""The path where a run finds its own file, and its input, which `/dev/stdin` names."""
+"""The path where a run finds its own file, and its standard streams, which `/dev` names."""
+STREAMS = ("stdin", "stdout", "stderr")
 FILE_NAME = "program.py"
 
 OPEN_FILES = 64
@@ -40,6 +41,18 @@ _LONG = 1 << 63
 Program = tuple[list[Any], Callable[[BaseException], int], Callable[[int], NoReturn]]
 """The source, its file and its names, in a list that can be emptied, so that nothing else holds these; what shows an exception
 that the code did not catch, and returns the exit code; and what ends the process."""
+
+
+def named_pipe(name: str) -> tuple[int, int]:
+    """Makes a standard stream that a program can open by its path, too; returns its ends, as `os.pipe`. The first call mounts."""
+    path = Path(PROGRAM, name)
+    if not os.path.ismount(PROGRAM):
+        flags = namespaces.MS_NOSUID | namespaces.MS_NODEV
+        namespaces.mount("program", PROGRAM, "tmpfs", flags, f"size={_PROGRAM_BYTES},nr_inodes=8,mode=755")
+    os.mkfifo(path)
+    path.chmod(0o222)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # first: to write, there has to be a reader
+    return end, os.open(path, os.O_WRONLY)
 
 
 def prepare(
@@ -73,7 +86,6 @@ def _confine(request: Mapping[str, Any], settings: Mapping[str, Any], directory:
         options = f"size={files},nr_inodes=4096,mode=700,uid={user},gid={user}"
         flags = namespaces.MS_NOSUID | namespaces.MS_NODEV
         namespaces.mount("work", directory, "tmpfs", flags, options)
-        namespaces.mount("program", PROGRAM, "tmpfs", flags, f"size={_PROGRAM_BYTES},nr_inodes=8,mode=755")
         file = _written(request, PROGRAM)
         namespaces.make_read_only(PROGRAM)
         os.chdir(directory)

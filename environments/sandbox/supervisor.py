@@ -106,7 +106,10 @@ def _run(
     if isolated:
         # Sockets, queues and shared memory, by which runs could meet in the zygote's other namespaces, are refused to them.
         namespaces.unshare(namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID, "mount, pid")
-    (stdin, stdin_end), (stdout_end, stdout), (stderr_end, stderr) = os.pipe(), os.pipe(), os.pipe()
+    stdin, stdin_end = os.pipe()
+    (stdout_end, stdout), (stderr_end, stderr) = (
+        confined.named_pipe(name) if isolated else os.pipe() for name in confined.STREAMS[1:]
+    )
     trouble_end, trouble = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.environments.sandbox import namespaces
-from counterpoint.environments.sandbox.confined import PROGRAM, Program
+from counterpoint.environments.sandbox.confined import PROGRAM, STREAMS, Program
 from counterpoint.environments.sandbox.supervisor import ANSWERS, supervise
 
 # fmt: off
@@ -129,7 +129,10 @@ def _build_root(settings: Mapping[str, Any]) -> None:
             namespaces.mount("hidden", root + path, "tmpfs", flags, f"size={_ROOT_BYTES},mode=755")
     for name in ("/tmp", "/etc", PROGRAM):
         Path(root + name).mkdir(exist_ok=True)
-    Path(root, "dev/stdin").symlink_to(f"{PROGRAM}/stdin")
+    Path(root, "dev/fd").mkdir()
+    for number, name in enumerate(STREAMS):  # which each run has for itself
+        Path(root, "dev", name).symlink_to(f"{PROGRAM}/{name}")
+        Path(root, "dev/fd", str(number)).symlink_to(f"{PROGRAM}/{name}")
     for descriptor in [*sources.values(), *devices.values(), descriptors]:
         os.close(descriptor)
     namespaces.change_root(root)
