@@ -89,12 +89,12 @@ def _first_process(control: socket.socket, settings: Mapping[str, Any]) -> NoRet
 
 def _hide_programs_of_commands() -> None:
     """Takes programs of this machine away that are links to where commands may write, such as /opt."""
-    writable = os.stat("/").st_dev
     for directory in (f"{PYTHON}/bin", *PROGRAMS):
         with suppress(FileNotFoundError), os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.is_symlink() and entry.is_file() and entry.stat().st_dev == writable:
-                    namespaces.mount("/dev/null", entry.path, None, namespaces.MS_BIND)
+            for link in filter(os.DirEntry.is_symlink, entries):
+                with suppress(OSError):  # it leads to no program
+                    if link.is_file() and link.stat().st_dev == os.stat("/").st_dev:
+                        namespaces.mount("/dev/null", link.path, None, namespaces.MS_BIND)
 
 
 def _forget_arguments() -> None:

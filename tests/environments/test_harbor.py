@@ -21,7 +21,7 @@ from counterpoint.transport.records import Rollout
 NO_NETWORK = '[environment]\nnetwork_mode = "no-network"\nstorage_mb = 64\n'
 DOCKERFILE = "FROM python:3-slim\nWORKDIR /app\nENV GREETING=hello\nCOPY data/ ./data/\n"
 TEST = """#!/bin/bash
-if [ "$(cat /app/answer.txt 2>/dev/null)" = 42 ]; then echo 1 > /logs/verifier/reward.txt
+if [ "$(cat <(cat /app/answer.txt 2>/dev/null))" = 42 ]; then echo 1 > /logs/verifier/reward.txt
 else echo 0 > /logs/verifier/reward.txt; fi
 """
 
@@ -123,16 +123,18 @@ HOSTILE = {
     ".write(\"1\")' > ~/.local/lib/python3.11/site-packages/usercustomize.py",
     "mounts": "unshare -rm bash -c 'mount -t tmpfs x /tests'; umount /usr /etc /proc; mount --bind /app /logs",
     "stops the first process": "kill -9 1; kill -STOP 1; gdb -p 1; cat /proc/1/environ; ls /proc/1/fd",
+    "replaces descriptors": "mkdir /app/fd; for n in $(seq 0 99); do echo 42 > /app/fd/$n; done; rm /dev/fd; mv /app/fd /dev/fd; "
+    "ln -sf /app/fd/0 /dev/stdin",
     "fills its files": "head -c 2G /dev/zero > /app/zero; rm /app/zero; mkfifo /logs/verifier; exec 9<>/logs/verifier",
 }  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("boxes")
+@pytest.mark.usefixtures("users")
 @pytest.mark.parametrize("attempt", HOSTILE.values(), ids=HOSTILE.keys())
-async def test_the_reward_is_not_the_policys_to_write(tmp_path: Path, chat: Chat, attempt: str) -> None:
-    task(tmp_path)
-    rollout = await play(Harbor(str(tmp_path), call_seconds=20.0), 0, chat, bash(attempt), bash(attempt), "Done.")
+async def test_the_reward_is_not_the_policys_to_write(everyones: Path, chat: Chat, attempt: str) -> None:
+    task(everyones)
+    rollout = await play(Harbor(str(everyones), call_seconds=20.0), 0, chat, bash(attempt), bash(attempt), "Done.")
     assert rollout.reward == 0.0, told(chat, rollout)
 
 
@@ -197,15 +199,15 @@ OF_ITS_OWN = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("boxes")
+@pytest.mark.usefixtures("users")
 @pytest.mark.parametrize("attempt", OF_ITS_OWN.values(), ids=OF_ITS_OWN.keys())
-async def test_what_a_policy_breaks_is_its_own(tmp_path: Path, chat: Chat, attempt: str) -> None:
-    task(tmp_path)
+async def test_what_a_policy_breaks_is_its_own(everyones: Path, chat: Chat, attempt: str) -> None:
+    task(everyones)
     failed = ""
     reward: float | None = 0.0
     try:
         reward = (
-            await play(Harbor(str(tmp_path), call_seconds=20.0), 0, chat, bash(attempt), bash("true"), "Done.")
+            await play(Harbor(str(everyones), call_seconds=20.0), 0, chat, bash(attempt), bash("true"), "Done.")
         ).reward
     except ValueError as error:
         failed = str(error)

@@ -5,16 +5,11 @@ Without root, commands have the user that owns all that the builder makes.
 
 from __future__ import annotations
 
-import asyncio
 import io
-import os
-import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,48 +17,9 @@ import pytest
 from counterpoint.environments.sandbox.box import Box, BoxLost, Ran, box_variables
 from counterpoint.environments.sandbox.builder import DIRECTORIES, SYSTEM, TESTS_HOME
 from counterpoint.environments.sandbox.phase import PYTHON
-from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable
 from counterpoint.environments.sandbox.seccomp import filter_program
 
-pytestmark = pytest.mark.slow
-
-NOBODY = 65534
-
-
-def python_of(user: int) -> str:
-    """An interpreter that this user may start: that of these tests may lie in root's home. Skips where there is none."""
-    for python in (sys._base_executable, "/usr/bin/python3"):  # type: ignore[attr-defined]
-        with suppress(OSError, subprocess.CalledProcessError):
-            check = [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
-            subprocess.run(check, check=True, user=user, group=user, cwd="/")
-            return str(python)
-    pytest.skip("no interpreter that another user may start")
-
-
-@pytest.fixture(params=["as root", "without root"], autouse=True)
-async def _user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """Boxes are started by root, and by another user. Skips where the machine confines none."""
-    ours = os.geteuid()
-    user = 0 if request.param == "as root" else ours or NOBODY
-    if user != ours != 0:
-        pytest.skip("this is not root")
-    if user != ours:
-        python = python_of(user)
-        monkeypatch.setattr(sys, "_base_executable", python)
-        monkeypatch.setattr(sys, "base_prefix", str(Path(python).parents[1]))
-        started_by = partial(asyncio.create_subprocess_exec, user=user, group=user)
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", started_by)  # all of its ids are then the user's
-        os.setegid(user)
-        os.seteuid(user)
-    try:
-        async with Box(1, 256) as box:
-            await box.begin()
-        yield
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    finally:
-        os.seteuid(ours)
-        os.setegid(os.getgid())
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("users")]
 
 
 async def run(box: Box, command: str) -> Ran:
