@@ -47,6 +47,7 @@ _SPACES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w.])\d{1,3}(?:['\u2019_]\d{3})+(?!\w)"), lambda grouped: re.sub(r"\D", "", grouped[0])),
     (re.compile(r"(?<![\d}])(\d+)\{,\}(\d{1,2}|\d{4,})(?![\d{])"), r"\1.\2"),
     (re.compile(r"(\\[dt]?frac)\s*([1-9])([1-9])"), r"\1{\2}{\3}"),
+    (re.compile(r"\\f(?:rame)?box(?=\s*\{)"), r"\\boxed"),
     (re.compile(r"\\varnothing(?![A-Za-z])|∅"), r"\\emptyset "),
     (re.compile(r"\\(?:lor|vee)(?![A-Za-z])|\u2228"), r"\\text{ or }"),
     (re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\u2227"), r"\\text{ and }"),
@@ -222,6 +223,8 @@ def answer_in(completion: str, kind: Literal["number", "formula"]) -> str:
     A completion with delimiters is given as it is, unless its end is a number with a unit.
     """
     end = end_of(completion)
+    if not end and r"\boxed" in completion:
+        return ""  # the last one is empty or not closed: none before it counts
     styled = _STYLED_TEXT.fullmatch(end)
     if (number := as_number(end if styled is None else styled[1].strip())) is not None:
         return number

@@ -28,16 +28,19 @@ _ENDS = (
     r"<\|close\|>\s*think\s*<\|sep\|>",
     r"assistantfinal|Here(?:'s| is) my response:",
 )
-_UNQUOTED = r"(?<!['\"`])(?:{})(?!['\"`])"
+_UNQUOTED = r"(?:(?:(?<!`)|(?<=``))(?:{0})|(?<=`)(?:{0})(?!`(?!`)))(?!['\"])"
 _OPEN = re.compile(_UNQUOTED.format("|".join(_OPENS)), re.IGNORECASE)
 _END = re.compile(_UNQUOTED.format("|".join(_ENDS)), re.IGNORECASE)
 
 
-def after_reasoning(text: str) -> str:
+def after_reasoning(text: str, *, opened_only_at_start: bool = False) -> str:
     """Returns what stands behind the last end of reasoning, up to the next mark that opens it again.
 
-    Reasoning that has no end, as of an answer that was cut, is reasoning up to the text's end.
+    Reasoning that has no end, as of an answer that was cut, is reasoning up to the text's end. With `opened_only_at_start` a mark
+    that opens it counts at the beginning only: a program may have one within.
     """
     *_, end = [0, *(found.end() for found in _END.finditer(text))]
     opened = _OPEN.search(text, end)
+    if opened is not None and opened_only_at_start and text[end : opened.start()].strip():
+        opened = None
     return text[end:] if opened is None else text[end : opened.start()]

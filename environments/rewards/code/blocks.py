@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import re
 
-_THINKING = re.compile(r"</think>(?!['\"])")
+from counterpoint.environments.rewards.reasoning import after_reasoning
+
+_BEGINS_AS_CODE = re.compile(
+    r"(?:[^\S\n]*(?:#.*)?\n)*(?:(?:def|class|import|from|async|for|while|with) .*|(?:if|try|else|print|input)\b ?[(\w:].*[:)].*"
+    r"|@\w.*|[A-Za-z_][\w.\[\], ]*(?:[-+*/]?=[^=].*|\(.*\)))(?:\n|\Z)"
+)
+"""A first line of a program, behind comments and empty lines. No sentence, which stands before a program that was cut."""
 _PYTHON = re.compile(r"(?:i?python|pypy|py)[0-9.]*", re.IGNORECASE)
 _LANGUAGE = re.compile(r"\s*\{?\.?([^\s{},:;=()]*)")
 _WORD = re.compile(r"\s*[A-Za-z][\w+#.-]*\s*")
@@ -78,13 +84,16 @@ def code_of(completion: str) -> str | None:
     """Returns the last fenced block of Python, else the last without a language; None if there is neither.
 
     Blocks without text do not count, and the last may be open at the end. A completion without any fence is a program as a whole.
-    What comes before the end of a `<think>` does not count.
+    One whose only fence ends a program, which the prompt began, is what stands before it. What comes before the end of reasoning
+    does not count, nor reasoning without an end.
     """
-    answer = _THINKING.split(completion)[-1]
+    answer = after_reasoning(completion, opened_only_at_start=True)
     blocks: list[_Block] = []
+    before: list[str] = []
     block: _Block | None = None
     for line in answer.split("\n"):
         behind = "" if block is None else block.ends_with(line)
+        before += [line] if not blocks else []
         if behind is None:
             continue
         # A fence with a word behind it opens a block, also where the one before was never closed.
@@ -92,6 +101,9 @@ def code_of(completion: str) -> str | None:
         blocks += [] if block is None else [block]
     if not blocks:
         return answer if answer.strip() else None
+    text = "\n".join(before[:-1])
+    if block is not None and len(blocks) == 1 and not block.has_language and _BEGINS_AS_CODE.match(text):
+        return text
     written = [each for each in blocks if each.text.strip()]
     found = [each for each in written if each.is_python] or [each for each in written if not each.has_language]
     return found[-1].text if found else None

@@ -114,6 +114,24 @@ def test_several_answers_are_none(answer: str) -> None:
         assert not equal(answer, completion), completion
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["5", "x+1", "even", "(1,2)"])
+def test_only_the_last_box_counts_and_it_has_to_be_closed(answer: str) -> None:
+    box = f"\\boxed{{{answer}}}"
+    for completion in (f"It is \\fbox{{{answer}}}.", f"$\\framebox{{{answer}}}$"):
+        assert equal(answer, completion), completion
+    for after in (
+        r"\boxed{",
+        r"\boxed{\text{",
+        rf"\boxed{{{answer}",
+        r"\fbox{",
+        r"\boxed{}",
+        r"\boxed{7x",
+        r"\fbox{7x}",
+    ):
+        assert not equal(answer, f"{box} or {after}"), after
+
+
 @given(st.text(max_size=60) | st.text("12 /.,-$\\(){}[]boxed answer:x√", max_size=60))
 def test_any_text_can_be_read(text: str) -> None:
     for kind in ("number", "formula"):

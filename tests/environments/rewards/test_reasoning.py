@@ -49,3 +49,4 @@ def test_what_is_no_mark() -> None:
     ):
         assert after_reasoning(text) == text
     assert after_reasoning("it is 9<think>or is it") == "it is 9"
+    assert after_reasoning("it is 9<think>or is it", opened_only_at_start=True) == "it is 9<think>or is it"

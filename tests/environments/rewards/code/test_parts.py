@@ -48,6 +48,20 @@ ANSWERS = [
     ("```python\na\n```\n```python\n\n```", "a"),
     ("```python\na\n```\n```\n3", "a"),
     ("```python\na\n```\n```python\nb", "b"),
+    # A fence that ends what the prompt began.
+    ("def f(x):\n    return x\n```", "def f(x):\n    return x"),
+    ("# f\n\nimport sys\nprint(1)\n```\nThis works since x = 2.", "# f\n\nimport sys\nprint(1)"),
+    ("n = int(input())\nprint(n)\n```\n\nDone", "n = int(input())\nprint(n)"),
+    ("for i in range(3):\n    print(i)\n````", "for i in range(3):\n    print(i)"),
+    ("\n" * 50_000 + "x", "\n" * 50_000 + "x"),
+    ("\n" * 50_000 + "```\nx", "x"),
+    ("Here is the code, f(x):\n```\nx = 1", "x = 1"),
+    ("# Solution\n```\nx = 1", "x = 1"),
+    ("x = 1\n```\nBetter:\n```python\nx = 2\n```", "x = 2"),
+    # Reasoning.
+    ("<think>\n```python\na\n```", None),
+    ("[THINK]```python\na\n```[/THINK]```python\nb\n```", "b"),
+    ("x = '<think>'", "x = '<think>'"),
     # Languages.
     ("```python3.11\na\n```\n```\n3\n```", "a"),
     ("```PY\na\n```\n```\n3\n```", "a"),
