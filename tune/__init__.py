@@ -12,7 +12,9 @@ from counterpoint.public_names import public_names
 
 if TYPE_CHECKING:
     from counterpoint.tune.analysis import Analysis as Analysis
+    from counterpoint.tune.analysis import ExperimentAnalysis as ExperimentAnalysis
     from counterpoint.tune.callbacks.callback import Callback as Callback
+    from counterpoint.tune.callbacks.cli_reporter import CLIReporter as CLIReporter
     from counterpoint.tune.callbacks.csv_logger import CSVLoggerCallback as CSVLoggerCallback
     from counterpoint.tune.callbacks.json_logger import JsonLoggerCallback as JsonLoggerCallback
     from counterpoint.tune.callbacks.logger_callback import LoggerCallback as LoggerCallback
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from counterpoint.tune.registry import register_env as register_env
     from counterpoint.tune.registry import register_trainable as register_trainable
     from counterpoint.tune.resources import Resources as Resources
+    from counterpoint.tune.runner.resume import SyncConfig as SyncConfig
     from counterpoint.tune.runner.trial_runner import TrialRunner as TrialRunner
     from counterpoint.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
     from counterpoint.tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from counterpoint.tune.trainable.session import get_trial_name as get_trial_name
     from counterpoint.tune.trainable.session import report as report
     from counterpoint.tune.trainable.trainable import Trainable as Trainable
+    from counterpoint.tune.trainable.with_parameters import with_parameters as with_parameters
     from counterpoint.tune.trial import Trial as Trial
 else:
     __all__, __getattr__, __dir__ = public_names(__name__)

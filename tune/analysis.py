@@ -252,6 +252,10 @@ class Analysis:
         return table if index is None or table.empty else table.set_index(index)
 
 
+ExperimentAnalysis = Analysis
+"""Ray Tune 1.x's name of it."""
+
+
 def _trials_in(directory: Path) -> list[Trial]:
     """The trials of a directory, those that its state names first, in their order."""
     named: list[Trial] = []

@@ -60,6 +60,25 @@ class Resources(Config):
         }
         super().__init__(**amounts, **unknown)
 
+    def cpu_total(self) -> float:
+        """CPUs, with those of what the trial starts."""
+        return self.cpu + self.extra_cpu
+
+    def gpu_total(self) -> float:
+        """GPUs, with those of what the trial starts."""
+        return self.gpu + self.extra_gpu
+
+    def summary_string(self) -> str:
+        """Returns all in one line, as Ray Tune: `2.0 CPUs, 1.0 GPUs, 0.5 GiB heap (3.0 licences)`."""
+        totals = self.totals()
+        line = f"{self.cpu_total()} CPUs, {self.gpu_total()} GPUs"
+        for name, shown in (("memory", "heap"), ("object_store_memory", "objects")):
+            if name in totals:
+                line += f", {round(totals[name] / 2**30, 2)} GiB {shown}"
+        known = ("cpu", "gpu", "memory", "object_store_memory")
+        custom = ", ".join(f"{amount} {name}" for name, amount in totals.items() if name not in known)
+        return f"{line} ({custom})" if custom else line
+
     def totals(self) -> dict[str, float]:
         """The sum by name (`cpu`, `gpu`, `memory`, `object_store_memory` and the custom names); zeros are left out."""
         sums = {

@@ -23,12 +23,25 @@ DEFAULT_METRIC = "_metric"
 DONE = "done"
 """Whether the trainable says that it is complete."""
 TRIAL_ID = "trial_id"
+EXPERIMENT_ID = "experiment_id"
+"""As Ray Tune calls what stays over the restores of a trial: the trial's id."""
 EXPERIMENT_TAG = "experiment_tag"
 SHOULD_CHECKPOINT = "should_checkpoint"
 """Set by a trainable in a result to ask for a checkpoint now."""
 
 
-_ABOUT_THE_TRIAL = {"config", "date", "hostname", "node_ip", "pid", "timestamp", DONE, TRIAL_ID, EXPERIMENT_TAG}
+_ABOUT_THE_TRIAL = {
+    "config",
+    "date",
+    "hostname",
+    "node_ip",
+    "pid",
+    "timestamp",
+    DONE,
+    TRIAL_ID,
+    EXPERIMENT_ID,
+    EXPERIMENT_TAG,
+}
 _COUNTED = {
     TRAINING_ITERATION, TIME_TOTAL_S, TIME_THIS_ITER_S, TIMESTEPS_TOTAL, TIMESTEPS_THIS_ITER, EPISODES_TOTAL, EPISODES_THIS_ITER,
     "time_since_restore", "timesteps_since_restore", "iterations_since_restore",

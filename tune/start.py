@@ -20,7 +20,7 @@ from counterpoint.tune.errors import TuneError, in_one_line
 from counterpoint.tune.executors.trial_executor import TrialExecutor
 from counterpoint.tune.experiment import Experiment
 from counterpoint.tune.resources import Resources
-from counterpoint.tune.runner.resume import Resume, Sync
+from counterpoint.tune.runner.resume import Resume, Sync, SyncConfig
 from counterpoint.tune.runner.trial_runner import TrialRunner
 from counterpoint.tune.schedulers.scheduler import TrialScheduler
 from counterpoint.tune.search.search_alg import SearchAlg
@@ -66,6 +66,8 @@ def run(
     checkpoint_period: float | None = None,
     raise_on_failed_trial: bool = True,
     server_port: int | None = None,
+    sync_config: SyncConfig | None = None,
+    progress_reporter: Callback | None = None,
 ) -> Any:
     """Runs trials of a trainable until all have ended; returns the `Analysis` of them.
 
@@ -153,7 +155,16 @@ def _run(
     checkpoint_period: float | None = None,
     raise_on_failed_trial: bool,
     server_port: int | None = None,
+    sync_config: SyncConfig | None = None,
+    progress_reporter: Callback | None = None,
 ) -> list[Trial]:
+    if sync_config is not None:
+        if upload_dir is not None or sync_to_cloud is not None:
+            raise TuneError(
+                "upload_dir or sync_to_cloud are given to run beside sync_config; give them to one of the two"
+            )
+        upload_dir, sync_to_cloud = sync_config.upload_dir, sync_config.sync_to_cloud
+    reporters = [] if progress_reporter is None else [progress_reporter]
     if mode not in (None, "min", "max"):
         raise TuneError(f"mode = {mode!r}: expected 'min' or 'max'")
     first = experiments[0]
@@ -181,7 +192,7 @@ def _run(
         fail_fast=fail_fast,
         checkpoint_period=checkpoint_period,
         trial_executor=executor,
-        callbacks=with_default_loggers(callbacks),
+        callbacks=with_default_loggers([*(callbacks or ()), *reporters]),
         verbose=verbose,
         metric=metric,
         server_port=server_port,

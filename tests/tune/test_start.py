@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,74 @@ def test_several_experiments_run_as_one_and_errors_are_raised_at_the_end(tmp_pat
         tune.run(f"{COUNTER}Missing", name="three", local_dir=str(tmp_path), verbose=0)
 
 
+class Sized(tune.Trainable):
+    """Reports the size of what it was given."""
+
+    def setup(self, config: dict[str, Any], data: list[int] = []) -> None:  # noqa: B006
+        self.data = data
+
+    def step(self) -> dict[str, Any]:
+        return {"size": len(self.data), "done": True}
+
+
+def sized(config: dict[str, Any], data: list[int] | None = None) -> None:
+    tune.report(size=len(data or []))
+
+
+SCRIPT = """
+import sys
+from counterpoint import tune
+from tests.tune.test_start import Sized, sized
+
+for trainable in (Sized, sized):
+    analysis = tune.run(
+        tune.with_parameters(trainable, data=[1, 2, 3]),
+        name=trainable.__name__,
+        config={"x": tune.grid_search([4, 5])},
+        local_dir=sys.argv[1],
+        progress_reporter=tune.CLIReporter(metric_columns={"size": "how many"}, max_progress_rows=1),
+        sync_config=tune.SyncConfig(upload_dir=sys.argv[1] + "/copy"),
+        verbose=0,
+    )
+    assert isinstance(analysis, tune.ExperimentAnalysis)
+    last = analysis.trials[0].last_result
+    print(last["size"], last["experiment_id"] == last["trial_id"], last["timesteps_total"], last["episodes_total"])
+"""
+
+
+@pytest.mark.slow
+def test_what_users_of_ray_tune_write_beside(tmp_path: Path) -> None:
+    """In a process of its own, since pytest's has threads, and such trials are forked."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    *_, head, row, more, last = ran.stdout.splitlines()
+    assert head.split("  ")[-1] == "how many"
+    assert row.split()[1:] == ["TERMINATED", "4", "3"]
+    assert "1 more" in more
+    assert last == "3 True None None"
+    assert (tmp_path / "copy" / "Sized").is_dir()
+
+
+def test_with_parameters_takes_what_the_trainable_takes() -> None:
+    for wrong in (Sized, sized):
+        with pytest.raises(tune.TuneError, match="cannot take nothing"):
+            tune.with_parameters(wrong, nothing=1)
+    for no_trainable in (3, Path):
+        with pytest.raises(tune.TuneError, match="expected a function or a Trainable class"):
+            tune.with_parameters(no_trainable, data=1)  # type: ignore[arg-type]
+
+
+def test_resources_are_summed_up_as_ray_tune_does() -> None:
+    resources = tune.Resources(2, 0.5, 2**29, extra_cpu=1, custom_resources={"licence": 3})
+    assert (resources.cpu_total(), resources.gpu_total()) == (3, 0.5)
+    assert resources.summary_string() == "3.0 CPUs, 0.5 GPUs, 0.5 GiB heap (3.0 licence)"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"sync_config": tune.SyncConfig("a"), "upload_dir": "b"}, "beside sync_config"),
         ({"name": "../up"}, "name = '../up'"),
         ({"num_samples": 0}, "num_samples = 0"),
         ({"max_failures": -2}, "max_failures = -2"),

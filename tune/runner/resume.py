@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,15 @@ Resume = bool | Literal["LOCAL", "REMOTE", "PROMPT", "ERRORED_ONLY", "AUTO"]
 
 Sync = Callable[[str, str], None]
 """Makes the second directory like the first; either may be remote."""
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """Where the copy of an experiment is, and how it is made: arguments of `run`, as Ray Tune 1.x groups them."""
+
+    upload_dir: str | None = None
+    sync_to_cloud: Sync | None = None
+
 
 _STATE = re.compile(r"experiment_(snapshot|journal)_\d+\.msgpack")
 

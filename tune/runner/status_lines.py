@@ -35,13 +35,13 @@ class StatusLines(Callback):
     def say_resumed(self, trials: Sequence[Trial]) -> None:
         """Prints that this goes on with an experiment, with the states that its trials were in."""
         if self._verbose >= 1:
-            _say(f"goes on with {_counts(trials)}")
+            _say(f"goes on with {self.counts(trials)}")
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """Prints a line of status, if it is time."""
         if self._verbose >= 1 and time.monotonic() >= self._due:
             self._due = time.monotonic() + SECONDS
-            _say(f"{_counts(trials)}{self._best(trials)}")
+            _say(f"{self.counts(trials)}{self._best(trials)}")
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Result, **info: Any
@@ -63,7 +63,13 @@ class StatusLines(Callback):
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """The last line of status."""
         if self._verbose >= 1:
-            _say(f"{_counts(trials)}{self._best(trials)}")
+            _say(f"{self.counts(trials)}{self._best(trials)}")
+
+    @staticmethod
+    def counts(trials: Sequence[Trial]) -> str:
+        """Returns how many trials have each status."""
+        counts = Counter(trial.status for trial in trials)
+        return f"{len(trials)} trials: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
 
     def _best(self, trials: Sequence[Trial]) -> str:
         """The best of the last results, of those that are finite numbers."""
@@ -78,11 +84,6 @@ class StatusLines(Callback):
 
     def _value(self, result: Result) -> str:
         return "" if self._metric is None else f", {self._metric} = {lookup(result, self._metric)}"
-
-
-def _counts(trials: Sequence[Trial]) -> str:
-    counts = Counter(trial.status for trial in trials)
-    return f"{len(trials)} trials: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
 
 
 def _say(line: str) -> None:

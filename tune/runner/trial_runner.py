@@ -26,6 +26,7 @@ from counterpoint.tune.executors.local import LocalTrialExecutor
 from counterpoint.tune.executors.polled import for_runner
 from counterpoint.tune.executors.trial_executor import TrialExecutor
 from counterpoint.tune.json_values import as_json
+from counterpoint.tune.resources import Resources
 from counterpoint.tune.result import Result
 from counterpoint.tune.runner import codec, events
 from counterpoint.tune.runner.acting import Acting
@@ -178,6 +179,19 @@ class TrialRunner(Acting):
         """Whether what the trial needs is free now."""
         return self.trial_executor.has_resources(trial.resources)
 
+    def has_resources(self, resources: Resources) -> bool:
+        """Whether these resources are free now."""
+        return self.trial_executor.has_resources(resources)
+
+    def debug_string(self) -> str:
+        """The trials by status, the executor's resources and the scheduler's state, for people."""
+        parts = (
+            self._status.counts(self.get_trials()),
+            self.trial_executor.debug_string(),
+            self.scheduler.debug_string(),
+        )
+        return "\n".join(filter(None, parts))
+
     def add_trial(self, trial: Trial) -> None:
         """Adds a trial beside those of the search algorithm; it starts in one of the next steps.
 
@@ -200,6 +214,8 @@ class TrialRunner(Acting):
     def stop_trial(self, trial: Trial) -> None:
         """Asks for a trial's end; it ends in the next step."""
         self._decide(events.TrialStopRequested(trial.trial_id))
+
+    request_stop_trial = stop_trial
 
     def request_stop_experiment(self, reason: str = "somebody asked for it") -> None:
         """Asks for the end of all trials; they end in the next steps."""
@@ -283,6 +299,8 @@ class TrialRunner(Acting):
         finally:
             runner.close()
             self._private = None
+
+    cleanup_trials = close
 
     async def step_async(self) -> None:
         """Waits for what happens, at most for a moment, and acts on it.

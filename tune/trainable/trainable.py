@@ -111,16 +111,15 @@ class Trainable:
             if result.get(keys.EPISODES_THIS_ITER) is not None:
                 counted.episodes_total = (counted.episodes_total or 0) + result[keys.EPISODES_THIS_ITER]
         result.setdefault(keys.DONE, False)
-        if self._progress.timesteps_total is not None:
-            result.setdefault(keys.TIMESTEPS_TOTAL, self._progress.timesteps_total)
-        if self._progress.episodes_total is not None:
-            result.setdefault(keys.EPISODES_TOTAL, self._progress.episodes_total)
+        result.setdefault(keys.TIMESTEPS_TOTAL, self._progress.timesteps_total)
+        result.setdefault(keys.EPISODES_TOTAL, self._progress.episodes_total)
         now = datetime.now()
         result.setdefault("timestamp", int(now.timestamp()))
         return result | {
             keys.TRAINING_ITERATION: self._progress.iteration,
             keys.TIME_TOTAL_S: self._progress.time_total,
             keys.TRIAL_ID: self.trial_id,
+            keys.EXPERIMENT_ID: self.trial_id,
             "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
             "pid": os.getpid(),
             "hostname": socket.gethostname(),

@@ -99,6 +99,26 @@ def test_every_trial_runs_and_everyone_hears_of_it(tmp_path: Path) -> None:
     ]
 
 
+def test_somebody_outside_ends_one_trial_and_asks_for_what_is_free(tmp_path: Path) -> None:
+    said: list[Any] = []
+
+    class Ends(Callback):
+        def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: Result, **info: Any) -> None:
+            if trial.trial_id == "t1":
+                said.extend([runner.debug_string(), runner.has_resources(trial.resources)])
+                runner.request_stop_trial(trial)
+
+    algorithm = ScriptedTrials(tmp_path, [[1, 2, 3], [4, 5, 6]])
+    runner = TrialRunner(
+        algorithm, local_checkpoint_dir=tmp_path, trial_executor=ScriptedExecutor(slots=1), callbacks=[Ends()]
+    )
+    trials = run_to_the_end(runner)
+    assert [trial.num_results for trial in trials.values()] == [1, 3]
+    assert said[0].startswith("2 trials: 1 PENDING, 1 RUNNING\n1/1\n")
+    assert said[1] is False
+    runner.cleanup_trials()
+
+
 def test_somebody_outside_ends_the_whole_experiment(tmp_path: Path) -> None:
     class Ends(Callback):
         def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: Result, **info: Any) -> None:

@@ -200,7 +200,7 @@ def test_a_search_that_lacks_a_method_is_told_which(call: str) -> None:
 
     for kind in (Mine, MyAlg):
         if hasattr(kind, call):
-            arguments = [] if call in ("state", "next_trial", "is_finished") else [{}]
+            arguments: list[Any] = [] if call in ("state", "next_trial", "is_finished") else [{}]
             with pytest.raises(TuneError, match=rf"{kind.__name__} defines no {call}\("):
                 getattr(kind(), call)(*arguments)
 
