@@ -185,7 +185,7 @@ def resuming_command(arguments: Sequence[str], name: str = "run") -> str:
 
 def _run(job: SupervisedJob, config: JobConfig, console: Console) -> Outcome:
     with printed_beside(console):
-        progress = choose(console, job.histories)
+        progress = choose(console, job.histories, config.output_dir if config.tinker is not None else None)
         links = LinksOfThePage(config, console)
         preparing = threading.Thread(target=_prepare_curves, name="preparing the curves", daemon=True)
 

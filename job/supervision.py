@@ -35,6 +35,7 @@ from counterpoint.job.inspection.telemetry import JobTelemetry
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.placement import ServersFile
 from counterpoint.job.processes_file import ProcessesFile, read_workers, was_stopping
+from counterpoint.job.serving.service_state import summarize_service
 from counterpoint.job.serving.usage_file import UsageFile
 from counterpoint.job.workers import worker_of
 from counterpoint.orchestrator.step.discarded import in_words
@@ -222,8 +223,12 @@ class SupervisedJob:
         directory, histories = self._config.output_dir, list(self.histories.values())
         elapsed = time.monotonic() - self._began_monotonic
         if len(histories) == 1:
-            return summarize(histories[0], directory, elapsed, outcome.reason)
-        return summarize_runs(histories, self._outcomes(), directory, elapsed, outcome.reason)
+            summary = summarize(histories[0], directory, elapsed, outcome.reason)
+        else:
+            summary = summarize_runs(histories, self._outcomes(), directory, elapsed, outcome.reason)
+        if self._config.tinker is not None:
+            summary["service"] = summarize_service(directory)
+        return summary
 
     def write_summary(self, summary: Summary) -> Path | None:
         """Writes `summary.json`; returns its path, or None if that failed, after a warning."""

@@ -95,6 +95,11 @@ class DrivenRun:
         if not answered.fault and answered.step:
             self._updates.setdefault(answered.step, answered.number)
 
+    @property
+    def updates(self) -> int:
+        """The updates that are known to be made."""
+        return max(self._updates, default=0)
+
     async def start(self) -> None:
         """Has the trainer admit the run. Raises `OSError`."""
         await asyncio.to_thread(self._describe)

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, TextIO, cast
 
 from rich.console import Console, Group
@@ -23,6 +24,7 @@ from counterpoint.job.inspection.history import RATE_STEPS, History
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
+from counterpoint.job.serving.service_state import service_in_words
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, Said
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
@@ -86,9 +88,13 @@ class Progress(Protocol):
         """Restores the terminal."""
 
 
-def choose(console: Console, histories: dict[str, History]) -> Progress:
-    """Creates the progress that fits the console. `histories` are the runs' by id; guests may be added later."""
-    return LiveProgress(console, histories) if console.is_terminal else PlainProgress(console, histories)
+def choose(console: Console, histories: dict[str, History], service: Path | None = None) -> Progress:
+    """Creates the progress that fits the console. `histories` are the runs' by id; guests may be added later.
+
+    `service` is the directory of a job with a service for the Tinker SDK.
+    """
+    kind = LiveProgress if console.is_terminal else PlainProgress
+    return kind(console, histories, service)
 
 
 def describe_step(line: Line, history: History) -> str:
@@ -159,10 +165,11 @@ class DroppedExamples:
 class PlainProgress:
     """Prints a line for every change of a worker's state and every step, and at least one every `HEARTBEAT_SECONDS`."""
 
-    def __init__(self, console: Console, histories: dict[str, History]) -> None:
-        """`histories` are the runs' by id; guests may be added later."""
+    def __init__(self, console: Console, histories: dict[str, History], service: Path | None = None) -> None:
+        """As `choose`."""
         self._console = console
         self._histories = histories
+        self._service = service
         self._shown: dict[str, WorkerView] = {}
         """The workers as last shown, by name."""
         self._statuses: dict[str, str] = {}
@@ -254,7 +261,9 @@ class PlainProgress:
         steps = ", ".join(
             f"{f'{history.run_id} ' if several else ''}step {history.progress}" for history in self._histories.values()
         )
-        self._print(f"... {steps or 'no run'}; " + ", ".join(map(self._describe_again, shown)))
+        served = service_in_words(self._service) if self._service is not None else ""
+        doing = "; ".join(each for each in (steps, served) if each)
+        self._print(f"... {doing or 'no run'}; " + ", ".join(map(self._describe_again, shown)))
 
     def _describe_again(self, worker: WorkerView) -> str:
         """Describes a worker as `describe_worker`; what the last such line said with other numbers is shortened."""
@@ -294,9 +303,10 @@ class LiveProgress:
     line each.
     """
 
-    def __init__(self, console: Console, histories: dict[str, History]) -> None:
-        """Starts the panel. `histories` are the runs' by id; guests may be added later."""
+    def __init__(self, console: Console, histories: dict[str, History], service: Path | None = None) -> None:
+        """Starts the panel. As `choose`."""
         self._histories = histories
+        self._service = service
         self._began = time.monotonic()
         self._dropped = DroppedExamples(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -309,6 +319,8 @@ class LiveProgress:
             panel = Group(self._workers(workers), self._bar(history), _numbers(history))
         else:
             panel = Group(self._workers(workers), _runs(self._histories), Text(duration(self._elapsed()), "dim"))
+        if self._service is not None:
+            panel.renderables.append(Text(printable(service_in_words(self._service))))
         for history in self._histories.values():
             if advice := history.advice_without_difference:
                 panel.renderables.append(Text(printable(f"run {history.run_id}: {advice}"), "yellow"))

@@ -37,7 +37,10 @@ NUMBER_COLUMNS = ("steps", "reward", "rollouts", "tokens/s", "lag p99", "lag max
 
 def print_summary(summary: Summary, files: dict[str, Path], console: Console) -> None:
     """Prints the table, remarks on each of several runs, and the paths of the files by their names."""
-    console.print(_table_of_runs(summary) if "runs" in summary else _table_of_run(summary))
+    if summary.get("runs", True):
+        console.print(_table_of_runs(summary) if "runs" in summary else _table_of_run(summary))
+    if "service" in summary:
+        console.print(_table_of_service(summary))
     for run_id, run in summary.get("runs", {}).items():
         for remark in _remarks(run):
             console.print(f"  run {run_id}: {printable(remark)}", highlight=False, soft_wrap=True, markup=False)
@@ -85,6 +88,24 @@ def _table_of_runs(summary: Summary) -> Table:
             scientific(run["mismatch_kl"]["max"]),
             number(run["staleness_max"], 0),
         )
+    return table
+
+
+def _table_of_service(summary: Summary) -> Table:
+    """A row for each model of the Tinker SDK's clients, with its newest weights, and what was not answered."""
+    service = summary["service"]
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"{_title(summary)}, {duration(summary['elapsed_seconds'])}", title_justify="left"
+    )
+    for column in ("model", "updates", "newest weights", "in"):
+        table.add_column(column, overflow="fold", justify="right" if column == "updates" else "left")
+    for name, model in service["models"].items():
+        cells = (name, str(model["updates"]), model["weights"] or "not saved", model["directory"] or "-")
+        table.add_row(*(Text(printable(each)) for each in cells))
+    oldest = service["oldest"]
+    late = f", the oldest {oldest['request']}, for {duration(oldest['seconds'])}" if oldest else ""
+    table.caption = Text(printable(f"{service['updates']} updates; {service['pending']} requests pending{late}"))
+    table.caption_justify = "left"
     return table
 
 

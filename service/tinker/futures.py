@@ -83,6 +83,8 @@ class Futures:
         self._most_pending = most_pending
         self._memory_bytes = memory_bytes
         self._pending: dict[str, asyncio.Event] = {}
+        self._since: dict[str, float] = {}
+        """When each of these was begun, in seconds since 1970, the oldest first."""
         self._results: OrderedDict[str, Result | _Spilled] = OrderedDict()
         self._fetched: OrderedDict[str, None] = OrderedDict()
         self.bytes_held = 0
@@ -107,6 +109,11 @@ class Futures:
         """The number of requests without a result."""
         return len(self._pending)
 
+    @property
+    def oldest(self) -> tuple[float, str] | None:
+        """When the oldest request without a result was begun, in seconds since 1970, and its id."""
+        return next(((since, request_id) for request_id, since in self._since.items()), None)
+
     def begin(self, request_id: str, *, is_due: bool = False) -> bool:
         """Notes a request; returns False if it is known already.
 
@@ -121,6 +128,7 @@ class Futures:
                 raise TooMany(f"results of {self.bytes_held} bytes are in memory, and the disk takes none: fetch them")
             self._refused_until = time.monotonic() + FULL_SECONDS
         self._pending[request_id] = asyncio.Event()
+        self._since[request_id] = time.time()
         return True
 
     def waits_for(self, request_id: str) -> bool:
@@ -140,6 +148,7 @@ class Futures:
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request without a result."""
+        self._since.pop(request_id, None)
         if (event := self._pending.pop(request_id, None)) is not None:
             event.set()
 

@@ -36,6 +36,11 @@ class Results:
         """The number of requests without a result, of all owners."""
         return sum(futures.pending for futures in self._futures.values())
 
+    @property
+    def oldest(self) -> tuple[float, str] | None:
+        """When the oldest of these was begun, in seconds since 1970, and its id."""
+        return min((each.oldest for each in self._futures.values() if each.oldest is not None), default=None)
+
     def of(self, owner: str) -> Futures:
         """Returns the results of an owner."""
         if owner not in self._futures:
@@ -68,6 +73,6 @@ def _failed(request_id: str, error: Exception) -> Result:
     if isinstance(first, BadRequest | NotFound | Gone):
         return failure(str(first))
     if not isinstance(first, RunLost | InferenceError | OSError | ValueError):
-        logger.error("request %s has no result", request_id, exc_info=error)
+        logger.error("request %s has no result", request_id, exc_info=first)  # those beside it were only cancelled
         return failure(f"the service failed: {type(first).__name__}: {first}", "server")
     return failure(str(first), "server")

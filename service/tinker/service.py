@@ -83,6 +83,9 @@ ABANDONED_SECONDS = 7 * 86_400.0
 OPENED_AT_ONCE = 8
 """Models that are opened beside each other at the start."""
 
+MOST_FORMER = 1000
+"""Closed models of which the updates are known."""
+
 WATCH_SECONDS = 5.0
 """The time between two looks for what waits in vain, and for silent sessions."""
 
@@ -130,6 +133,8 @@ class Service:
         """The owners of models that are not open yet, and count as open."""
         self._closed_saving: set[str] = set()
         """Models that are not open, and whose journals may have a save without a name: they give it one when they are."""
+        self._former: dict[str, int] = {}
+        """The updates of models that were closed since the start."""
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
@@ -317,6 +322,10 @@ class Service:
                 if model.saving:
                     self._closed_saving.add(model_id)
                 del self._models[model_id]
+                self._former.pop(model_id, None)
+                self._former[model_id] = model.run.updates
+                if len(self._former) > MOST_FORMER:
+                    del self._former[next(iter(self._former))]
                 await model.close()
 
     @asynccontextmanager
@@ -539,6 +548,11 @@ class Service:
     def open_reasons(self) -> dict[str, str]:
         """The models that are open, with why each waits; empty if the trainer takes its items."""
         return {name: model.run.reason for name, model in self._models.items()}
+
+    @property
+    def updates(self) -> dict[str, int]:
+        """The updates of the models that were open since the start."""
+        return self._former | {name: model.run.updates for name, model in self._models.items()}
 
     async def _create(self, record: ModelRecord) -> Result:
         try:

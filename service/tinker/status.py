@@ -58,6 +58,12 @@ class Status(msgspec.Struct, frozen=True):
     open: dict[str, str]
     """The models that are open, with why each waits; empty if the trainer takes its items."""
     ledger: list[Row]
+    updates: dict[str, int] = {}
+    """The updates of the models that were open since the service's start."""
+    oldest: str = ""
+    """The id of the oldest request without a result; empty if there is none."""
+    since: float = 0.0
+    """When that was begun, in seconds since 1970."""
 
 
 def status_of(service: Service) -> Status:
@@ -85,7 +91,9 @@ def status_of(service: Service) -> Status:
             tenants.disk[owner], quota.models, quota.tokens_per_day, quota.disk_bytes,
         )  # fmt: skip
 
-    return Status(time.time(), {owner: key(owner) for owner in owners}, service.open_reasons, rows[:MOST_ROWS])
+    since, oldest = service.results.oldest or (0.0, "")
+    keys = {owner: key(owner) for owner in owners}
+    return Status(time.time(), keys, service.open_reasons, rows[:MOST_ROWS], service.updates, oldest, since)
 
 
 def write_status(status: Status, directory: Path) -> None:

@@ -32,6 +32,8 @@ from tests.support.polling import DEADLINE_SECONDS, until
 class Run:
     """A run whose first item cannot be journalled."""
 
+    has_failed = False
+
     def __init__(self) -> None:
         self.headers: list[ItemHeader] = []
 
