@@ -209,11 +209,7 @@ class JudgeClient:
         ended = choice.get("finish_reason")
         if ended == "length":
             raise _Failure(f"the answer was cut at max_tokens = {self._config.max_tokens}", is_charged=True)
-        if ended not in (
-            "stop",
-            "eos_token",
-            None,
-        ):  # such as content_filter: what was written until then is no judgement
+        if ended not in ("stop", "eos_token", None):  # content_filter, for one: what stands there is no rating
             raise _Failure(self._quoted(f"the answer did not end by itself, but by {ended}"), is_charged=True)
         usage = parsed.get("usage")
         tokens = [_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens")]
