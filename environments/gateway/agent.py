@@ -24,6 +24,7 @@ from counterpoint.environments.data.rows import DataError, unwritable
 from counterpoint.environments.gateway.agent_process import AgentResult, run_agent
 from counterpoint.environments.gateway.responses import MODEL
 from counterpoint.environments.gateway.server import Gateway
+from counterpoint.environments.gateway.session import Limits
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
 from counterpoint.environments.reward import number_in
 from counterpoint.transport.exact_json import dumps
@@ -57,6 +58,7 @@ class AgentEnvironment:
         score: str | None = None,
         agent_sampling: bool = False,
         reward_file: bool = False,
+        requests_waiting: int = 1024,
     ) -> None:
         """Checks the arguments.
 
@@ -65,8 +67,11 @@ class AgentEnvironment:
         environment, and `pass_on` names those of this process's that it gets besides `PASSED_ON`. It runs in `directory`, or
         in a new one for each rollout. `score` is an import path, `module:function`, of a function of an example and a
         rollout. With `agent_sampling` the agent's own sampling parameters are used. With `reward_file` the agent is given the
-        path of a file for its reward, as is whatever it starts.
+        path of a file for its reward, as is whatever it starts. Of a rollout's requests 64 are answered at once, and
+        `requests_waiting` wait for that; more are refused.
         """
+        if type(requests_waiting) is not int or requests_waiting < 0:
+            raise ValueError(f"requests_waiting = {requests_waiting!r}: expected a whole number of at least 0")
         if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
             raise ValueError(f"command = {command!r}: expected a list of texts, the program first")
         self._command = _found(command)
@@ -80,7 +85,7 @@ class AgentEnvironment:
         self.state_keys = reported if self._score is None else None
         self.reward_bounds = (0.0, 1.0) if self._score is None else None
         self._reward_file = reward_file
-        self._gateway = Gateway(agent_sampling=agent_sampling)
+        self._gateway = Gateway(Limits(requests_waiting=requests_waiting), agent_sampling=agent_sampling)
 
     async def close(self) -> None:
         """See `Environment`."""

@@ -33,8 +33,13 @@ _READ = frozenset(
         "tools",
     }
 )
-_IGNORED = frozenset({"max_tool_calls"})
-"""Parameters that bound hosted tools alone, which are refused."""
+_IGNORED = frozenset({"access_programs", "background_options", "client_metadata", "image", "max_tool_calls"})
+"""Parameters that describe the client, or are about hosted tools, images or work in the background, which are refused."""
+_HOSTED = {
+    "namespace": "; Codex sends none with `features.multi_agent = false`",
+    "web_search": '; Codex sends none with `web_search = "disabled"`',
+}
+"""How an agent leaves out a type of tool that it sends by default."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
@@ -147,7 +152,8 @@ def _tools(tools: object) -> object:
     for index, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             kind = tool.get("type") if isinstance(tool, dict) else tool
-            refuse(f"tools[{index}]", kind, "only tools of type function are served: the agent runs them")
+            advice = _HOSTED.get(kind, "") if isinstance(kind, str) else ""
+            refuse(f"tools[{index}]", kind, f"only tools of type function are served: the agent runs them{advice}")
     return [{"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in tools]
 
 

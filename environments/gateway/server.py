@@ -48,6 +48,8 @@ _http_logger.setLevel(logging.CRITICAL)
 HOST = "127.0.0.1"
 HEAD_SECONDS = 75.0
 """Longest time until the next request's head is complete; then the connection is closed."""
+RETRY_SECONDS = "1"
+"""What a client that is refused for the number of its requests is told to wait."""
 BODY_SECONDS = 60.0
 """Longest time until a request's body has arrived."""
 MOST_CONNECTIONS = 8192
@@ -133,7 +135,8 @@ class Gateway:
             return await self._answer(request)
         except Refused as refusal:
             # What is left of the body is not read, so the connection cannot be used again.
-            response = web.json_response(refusal_body(request, refusal), status=refusal.status)
+            headers = {"Retry-After": RETRY_SECONDS} if refusal.status == 429 else None
+            response = web.json_response(refusal_body(request, refusal), status=refusal.status, headers=headers)
             if not request.content.at_eof():
                 response.force_close()
             return response
@@ -159,7 +162,7 @@ class Gateway:
             raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":
             raise Refused(f"{request.method} is not allowed here; POST is", status=405)
-        with session.admitted():
+        async with session.admitted():
             fields = parse_body(await body_of(request, session.limits.body_bytes))
             answer, asked = await answer_to(session, path, fields)
         return await sent(request, path, answer, asked)

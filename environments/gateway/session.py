@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -60,6 +60,8 @@ class Limits:
     body_bytes: int = 4 * 2**20
     """The size of one request."""
     requests_at_once: int = 64
+    requests_waiting: int = 1024
+    """Further ones wait until one of those has been answered; beyond so many they are refused."""
     turns: int = 4096
     """The turns of the session, in all."""
 
@@ -87,22 +89,27 @@ class Session:
         self._conversations = Conversations(model.chat)
         self._writing = asyncio.Lock()
         self._open = 0
+        """Requests in progress, and those that wait."""
+        self._places = asyncio.Semaphore(limits.requests_at_once)
         self._turns_begun = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Counts a request during its block. Raises `Refused` if too many are in progress, and notes every refusal."""
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Counts a request during its block, which begins in its turn. Raises `Refused` if too many wait; notes every refusal."""
         try:
-            if self._open >= self.limits.requests_at_once:
+            if self._open >= self.limits.requests_at_once + self.limits.requests_waiting:
                 raise Refused(
-                    f"{self._open} requests of this rollout are in progress; wait for one of them",
+                    f"{self._open} requests of this rollout are in progress or wait; wait for one of them",
                     status=429,
                     code="too_many_requests",
                 )
             self._open += 1
             try:
-                yield
+                async with self._places:
+                    if self.has_ended:
+                        raise Refused("the rollout has ended", status=410, code="rollout_ended")
+                    yield
             finally:
                 self._open -= 1
         except Refused as refusal:

@@ -103,7 +103,7 @@ class Dialects:
         )
         session = Session(model, "", "", Limits(), agent_sampling=True)
         try:
-            with session.admitted():
+            async with session.admitted():
                 answer, asked = await _unless_abandoned(request, answer_to(session, path, fields))
         finally:  # also what a request has used that is abandoned, or fails
             if model.servers.used.tokens:

@@ -43,7 +43,13 @@ LEAST: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "hello"},
     "messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5},
 }
+NEWER = {"responses": {"access_programs", "background_options", "client_metadata", "image"}}
+"""Parameters that the installed clients lack: those of openai 3.57.0, and what Codex 0.171.0 sends with each request."""
 VALUES: dict[str, Any] = {
+    "access_programs": {"research": True},
+    "background_options": {"completion_window": "soonest"},
+    "client_metadata": {"x-codex-installation-id": "0198-41", "turn_id": "1"},
+    "image": {"detail": "low"},
     "audio": {"voice": "x", "format": "wav"},
     "background": True,
     "cache_control": {"type": "ephemeral"},
@@ -139,7 +145,20 @@ def parameters(api: str) -> set[str]:
 
 @pytest.mark.parametrize("api", APIS)
 def test_the_page_has_every_parameter(api: str) -> None:
-    assert {name for name, said in table().items() if said[api] != "-"} == parameters(api)
+    assert {name for name, said in table().items() if said[api] != "-"} == parameters(api) | NEWER.get(api, set())
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"), [("web_search", "web_search ="), ("namespace", "multi_agent"), ("mcp", "")]
+)
+async def test_a_tool_that_is_no_function_is_refused_with_the_agents_way_out(
+    gateway: Gateway, knowing_chat: Chat, kind: str, advice: str
+) -> None:
+    async with gateway.session(RecordingModel(knowing_chat, ["one"])) as session, client_of(session) as client:
+        with pytest.raises(
+            openai.BadRequestError, match=rf"tools\[0\] is .*{kind}.*only tools of type function.*{advice}"
+        ):
+            await client.responses.create(model="any", input="hello", tools=cast(Any, [{"type": kind, "name": "x"}]))
 
 
 @pytest.fixture

@@ -287,8 +287,36 @@ async def test_a_client_that_disconnects_cancels_its_call(gateway: Gateway, chat
             await asking
 
 
+async def test_requests_wait_for_their_turn_and_few_are_refused(chat: Chat) -> None:
+    gateway, model = Gateway(Limits(requests_at_once=2, requests_waiting=3)), WaitingModel(chat, "abcd")
+    async with closing(gateway), gateway.session(model) as session, client_of(session) as client:
+        asking = [asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO)) for _ in range(5)]
+        await until(lambda: (session._open, model.begun) == (5, 2), "the requests")
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(model="any", messages=HELLO)
+        assert refused.value.response.headers["Retry-After"] == "1"
+        asking.pop().cancel()  # a client that has gone waits no more
+        await until(lambda: session._open == 4, "its end")
+        model.gate.set()
+        await asyncio.gather(*asking)
+        assert (model.begun, session._open) == (4, 0)
+
+
+async def test_what_waits_is_told_of_the_rollouts_end(chat: Chat) -> None:
+    gateway, model = Gateway(Limits(requests_at_once=1)), WaitingModel(chat, "abc")
+    async with closing(gateway), gateway.session(model) as session, client_of(session) as client:
+        asking = [asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO)) for _ in range(2)]
+        await until(lambda: (session._open, model.begun) == (2, 1), "the requests")
+        await session.end()
+        for each in asking:
+            with pytest.raises(openai.APIStatusError) as ended:
+                await each
+            assert ended.value.status_code == 410
+        assert model.begun == 1
+
+
 async def test_requests_at_once_and_turns_are_bounded(chat: Chat) -> None:
-    gateway, model = Gateway(Limits(requests_at_once=2, turns=3)), WaitingModel(chat, "abc")
+    gateway, model = Gateway(Limits(requests_at_once=2, requests_waiting=0, turns=3)), WaitingModel(chat, "abc")
     async with closing(gateway), gateway.session(model) as session, client_of(session) as client:
         asking = [
             asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO, n=count))
