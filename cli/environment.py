@@ -88,6 +88,7 @@ class _Plays:
     """Resolves the model; returns its directory, where to ask, and the server to start with its variables, if one is. It gets a
     directory for the server's files."""
     rollouts: int = 4
+    at_once: int = 128
     opponents: Sequence[str] = ()
     next: str = ""
     """What to type after a check without an error."""
@@ -158,6 +159,7 @@ def _of_job(given: argparse.Namespace, others: list[str]) -> _Plays | None:
         [(each, run.sampling_of(each)) for each in run.environments],
         servers,
         min(run.schedule.group_size, MOST_ROLLOUTS),
+        run.schedule.most_in_flight,
         [*run.opponents],
         f"counterpoint run {shlex.quote(given.kind)}",
     )
@@ -280,7 +282,7 @@ async def _observe(
     pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
     # Another's server may hold as many as its model.
     context = _longest(Path(model)) if own is None else own.max_model_len
-    plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds, context)
+    plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds, context, plays.at_once)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     started: list[object] = []
 

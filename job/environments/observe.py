@@ -69,6 +69,8 @@ class Plan:
     """The same again, which shows growth."""
     context: int = LONGEST
     """The most tokens that a server holds."""
+    at_once: int = 128
+    """The most rollouts that are played at once, as a job's `schedule.max_inflight_rollouts` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +302,17 @@ async def _play_round(
     say: Callable[[str], None],
     opponents: Sequence[str],
 ) -> None:
-    """Plays each example's group once, all at once, as an orchestrator would."""
+    """Plays each example's group once, all at once as far as the job allows it, as an orchestrator would."""
     assert seen.chat is not None
     chat = seen.chat
 
+    places = asyncio.Semaphore(plan.at_once)
+
     async def one(rollout: Rollout) -> None:
-        timed, timed_pool, began = _Timed(environment), _TimedPool(pool), time.perf_counter()
-        model = PolicyModel(rollout, chat, timed_pool, parameters, dict.fromkeys(opponents, timed_pool))
-        await play(LoadedEnvironment(config, timed), rollout, model)
+        async with places:
+            timed, timed_pool, began = _Timed(environment), _TimedPool(pool), time.perf_counter()
+            model = PolicyModel(rollout, chat, timed_pool, parameters, dict.fromkeys(opponents, timed_pool))
+            await play(LoadedEnvironment(config, timed), rollout, model)
         seen.seconds.append(Seconds(time.perf_counter() - began, timed_pool.seconds, timed.scoring_seconds))
 
     groups = []

@@ -151,6 +151,30 @@ async def test_a_sound_environment(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ends_tasks")
+class Crowded(Sound):
+    """Notes how many rollouts are played at once."""
+
+    playing = most = 0
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        type(self).playing += 1
+        type(self).most = max(self.most, self.playing)
+        await asyncio.sleep(0.001)
+        await super().rollout(example, model, state)
+        type(self).playing -= 1
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(3, 3), (128, 4)])
+async def test_no_more_rollouts_are_played_at_once_than_the_job_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, most: int
+) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "PLAN", Plan(examples=2, rollouts=2, rounds=1, at_once=at_once))
+    monkeypatch.setattr(Crowded, "most", 0)
+    seen = await seen_of("Crowded", tmp_path)
+    assert (len(seen.rollouts), Crowded.most) == (4, most)
+
+
 async def test_an_unsound_environment(tmp_path: Path) -> None:
     seen = await seen_of("Unsound", tmp_path)
     by_check = {finding.check: finding for finding in findings(seen)}
