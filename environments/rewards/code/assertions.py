@@ -90,6 +90,87 @@ for _name in ("lt", "le", "gt", "ge", "neg", "abs", "round", "getitem"):
     setattr(_Any, f"__{_name}__", _itself)
 
 
+class _Own:
+    """Stands for what a wrong but repeatable program returns: equal only to what the same call gives, and the same made of it."""
+
+    def __init__(self, made_of: object, is_high: bool) -> None:
+        """`is_high` says whether it is true and more than any other value, or false, less and no number."""
+        self._made_of = hash(made_of)
+        self._is_high = is_high
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Own) and self._made_of == other._made_of
+
+    def __hash__(self) -> int:
+        return self._made_of
+
+    def __repr__(self) -> str:
+        return f"<{self._made_of}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._made(f".{name}")
+
+    def __iter__(self) -> Any:
+        return iter((self._made("first"), self._made("second")))
+
+    def __contains__(self, item: object) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 2
+
+    def __bool__(self) -> bool:
+        return self._is_high
+
+    def __lt__(self, other: object) -> bool:
+        return self != other and not self._is_high
+
+    def __le__(self, other: object) -> bool:
+        return self == other or not self._is_high
+
+    def __gt__(self, other: object) -> bool:
+        return self != other and self._is_high
+
+    def __ge__(self, other: object) -> bool:
+        return self == other or self._is_high
+
+    def __float__(self) -> float:
+        return self._made_of % 7919 + 0.125 if self._is_high else math.nan
+
+    def __int__(self) -> int:
+        return self._made_of % 7919
+
+    __index__ = __int__
+
+    def _made(self, how: str, *others: object) -> Any:
+        return _Own((self._made_of, how, repr(others)), self._is_high)
+
+
+def _derived(name: str) -> Any:
+    def method(value: _Own, *others: object) -> Any:
+        return value._made(name, *others)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(_Own, f"__{_name}__", _derived(_name))
+    setattr(_Own, f"__r{_name}__", _derived(f"r{_name}"))
+for _name in ("neg", "abs", "round", "getitem", "call"):
+    setattr(_Own, f"__{_name}__", _derived(_name))
+
+
+class _Equal(_Any):
+    """Equals everything, and differs from nothing."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = object.__hash__
+
+
 class _Test:
     """One test while it runs, with what is known of the program's calls."""
 
@@ -105,6 +186,10 @@ class _Test:
         self.raised: list[BaseException] = []
         self.ended_by_the_program = False
         """It ended by an exception that a function under test raised."""
+
+    def is_of_the_program(self, error: BaseException) -> bool:
+        """Whether an exception that ended the test came from a function under test."""
+        return error in self.raised
 
     def count(self) -> None:
         """Counts a call with unknown outcome, and ends a test that makes too many."""
@@ -171,25 +256,40 @@ def _update(value: Any, after: Any) -> None:
         value.update(after)
 
 
-class _WithoutProgram(_Test):
-    """A test while it runs with functions that are all wrong in one way: they return what equals all or nothing, or raise."""
+_WRONG = ("high", "low", "equal", "none", "raises")
+"""How a program may be wrong in all: it returns what is its own (`_Own`), what equals everything, nothing at all, or raises."""
 
-    def __init__(self, holds: bool | None) -> None:
+
+class _WithoutProgram(_Test):
+    """A test while it runs with functions that are all wrong in one way."""
+
+    def __init__(self, way: str) -> None:
         super().__init__({}, {})
-        self._holds = holds
+        self._way = way
+        self._equal = _Equal(holds=True)
+        self._own: dict[tuple[str, str, str], _Own] = {}
+
+    def is_of_the_program(self, error: BaseException) -> bool:
+        """Also what cannot be done with nothing, which the test does not assert."""
+        return super().is_of_the_program(error) or (
+            self._way == "none" and isinstance(error, TypeError | AttributeError)
+        )
 
     def stand_in(self, name: str) -> Any:
         """Returns the stand-in of a function."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
             self.count()
-            if self._holds is None:
+            if self._way == "raises":
                 self.raised.append(CandidateError("any"))
                 raise self.raised[-1]
-            for value in () if self._holds else args:
+            made_of = (name, repr(args), repr(kwargs))
+            for value in args if self._way in ("high", "low") else ():
                 if isinstance(value, list | dict | set):
                     value.clear()
-            return _Any(self._holds)
+            if self._way in ("equal", "none"):
+                return self._equal if self._way == "equal" else None
+            return self._own.setdefault(made_of, _Own(made_of, self._way == "high"))
 
         called.__name__ = name
         return called
@@ -272,7 +372,7 @@ def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seco
         if entry_point and callable(namespace.get("check")):
             namespace["check"](namespace[entry_point])
     except BaseException as error:  # noqa: BLE001 - a test fails by raising whatever it likes
-        test.ended_by_the_program = error in test.raised
+        test.ended_by_the_program = test.is_of_the_program(error)
         if isinstance(error, SystemExit) and not error.code and not test.is_open:  # as a script says that all is well
             return "failed" if test.has_failed else "passed"
         if test.is_open:
@@ -289,11 +389,12 @@ def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seco
 def _fault(source: str, setup: str, entry_point: str | None, cpu_seconds: float) -> str:
     """Returns why a test checks nothing, whatever the program is; empty if some program fails it.
 
-    It is run with functions that are wrong. Those that return what equals nothing fail almost every test, so they come first.
+    It is run with functions that are wrong. Those that return what is their own fail almost every test, so they come first. A
+    test that compares a call with itself, by whatever way, passes with all of them.
     """
     asserts = any(map(_is_assertion, (node for text in (setup, source) for node in ast.walk(ast.parse(text)))))
-    for holds in (False, True, None):
-        test = _WithoutProgram(holds)
+    for way in _WRONG:
+        test = _WithoutProgram(way)
         outcome = _run(test, source, setup, entry_point, min(cpu_seconds, _PROOF_SECONDS))
         if not test.calls:
             return f"it calls no function of the program{_remedy(source)}: {source[:100]!r}"

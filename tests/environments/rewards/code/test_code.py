@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.rewards.code import assertions
 from counterpoint.environments.rewards.code.functions import FaultyTests
 from counterpoint.environments.rewards.rubric import Rubric, Scored
 from counterpoint.environments.sandbox.python_sandbox import Sandbox, SandboxUnavailable
@@ -219,7 +220,7 @@ async def test_what_tests_may_do(tested_by: Make) -> None:
     wrong = [
         "assert pair(1) == [1, {1: [1, 1.5, None, True, 'é', b'b', 2**70]}, {1}]",
         "try:\n    fails('v')\n    assert False\nexcept KeyError:\n    pass",
-        "assert opaque() == opaque()",
+        "assert opaque() != 1 and opaque() == opaque()",
         "assert twice(opaque()) is None",
         "assert len(sort([1])) == 0",
     ]
@@ -268,6 +269,8 @@ CHECKS_NOTHING = {
     "only for a main program": (["if __name__ == '__main__':\n    assert add(1, 2) == 3"], "it calls no function"),
     "a pair": (["assert (add(1, 2), 3)"], "it passes whatever"),
     "a text": (["found = add(1, 2)\nassert 'found == 3'"], "it passes whatever"),
+    "itself": (["assert add(1, 2) == add(1, 2)"], "it passes whatever"),
+    "itself by a name": (["found = add(1, 2)\nwanted = add(1, 2)\nassert found == wanted"], "it passes whatever"),
     "another value": (["found = add(1, 2)\nwanted = 3\nassert wanted == 3"], "it passes whatever"),
     "a failure that is caught": (
         ["try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    pass"],
@@ -404,3 +407,37 @@ async def test_values_of_json_are_compared_as_they_are(tested_by: Make) -> None:
 def test_what_cannot_be_is_refused_at_the_start(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Rubric([{"kind": "code"} | keys])
+
+
+OF_ITSELF = [
+    "assert f(1) == f(1)", "assert f(1) is f(1)", "x = f([1, 2])\ny = x\nassert x == y", "assert not f(1) != f(1)",
+    "assert f(1) == 2 or f(1) == f(1)", "assert f(1) == 2 or f(1) != 2", "assert f(1) in [f(1), 2]", "x = f(1)\nassert x in {x}",
+    "assert f(1) <= f(1)", "assert f(1) >= 0 or f(1) < 0", "assert sorted(f([2, 1])) == sorted(f([2, 1]))",
+    "assert f(1)[0] == f(1)[0]", "assert all(f(i) == f(i) for i in range(3))", "assert str(f(1)) == str(f(1))",
+    "assert [f(1), f(2)] == [f(1), f(2)]", "assert {f(1)} == {f(1)}", "assert max(f(1), f(1)) == f(1)",
+    "def equal(a, b): return a == b\nassert equal(f(1), f(1))", "assert (found := f(1)) == found",
+]  # fmt: skip
+OF_THE_PROGRAM = [
+    "assert f(1) == 2", "assert f(1) != 5", "assert f(1) is None", "assert f(1) is not None", "assert f(1) not in [1, 2]",
+    "assert f(1) == 1 or f(1) == 2", "assert f(1, 2) == f(2, 1)", "assert not f(1)", "assert f(1)", "assert f(1) >= 0",
+    "assert isinstance(f(1), int)", "assert abs(f(1) - 0.5) < 1e-6", "assert len(f(1)) == 3",
+    "l = [2, 1]\nf(l)\nassert l == [1, 2]",
+    "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass", "assert f(f(1)) == f(1)", "assert f(1).x == 2",
+    "assert f(1) == f(1) and f(2) == 3", "import math\nassert not math.isnan(f(1))", "assert f('x').startswith('a')",
+    "assert f(4) % 2 == 0", "assert 'a' in f('abc')", "assert f(1) == -f(-1)", "assert len(set(f([1, 1]))) == 1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("test", OF_ITSELF)
+def test_a_value_beside_itself_checks_nothing(test: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "it passes whatever" in fault_of(test, monkeypatch)
+
+
+@pytest.mark.parametrize("test", OF_THE_PROGRAM)
+def test_what_some_program_fails_is_a_test(test: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fault_of(test, monkeypatch) == ""
+
+
+def fault_of(test: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("signal.setitimer", lambda *_: None)  # of the process that runs tests alone
+    return assertions._fault(test, "", None, 1.0)
