@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,6 +103,12 @@ class Samplers:
         async with self._using(*adapter, key) as served:
             return await served.generate(prompt, sampling, affinity=affinity, on_cut=on_cut)
 
+    def forget(self, adapter: tuple[str, Path] | None, affinity: str) -> None:
+        """Forgets at which servers the samples of a request were made, once all have ended."""
+        loaded = None if adapter is None else self._loaded.get(adapter)
+        if adapter is None or loaded is not None:
+            (self._base if loaded is None else loaded.served).forget_group(affinity)
+
     async def score(self, tokens: Int32Array, start: int, affinity: str) -> Float32Array:
         """Returns the log-probability of each token from `start` on, at least 1, by the base model. Raises `InferenceError`."""
         return await self._base.score(tokens, start, affinity=affinity)
@@ -191,11 +197,13 @@ class Metered:
         self._samplers = samplers
         self._key = key
         self._prompts = set[bytes]()
+        self._groups: dict[tuple[tuple[str, Path] | None, str], str] = {}
+        """One affinity of each group of samples, by adapter and group."""
 
     async def turns(
         self,
         adapter: tuple[str, Path] | None,
-        asked: Sequence[tuple[Int32Array, SamplingParameters, str]],
+        asked: Iterable[tuple[Int32Array, SamplingParameters, str]],
         *,
         within_prompt: bool = False,
     ) -> list[Turn]:
@@ -205,6 +213,7 @@ class Metered:
         """
 
         async def sample(prompt: Int32Array, sampling: SamplingParameters, affinity: str) -> Turn:
+            self._groups.setdefault((adapter, affinity.rpartition("-")[0]), affinity)
             if not within_prompt and (name := prompt.tobytes()) not in self._prompts:
                 self._prompts.add(name)
                 self.used.prompt += len(prompt)
@@ -216,6 +225,11 @@ class Metered:
         return await self._samplers.calls.gathered(
             self._key, works, lambda turn: len(turn.prompt_ids) + len(turn.completion_ids)
         )
+
+    def end(self) -> None:
+        """Forgets which servers have the request's prompts."""
+        for (adapter, _), affinity in self._groups.items():
+            self._samplers.forget(adapter, affinity)
 
     def _sampled(self, tokens: int) -> None:
         self.used.sampled += tokens
@@ -232,6 +246,6 @@ async def _load(served: Served, name: str, directory: Path) -> None:
     await served.update(WeightUpdate(probe.version, directory, probe, name))
 
 
-def affinities(session: str, seq_id: int, count: int) -> Sequence[str]:
-    """Returns names for the samples of one request, of which all but the first find their prompt at the first one's server."""
-    return [f"{session}.{seq_id}-{index}" for index in range(count)]
+def affinity(session: str, seq_id: int, index: int) -> str:
+    """Returns the name of a sample of a request, of which all but the first find their prompt at the first one's server."""
+    return f"{session}.{seq_id}-{index}"

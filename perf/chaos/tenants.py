@@ -105,7 +105,7 @@ async def sample(tenant: Tenant) -> None:
             await asyncio.sleep(REST_SECONDS)
         elif cancels:
             await asyncio.sleep(3)
-            await tenant.ask("/api/v1/cancel_future", asked)
+            await tenant.ask("/api/v1/cancel_future", {"request_id": asked["request_id"]})
         else:
             await tenant.result(asked["request_id"])
 

@@ -106,6 +106,7 @@ class Dialects:
             async with session.admitted():
                 answer, asked = await _unless_abandoned(request, answer_to(session, path, fields))
         finally:  # also what a request has used that is abandoned, or fails
+            model.servers.end()
             if model.servers.used.tokens:
                 number = f"{self._source}:{next(self._numbers)}"
                 await self._service.store.ledger.count(owner, number, model.servers.used)

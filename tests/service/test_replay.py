@@ -118,6 +118,9 @@ class Servers:
         self.calls = SharedCalls()
         self.calls.resize(8)
 
+    def forget(self, adapter: Any, affinity: str) -> None:
+        pass
+
     async def sample(
         self, adapter: Any, prompt: Int32Array, sampling: Any, affinity: str, key: str, on_cut: Any
     ) -> Turn:

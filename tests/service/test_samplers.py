@@ -17,7 +17,7 @@ from counterpoint.inference.base import SamplingParameters
 from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import UNBOUNDED
 from counterpoint.service import samplers as module
-from counterpoint.service.samplers import Samplers
+from counterpoint.service.samplers import Metered, Samplers
 from counterpoint.transport.records import Turn
 from tests.support.polling import until
 
@@ -36,6 +36,9 @@ class Name:
         self.pool.calls[affinity] += 1
         return Turn(PROMPT, PROMPT, np.zeros(1, np.float32), 0, "stop")
 
+    def forget_group(self, affinity: str) -> None:
+        self.pool.forgotten.append((self.model, affinity))
+
     async def release(self) -> None:
         self.pool.loaded.discard(self.model)
 
@@ -45,6 +48,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.loaded, self.calls, self.most = set[str](), Counter[str](), 0
+        self.forgotten: list[tuple[str, str]] = []
 
     def model(self, model: str, *_: object, **__: object) -> Name:
         self.loaded.add(model)
@@ -116,4 +120,17 @@ async def test_an_adapter_that_nobody_uses_makes_room() -> None:
     for adapter in (0, 1, 0, 2):
         await sample(samplers, "a", adapter)
     assert pool.loaded == {"base", "a0", "a2"}
+    await samplers.close()
+
+
+async def test_what_a_request_had_asked_of_which_server_is_forgotten_at_its_end() -> None:
+    samplers = samplers_of(pool := Pool(), 2)
+    samplers.calls.resize(4)
+    servers, one = Metered(samplers, "a"), SamplingParameters(max_tokens=1)
+    await servers.turns(None, [(PROMPT, one, f"s.1-{index}") for index in range(3)])
+    await servers.turns(("x", Path("x")), [(PROMPT, one, "s.1-0"), (PROMPT, one, "s.2-0")])
+    await servers.turns(("y", Path("y")), [(PROMPT, one, "s.1-0")])
+    await servers.turns(("z", Path("z")), [(PROMPT, one, "s.1-0")])  # x had to make room
+    servers.end()
+    assert pool.forgotten == [("base", "s.1-0"), ("y", "s.1-0"), ("z", "s.1-0")]
     await samplers.close()

@@ -45,8 +45,12 @@ class Servers:
         self.asked: list[tuple[Any, SamplingParameters, str]] = []
         self.ended = 0
         self.held: tuple[str, ...] = ()
+        self.forgotten: list[tuple[Any, str]] = []
         self.calls = SharedCalls()
         self.calls.resize(64)
+
+    def forget(self, adapter: Any, affinity: str) -> None:
+        self.forgotten.append((adapter, affinity.rpartition("-")[0]))
 
     async def sample(
         self, adapter: Any, prompt: Any, sampling: SamplingParameters, affinity: str, key: str, on_cut: Any
@@ -93,6 +97,7 @@ async def test_samples_come_with_all_that_was_asked_for(tmp_path: Path, flags: l
         for each in many:
             assert [list(one.tokens) for one in (await answered(each)).sequences] == [[1]] * 3
         assert len({affinity for _, _, affinity in servers.asked}) == 60
+        assert {group for _, group in servers.forgotten} == {each.rpartition("-")[0] for _, _, each in servers.asked}
         asked = sampler.sample(PROMPT, 1, parameters(stop=[]), topk_sample_logprobs=3)
         (sequence,) = (await answered(asked)).sequences
         assert sequence.topk_logprobs == [[(1, -0.5), (2, -1.0)]]

@@ -124,6 +124,7 @@ class ClientSamplers:
             try:
                 return Result(await self._sampled(servers, sampler, asked), is_protobuf=True)
             finally:  # also what a request has used that is cancelled, or fails
+                servers.end()
                 if servers.used.tokens:
                     self._store.ledger.owe(owner, request_id, servers.used)
 

@@ -6,6 +6,7 @@ Log-probabilities of samples are of the tempered distribution that was sampled, 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from msgspec import Meta
 from pydantic import ValidationError
 
 from counterpoint.inference.base import SamplingParameters
-from counterpoint.service.samplers import Metered, affinities
+from counterpoint.service.samplers import Metered, affinity
 from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
 from counterpoint.service.tinker.samples.prompts import MOST_CALLS, Places, Score, Targets, Tensor, drawn
@@ -150,14 +151,15 @@ async def sample(
         targets = await asyncio.to_thread(Targets, given, len(prompt))
     _check_calls(asked, prompt, first, targets, has_adapter=bool(sampler.adapter))
     adapter = (sampler.adapter, Path(sampler.directory)) if sampler.adapter else None
-    names = affinities(sampler.sampler_id.replace("-", "."), asked.seq_id, asked.num_samples)
+    name = partial(affinity, sampler.sampler_id.replace("-", "."), asked.seq_id)
     seed = asked.sampling_params.seed
-    calls = [(prompt, _seeded(parameters, seed, index), name) for index, name in enumerate(names)]
+    # Not a list: most of the requests that wait have begun none of their thousand samples.
+    calls = ((prompt, _seeded(parameters, seed, index), name(index)) for index in range(asked.num_samples))
     async with asyncio.TaskGroup() as tasks:
         sampled = tasks.create_task(servers.turns(adapter, calls))
         scored: asyncio.Task[Float32Array] | None = None
         if asked.prompt_logprobs and len(prompt) > 1:
-            scored = tasks.create_task(score(prompt, None) if adapter else _scored(servers, prompt, first, names[0]))
+            scored = tasks.create_task(score(prompt, None) if adapter else _scored(servers, prompt, first, name(0)))
     response, turns = MESSAGES["SampleResponse"](), sampled.result()
     for turn in turns:
         _add(response, turn)
@@ -165,7 +167,7 @@ async def sample(
         rest = scored.result()[first - len(prompt) :] if scored is not None else np.zeros(0, np.float32)
         unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
-    places = Places(servers, adapter, prompt, score, names[0], lambda each, name: _seeded(each, seed, name))
+    places = Places(servers, adapter, prompt, score, name(0), lambda each, name: _seeded(each, seed, name))
     if asked.topk_prompt_logprobs:
         found = await places.most_probable(first, asked.topk_prompt_logprobs)
         _add_top(response.topk_prompt_logprobs, found, first, asked.topk_prompt_logprobs)
