@@ -6,6 +6,7 @@ import asyncio
 import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -304,6 +305,7 @@ async def test_a_model_is_opened_again_once_it_is_closed(tmp_path: Path, monkeyp
 
     class Closing:
         saving: tuple[int, ...] = ()
+        run = SimpleNamespace(updates=0)
 
         async def close(self) -> None:
             await may_end.wait()

@@ -33,6 +33,7 @@ class Run:
     """A run whose first item cannot be journalled."""
 
     has_failed = False
+    updates = 0
 
     def __init__(self) -> None:
         self.headers: list[ItemHeader] = []

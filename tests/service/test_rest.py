@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -352,6 +353,7 @@ async def test_a_state_is_not_removed_while_another_save_may_name_it(tmp_path: P
 
         class Saving:
             saving = (2,)
+            run = SimpleNamespace(updates=0)
 
             async def close(self) -> None:
                 pass
