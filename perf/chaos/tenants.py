@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -283,7 +284,7 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
         line["resident_bytes"] / 2**20 for line in lines if line["time"] > time.time() - (time.monotonic() - began)
     ]
     quarter = max(1, len(resident) // 4)
-    last = max(resident[-quarter:], default=0.0)
+    later, earlier = (median(each or [0.0]) for each in (resident[-quarter:], resident[quarter : 2 * quarter]))
     say(f"answers: {log.read_text().splitlines()[-1][:400] if log.read_text() else 'none'}")
     return [
         Figure("times that the rounds were trained beside the others", times, ""),
@@ -294,7 +295,7 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
         Figure("small sample beside the others: median", sorted(slow)[len(slow) // 2], "s"),
         Figure("service: resident size at most", max(resident, default=0.0), "MiB", timed=False),
         Figure(
-            "service: resident size in the last quarter, over the second", last / max(resident[quarter : 2 * quarter] or [last]),
+            "service: median resident size of the last quarter, over the second", later / (earlier or 1.0),
             "x", 1.2, timed=False,
         ),
         Figure("service: p99 of the loop's lag, at most", max(1e3 * line["event_loop_lag/p99"] for line in lines), "ms"),
