@@ -1,6 +1,8 @@
 """Logging of the daemon: records are queued and written by a thread, to the run's `orchestrator.log` and to stderr.
 
-So a full disk or a slow terminal never blocks the loop. Context variables hold the step, group and rollout of a record.
+A job keeps what its orchestrators write to stderr beside their runs: there text is written once.
+
+A full disk or a slow terminal never blocks the loop. Context variables hold the step, group and rollout of a record.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import logging.handlers
+import os
 import queue
 import sys
 from collections.abc import Iterator
@@ -88,16 +91,20 @@ def set_level(level: str) -> None:
 def logging_to(path: Path, log_format: Literal["text", "json"], level: str = "info") -> Iterator[None]:
     """Sends records of `level` and above of every logger to `path` (appended) and stderr during the block.
 
-    A full file is renamed to `path`.1, the former `path`.1 to `path`.2 and so on; the oldest is removed. On exit, all queued
-    records are written and the former set-up is restored. Raises `OSError` when the file cannot be opened.
+    Text goes to stderr alone if that is already the log of this orchestrator in the job's directory. A full file is renamed to
+    `path`.1, the former `path`.1 to `path`.2 and so on; the oldest is removed. On exit, all queued records are written and
+    the former set-up is restored. Raises `OSError` when the file cannot be opened.
     """
-    file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=OLD_LOGS, encoding="utf-8")
-    file.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setFormatter(formatter_for(sys.stderr, TextFormatter()))
+    handlers: list[logging.Handler] = [terminal]
+    if log_format == "json" or not _is_kept(path):
+        file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=OLD_LOGS, encoding="utf-8")
+        file.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+        handlers.append(file)
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handler = _ContextHandler(records)
-    listener = logging.handlers.QueueListener(records, file, terminal)
+    listener = logging.handlers.QueueListener(records, *handlers)
     root = logging.getLogger()
     former = root.level
     root.addHandler(handler)
@@ -109,4 +116,14 @@ def logging_to(path: Path, log_format: Literal["text", "json"], level: str = "in
         root.removeHandler(handler)
         root.setLevel(former)
         listener.stop()
-        file.close()
+        for each in handlers:
+            each.close()
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether stderr is a log of an orchestrator in the directory of the job to which the run with the log `path` belongs."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # closed, or no file
+        return False
+    return any(os.path.samestat(found, log.stat()) for log in path.parent.parent.glob(f"{path.stem}*{path.suffix}"))

@@ -324,7 +324,8 @@ class RunConfig(TrainedRun):
     """Share of the rollouts that get a trace (docs/tracking.md): their turns, their environment's time and their scoring."""
 
     log_format: Literal["text", "json"] = "text"
-    """The format of `orchestrator.log`."""
+    """The format of the run's own `orchestrator.log`, which a job's orchestrator writes for `json` alone: as text its output is
+    the log."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level of the records that are logged."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.process import last_lines
-from counterpoint.job.inspection.log_files import trainer_logs
+from counterpoint.job.inspection.log_files import log_files_in, trainer_logs
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 
@@ -43,9 +43,9 @@ def last_errors_of_workers(
 
 
 def last_errors_of_guests(directory: Path, run_ids: Iterable[str]) -> dict[str, str]:
-    """Returns the newest error line of each guest, under `run ID`, from its own log: the job has no output of its process."""
-    logs = {f"run {run_id}": directory / f"run_{run_id}" / "orchestrator.log" for run_id in sorted(run_ids)}
-    return {name: error for name, log in logs.items() if (error := _last_error(log))}
+    """Returns the newest error line of each guest, under `run ID`, from its log."""
+    logs = log_files_in(directory) if (guests := sorted(run_ids)) else {}
+    return {f"run {guest}": error for guest in guests if guest in logs and (error := _last_error(logs[guest]))}
 
 
 def _last_error(log_file: Path, start: int = 0, end: int | None = None, *, killed: bool = False) -> str | None:

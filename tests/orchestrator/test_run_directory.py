@@ -152,6 +152,27 @@ async def test_the_log_says_which_group(tmp_path: Path, log_format: str, capsys:
         assert "ValueError: broken" in second["exception"]
 
 
+@pytest.mark.parametrize("name", ["orchestrator.log", "orchestrator_one.log"])
+def test_a_job_has_each_line_once(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job keeps its orchestrators' output: the run's directory has no copy of it, unless as JSON."""
+    (tmp_path / "run_one").mkdir()
+    own = tmp_path / "run_one" / "orchestrator.log"
+    with open(tmp_path / name, "a") as output:
+        monkeypatch.setattr("sys.stderr", output)
+        with logging_to(own, "text"):
+            logging.getLogger("somewhere").info("hello")
+        assert not own.exists()
+        with logging_to(own, "json"):
+            logging.getLogger("somewhere").info("hello")
+    assert (tmp_path / name).read_text().count("hello") == 2
+    assert orjson.loads(own.read_text())["message"] == "hello"
+    with open(tmp_path / "elsewhere.log", "a") as output:
+        monkeypatch.setattr("sys.stderr", output)
+        with logging_to(own, "text"):
+            logging.getLogger("somewhere").info("goodbye")
+    assert own.read_text().count("goodbye") == 1
+
+
 def test_old_rollouts_are_removed_but_not_what_the_trainer_may_ask_for(tmp_path: Path) -> None:
     for step in range(1, 11):
         with publish_directory(tmp_path / "rollouts" / f"step_{step}") as directory:

@@ -24,3 +24,9 @@ def test_an_outage_that_is_over_is_no_last_error(tmp_path: Path) -> None:
     assert last_error(tmp_path, *began, *over) is None
     assert last_error(tmp_path, "ERROR   no space", *began, *over) == "12:00:00 ERROR   no space"
     assert last_error(tmp_path, *began, *over, began[0]) == f"12:00:00 {began[0]}"
+
+
+def test_a_guest_whose_output_the_job_keeps_has_its_last_error(tmp_path: Path) -> None:
+    (tmp_path / "run_guest").mkdir()
+    (tmp_path / "orchestrator_guest.log").write_text("12:00:00 ERROR   no space\n")
+    assert last_errors_of_guests(tmp_path, ["guest"]) == {"run guest": "12:00:00 ERROR   no space"}
