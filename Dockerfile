@@ -25,15 +25,15 @@ COPY trainer trainer
 COPY transport transport
 COPY tune tune
 
-# The lock as constraints: the versions are those that were tested, but only what a target needs is installed. First what we depend on,
+# What the wheel needs, of the versions that were tested, each file by its hash. What `cpu` and `gpu` add comes of several builds of torch,
+# so the lock binds it by version alone. First what we depend on,
 # which changes seldom, so that a change of our sources builds in seconds.
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY requirements requirements/
 COPY pyproject.toml ./
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > needed.txt \
-    && python -m venv /opt/counterpoint \
-    && /opt/counterpoint/bin/pip install --no-cache-dir --constraint requirements/cpu.lock --requirement needed.txt
+RUN python -m venv /opt/counterpoint \
+    && /opt/counterpoint/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/base.lock
 COPY --from=sources /src ./
 RUN /opt/counterpoint/bin/pip install --no-cache-dir --no-deps .
 

@@ -16,7 +16,8 @@
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
 #   make systemd-test play a job's unit under a systemd in a container (root, podman, debootstrap; a quarter of an hour)
 #   make docs         build the site of docs/ into build/site, searchable; a broken link ends it
-#   make lock         resolve requirements/cpu.lock anew
+#   make lock         resolve requirements/cpu.lock anew, and requirements/base.lock, which has hashes
+#   make sbom         what the lock installs as a software bill of materials, CycloneDX: build/sbom.json
 #   make help         show these lines
 #
 # PYTHON names the interpreter that .venv is made with. For GPUs see docs/gpu.md.
@@ -43,7 +44,9 @@ TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 # Tests start hundreds of processes. Where Python may not write bytecode, each would compile for itself what has changed since.
 COMPILE = $(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-changed test-fast wheel-test image-test systemd-test docs lint format lock help
+BASE_LOCK := requirements/base.lock
+
+.PHONY: sbom setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-changed test-fast wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -165,3 +168,11 @@ lock: $(BIN)/uv
 		--no-annotate --no-header $(ARGS) --output-file $(LOCK).partial pyproject.toml
 	sed 's/+cpu$$//' $(LOCK).partial > $(LOCK)
 	rm $(LOCK).partial
+	VIRTUAL_ENV=.venv $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--constraint $(LOCK) --output-file $(BASE_LOCK) pyproject.toml
+
+# In an environment of its own, as `make docs`.
+sbom: $(BIN)/uv
+	mkdir -p build
+	$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --output-reproducible \
+		--of JSON -o build/sbom.json

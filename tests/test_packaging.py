@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -58,6 +59,30 @@ def test_make_reads_every_file_of_pips_configuration(tmp_path: Path) -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert found.stdout.strip() == "/a/wheels,https://b/wheels"
+
+
+def _pins(file: str) -> dict[str, str]:
+    """The versions of a lock by the packages' names."""
+    lines = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", (REPOSITORY / "requirements" / file).read_text(), re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in lines}
+
+
+def test_the_least_versions_are_those_of_the_lock() -> None:
+    """A plain install of the wheel keeps no version that the lock has left behind, perhaps for an advisory."""
+    pins, project = _pins("cpu.lock"), PROJECT["project"]
+    needed = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    least = dict(found.groups() for each in needed if (found := re.match(r"([\w.-]+?)(?:\[[\w,-]+\])?>=(.+)", each)))
+    assert least
+    assert {name: pins[name.lower().replace("_", "-")] for name in least} == least
+
+
+def test_the_lock_with_hashes_has_what_the_wheel_needs() -> None:
+    pins, base = _pins("cpu.lock"), _pins("base.lock")
+    needed = {re.match(r"[\w.-]+", each)[0].lower() for each in PROJECT["project"]["dependencies"]}  # type: ignore[index]
+    assert needed <= base.keys()
+    assert {name: version for name, version in base.items() if name in pins and pins[name] != version} == {}
+    text = (REPOSITORY / "requirements" / "base.lock").read_text()
+    assert len(re.findall(r"^[a-z][^\n]*\\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(base)
 
 
 def test_torchvision_is_the_same_everywhere() -> None:
