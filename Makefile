@@ -64,7 +64,7 @@ $(BIN)/uv:
 $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
 	$(UV) install $(TORCH) --no-deps --compile-bytecode --requirement $(LOCK)
 	$(UV) install --no-deps --no-build-isolation --editable .
-	$(UV) install $(TORCH) --no-deps --quiet torchvision==$(TORCHVISION) || echo 'torchvision $(TORCHVISION) is not here: servers of text do without it'
+	$(UV) install $(TORCH) --no-deps --quiet torchvision==$(TORCHVISION) 2>/dev/null || echo 'torchvision $(TORCHVISION) is not here: servers of text do without it'
 	$(COMPILE)
 	touch $@
 

@@ -45,7 +45,14 @@ def main(arguments: list[str]) -> int:
         others.append("--help")
     kind = other_kind(given.file, JobConfig)
     model: Any = RunConfig if kind is not None and kind[1] == "orchestrator" else JobConfig
-    command = parse("eval", model, [str(given.file), *others])
+
+    def check(_command: object) -> None:
+        if given.checkpoint is not None:
+            from counterpoint.job.evaluation.subject import find_checkpoint
+
+            find_checkpoint(given.checkpoint)
+
+    command = parse("eval", model, [str(given.file), *others], check=check)
     if command is None:
         return 0
     log_to_stderr()

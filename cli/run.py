@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from counterpoint.cluster.notify import notify_ready
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.inference.pool.sources import Sources
 from counterpoint.job.admin.reload import Reload, flat
-from counterpoint.job.check import check_backend, check_fit, check_job, check_ports
+from counterpoint.job.check import check_backend, check_fit, check_job, check_memory, check_ports
 from counterpoint.job.claim_directory import check_directory, claim_directory
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
@@ -55,6 +56,9 @@ PIPE_WIDTH = 130
 KEEP_GOING = {"--keep-going": "--orchestrator.schedule.give_up_after=0"}
 """The flag that stands for a key, for those whose first groups are meant to show no difference."""
 
+STOPPED_BY_A_SIGNAL = frozenset({128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM})
+"""Exit codes of a job that was stopped on request."""
+
 MOST_CHANGED = 20
 """Keys that a resume names as changed."""
 
@@ -84,6 +88,7 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
     own_servers = has_agents(control_directory(config.output_dir))  # left by a killed command
     if config.backend == "local" and needs_servers(config) and not own_servers:
         check_ports(config.inference)
+        check_memory(config.inference)
     if config.tinker is not None and not own_servers:
         check_ports(config.tinker)
     _print_beginning(config, console)
@@ -148,7 +153,8 @@ def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str], na
         way_on = f"Once the rewards of a group can differ, it goes on with: {command}"
         return f"{way_on}\nHowever long it takes: {command} --keep-going"
     if outcome.code != UserError.code:
-        return f"It goes on with: {command}"
+        failed = outcome.code not in (0, *STOPPED_BY_A_SIGNAL)
+        return f"{'Once the cause above is removed, it' if failed else 'It'} goes on with: {command}"
     advice = f"Once the configuration is right, it goes on with: {command}"
     if any(map(committed_steps, job.every_run)):
         return advice

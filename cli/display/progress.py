@@ -39,6 +39,9 @@ HEARTBEAT_SECONDS = 15.0
 LASTING_SECONDS = 1.0
 """A status of a worker that starts is a line of its own once it has lasted so long."""
 
+FILTERED_SHARE = 0.5
+"""The share of a step's completed rollouts from which on its line says how many were filtered."""
+
 LATE_SECONDS = 0.1
 """A step's line shows the event loop's lag if its maximum is above this."""
 
@@ -109,6 +112,7 @@ def describe_step(line: Line, history: History) -> str:
         f"step {line['step']}/{history.steps or '?'}",
         f"reward {number(line.get('reward/mean'))}",
         f"failed {failed}{f': {words}' if words else ''}" if failed else "",
+        _filtered(line),
         f"trained {trained['step']}" if trained and trained["step"] != line["step"] else "",
         f"loss {number(trained.get('loss'))}" if "loss" in trained else "",
         f"entropy {number(trained.get('entropy'))}" if "entropy" in trained else "",
@@ -123,6 +127,16 @@ def describe_step(line: Line, history: History) -> str:
         f"{number(history.seconds_of(line['step']), 1)} s",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def _filtered(line: Line) -> str:
+    """Says of a step of which filters left a small part, how much they took: the next step needs as many rollouts again."""
+    completed, caught = line.get("rollouts/completed", 0), line.get("rollouts/filtered", 0)
+    if not completed or caught < FILTERED_SHARE * completed:
+        return ""
+    kinds = {name.split("/")[1] for name in line if name.startswith("filters/") and line[name] and name.count("/") > 1}
+    by = f" by {', '.join(sorted(kinds))}" if kinds else ""
+    return f"filtered {caught / completed:.0%} of {completed:.0f} rollouts{printable(by)}"
 
 
 def describe_worker(worker: WorkerView) -> str:

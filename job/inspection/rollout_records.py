@@ -124,6 +124,8 @@ def find_run(job: Path, run_id: str | None) -> str:
     if not known and (first := fine_tuning_of(job)) is not None:
         raise UserError(f"{job} has no rollouts yet: {first}")
     if not known:
+        if not job.exists():
+            raise UserError(f"{job} does not exist; expected the directory of a job")
         raise UserError(f"{job} holds no run; expected the directory of a job whose runs have begun")
     if run_id is None and len(known) > 1:
         raise UserError(f"{job} holds {len(known)} runs; name one with --run: {', '.join(known)}")

@@ -173,6 +173,13 @@ def test_a_server_that_is_gone_and_rollouts_that_all_fail(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_dry_run_refuses_a_checkpoint_that_is_not_there(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(file), "--checkpoint", str(tmp_path / "wrong"), "--dry-run"]) == 2
+    assert "there is no such directory" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_model_that_the_server_does_not_have_is_refused(
     file: Path, tmp_path: Path, inference: FakeInference, capsys: pytest.CaptureFixture[str]

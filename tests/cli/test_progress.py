@@ -331,3 +331,14 @@ def test_a_record_that_may_not_be_read_is_an_error_for_a_person(
     monkeypatch.setattr(counterpoint.job.inspection.rollout_records, "open_regular", refuse)
     with pytest.raises(UserError, match="Permission denied"):
         dropped_records(tmp_path, "one")
+
+
+def test_a_step_of_which_filters_left_little_says_so(past: Path) -> None:
+    history = history_of(past)
+    line = dict(history.last_shipped) | {
+        "rollouts/completed": 300,
+        "rollouts/filtered": 237,
+        "filters/zero_advantage/sums": 237,
+    }
+    assert "filtered 79% of 300 rollouts by zero_advantage" in describe_step(line, history)
+    assert "filtered" not in describe_step(line | {"rollouts/filtered": 140}, history)

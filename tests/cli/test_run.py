@@ -363,8 +363,11 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     shown = families(int(served["targets"][0].rpartition(":")[2]))
     assert (shown["counterpoint_job_state"], shown["counterpoint_job_workers"]) == (1, 2)
     code, _, errors = FakeJob.run(job, "finish", "--resume")
-    assert code == 1, "it may be free at the next attempt"
-    assert "another `counterpoint run`" in errors
+    assert code == 75, "it may be free at the next attempt"
+    assert f"a job runs in it: process {process.pid} on " in errors
+    for again in ([], ["--fresh"]):
+        code, _, errors = FakeJob.run(job, "finish", *again)
+        assert (code, f"process {process.pid} on " in errors, "--fresh moves" in errors) == (75, True, False)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130

@@ -43,8 +43,8 @@ def test_two_commands_do_not_train_in_one_directory(
     file: Path, tmp_path: Path, begun: list[bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = take_lock(tmp_path / "out" / "job.lock", "taken")
-    assert main(["sft", str(file), "--resume"]) == 1
-    assert "another `counterpoint run` or `counterpoint sft` is using it" in capsys.readouterr().err
+    assert main(["sft", str(file), "--resume"]) == 75
+    assert "another `counterpoint run` or `counterpoint sft` uses it" in capsys.readouterr().err
     os.close(lock)
     assert main(["sft", str(file), "--resume"]) == 0
     assert begun == [False]

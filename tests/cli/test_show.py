@@ -186,6 +186,8 @@ def test_what_is_not_there_is_named(job: Path, arguments: list[str], said: str) 
 
 
 def test_where_there_is_nothing_to_show(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        main([str(tmp_path / "gone")])
     with pytest.raises(UserError, match="holds no run"):
         main([str(tmp_path)])
     write_step(tmp_path, "one", 1, [make_rollout(reward=None, error="broken")])

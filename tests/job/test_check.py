@@ -11,13 +11,14 @@ import orjson
 import pytest
 
 import counterpoint.job.check
-from counterpoint.job.check import check_fit, check_imports, check_runs
+from counterpoint.job.check import check_fit, check_imports, check_memory, check_runs
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.resolve_model import check_model, resolve_model
 from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import LoraConfig
-from counterpoint.transport.errors import UserError
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.process.resident import available_bytes
 from tests.orchestrator.toy_model import make_toy_model
 
 
@@ -85,6 +86,25 @@ def test_a_context_above_the_models_own_is_refused_before_anything_starts(job_fi
     check("--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:9"]')
 
 
+def test_more_memory_for_caches_than_there_is_is_refused_before_anything_starts(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counterpoint.job.check, "available_bytes", lambda: 10 * 2**30)
+    monkeypatch.setattr(counterpoint.job.check, "on_cpu", lambda: True)
+
+    def check(*flags: str) -> None:
+        check_memory(load(JobConfig, job_file, [*flags]).inference)
+
+    check("--inference.kv_cache_gib", "10")
+    check()
+    for flags in (["11"], ["6", "--inference.replicas", "2"]):
+        with pytest.raises(Obstructed, match=r"^inference\.kv_cache_gib = (11|6): .* 10\.0 GiB"):
+            check("--inference.kv_cache_gib", *flags)
+    monkeypatch.setattr(counterpoint.job.check, "on_cpu", lambda: False)
+    check("--inference.kv_cache_gib", "11")
+    assert 2**20 < (available_bytes() or 0) < 2**50
+
+
 def test_tools_that_no_server_parses_are_refused_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "2 + 2", "answer": "4"}\n')
@@ -148,7 +168,7 @@ def test_an_operators_environment_with_tools_that_no_server_parses_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("error", "code"), [("refused", 1), ("absent", 2)])
+@pytest.mark.parametrize(("error", "code"), [("refused", 75), ("absent", 2)])
 def test_a_service_that_does_not_answer_yet_is_no_bad_configuration(
     job_file: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int
 ) -> None:

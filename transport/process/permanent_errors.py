@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 
+from counterpoint.transport.errors import Obstructed
 from counterpoint.transport.files.atomic import FULL
 from counterpoint.transport.files.mounts import unmounted
 
@@ -24,8 +25,8 @@ NOTHING_LEARNED = 4
 DISK_FULL = 74
 """Exit code of a process that a full disk stopped; `EX_IOERR` of sysexits.h."""
 
-PASSING = 75
-"""Exit code of a process that an obstacle stopped which the next attempt may not meet, such as a port in use; `EX_TEMPFAIL`."""
+PASSING = Obstructed.code
+"""Exit code of a process that an obstacle stopped which the next attempt may not meet, such as a port in use."""
 
 
 def exit_code_of(error: Exception) -> int:
