@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import tomli_w
 
 import counterpoint
 from counterpoint.transport.errors import UserError
@@ -82,3 +84,62 @@ def test_a_directory_without_runs_and_a_run_that_is_not_there_are_refused(tmp_pa
     write_job(tmp_path / "job", steps=2)
     with pytest.raises(UserError, match="'other'"):
         counterpoint.read(tmp_path / "job").steps("other")
+
+
+def change(run_dir: Path, **values: Any) -> None:
+    file = run_dir / "control" / "orch.toml"
+    file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | values))
+
+
+def test_a_job_whose_runs_differ_has_a_column_for_each_key_that_does(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", runs=2, steps=3)
+    change(tmp_path / "job/run_run-0000", training={"learning_rate": 1e-3}, seed=1)
+    change(tmp_path / "job/run_run-0001", training={"learning_rate": 3e-4}, seed=1)
+    results = counterpoint.read(tmp_path / "job")
+    steps = results.steps()
+    assert list(steps.columns[:3]) == ["run_id", "training.learning_rate", "step"]
+    assert steps.groupby("training.learning_rate").run_id.unique().str[0].to_dict() == {
+        1e-3: "run-0000", 3e-4: "run-0001",
+    }  # fmt: skip
+    assert results.config.set_index("run_id").loc["run-0001", ["seed", "model"]].tolist() == [1, "tiny-moe"]
+    assert "training.learning_rate" not in write_and_read(tmp_path / "same").steps()
+
+
+def write_and_read(directory: Path) -> Any:
+    write_job(directory, runs=2, steps=2)
+    return counterpoint.read(directory)
+
+
+def test_the_folder_of_a_sweep_is_one_frame(tmp_path: Path) -> None:
+    """Of jobs whose runs have one name, in the folder that has the sweep's name or the one above."""
+    for number, rate in enumerate((1e-3, 3e-4)):
+        write_job(tmp_path / "all" / "lr" / f"target-{number}", steps=3, seed=number)
+        change(
+            tmp_path / "all" / "lr" / f"target-{number}" / "run_run-0000",
+            training={"learning_rate": rate},
+            reward=number,
+        )
+    for folder, above in ((tmp_path / "all" / "lr", ""), (tmp_path / "all", "lr/")):
+        results = counterpoint.read(folder)
+        assert results.runs == [f"{above}target-0/run-0000", f"{above}target-1/run-0000"]
+        steps = results.steps()
+        assert set(steps.columns[2:4]) == {"training.learning_rate", "reward"}
+        assert len(steps) == 6
+        assert steps[steps.job == f"{above}target-1"]["training.learning_rate"].tolist() == [3e-4] * 3
+        assert len(results.steps(f"{above}target-1/run-0000")) == 3
+        with pytest.raises(UserError, match="target-2"):
+            results.steps(f"{above}target-2/run-0000")
+    shown = results.plot("loss")
+    assert len(shown.get_lines()) == 2
+    assert shown.get_lines()[1].get_ydata().tolist() == steps[steps.job == "lr/target-1"].loss.tolist()
+    assert ["0.0003" in text.get_text() for text in shown.get_legend().get_texts()] == [False, True]
+    with pytest.raises(UserError, match="reward/mean"):
+        results.plot("reward/maen")
+
+
+def test_a_key_with_the_name_of_a_metric_is_not_lost(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", runs=2, steps=2)
+    change(tmp_path / "job/run_run-0000", loss="own")
+    steps = counterpoint.read(tmp_path / "job").steps()
+    assert steps[steps.run_id == "run-0000"]["config/loss"].tolist() == ["own"] * 2
+    assert steps.loss.dtype == float
