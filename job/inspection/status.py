@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,23 @@ from counterpoint.orchestrator.rollouts.failures import sum_failures
 from counterpoint.orchestrator.step.phases import sum_phases
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.outages import Outage
+from counterpoint.transport.printable import printable
 
 SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
 TRAINED_METRICS = ("mismatch_kl",)
+
+_SHOWN = (
+    "run_id",
+    "state",
+    "verdict",
+    "step",
+    "steps",
+    "trained",
+    *SHIPPED_METRICS,
+    *TRAINED_METRICS,
+    "tokens_per_second",
+)
+"""The columns of the table that a notebook shows."""
 
 START_SECONDS = 60.0
 """Longest time from a worker's state `starting` to the start of its process."""
@@ -114,6 +129,18 @@ class JobStatus:
         began = boot + ticks / os.sysconf("SC_CLK_TCK")
         return bool(began < worker["since"] + START_SECONDS)
 
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: a row a run, and the last errors. What others wrote is escaped."""
+        rows = [{**run, **run["metrics"]} for run in self.as_json()["runs"]]
+        columns = [name for name in _SHOWN if any(row.get(name) is not None for row in rows)]
+        head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+        body = "".join(f"<tr>{''.join(map(_cell, (row.get(name) for name in columns)))}</tr>" for row in rows)
+        said = [f"{name}: {line}" for name, line in (self.last_errors() if self.workers else {}).items()]
+        said += [self.supervisor_gone] if self.supervisor_gone else []
+        notes = "".join(f"<pre>{escape(printable(text))}</pre>" for text in said)
+        state = "running" if self.running else "not running"
+        return f"<p>{escape(str(self.directory))}: {state}</p><table><tr>{head}</tr>{body}</table>{notes}"
+
     def as_json(self) -> dict[str, Any]:
         """Returns the status for programs. Metrics that are unknown are absent."""
         return {
@@ -147,6 +174,11 @@ class JobStatus:
             "metrics": {name: shipped[name] for name in SHIPPED_METRICS if name in shipped}
             | {name: trained[name] for name in TRAINED_METRICS if name in trained},
         }
+
+
+def _cell(value: Any) -> str:
+    """A cell of the table that a notebook shows."""
+    return f"<td>{escape(printable(f'{value:.4g}' if isinstance(value, float) else str('' if value is None else value)))}</td>"
 
 
 class StatusReader:

@@ -63,3 +63,15 @@ def test_a_further_look_parses_new_lines_only(tmp_path: Path, monkeypatch: pytes
     add_steps(tmp_path, "a", 51)
     assert reader.read().histories["a"].step == 51
     assert len(parsed) == 51
+
+
+def test_a_notebook_shows_the_runs_and_nothing_that_they_inject(tmp_path: Path) -> None:
+    add_steps(tmp_path / "<script>", "a", 1, 2)
+    status = read_status(tmp_path / "<script>")
+    shown = status._repr_html_()
+    (run,) = status.as_json()["runs"]
+    assert f"<td>{run['state']}</td>" in shown
+    assert "<td>a</td>" in shown
+    assert f"<td>{run['metrics']['reward/mean']:.4g}</td>" in shown
+    assert "&lt;script&gt;" in shown
+    assert "<script" not in shown
