@@ -10,6 +10,7 @@ from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.activity import RunActivity
 from counterpoint.orchestrator.decisions import DecisionLog
 from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import Said
 from counterpoint.orchestrator.step import discarded
@@ -33,7 +34,7 @@ class Reports:
         self._status = self._evaluation = ""
         self._status_line = StatusLine()
         self._shortfalls = ShortfallLog()
-        self._lossless = Said()
+        self._lossless, self._branching = Said(), branching.Said()
         self.outages = Outages(self._send_status)
         self.watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, waiting_for, self.outages)
         self.activity = RunActivity(config.run_dir, config.run_id, self.outages)
@@ -64,8 +65,9 @@ class Reports:
         """A step is committed, with these metrics."""
         metrics.log_step(line, self._config.steps)
         self._shortfalls.take(line)
-        if news := self._lossless.news(line):
-            logger.warning("%s", news)
+        for said in (self._lossless, self._branching):
+            if news := said.news(line):
+                logger.warning("%s", news)
         self.set_status(f"step {line['step']} of {self._config.steps}")
 
     async def discarded(self, report: discarded.Report, record: Callable[[], bytes] | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from counterpoint.orchestrator.rollouts.branching import branch_metrics
 from counterpoint.orchestrator.rollouts.failures import count_failures
 from counterpoint.transport.exact_json import loads
 from counterpoint.transport.records import Batch, Rollout
@@ -46,6 +47,7 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
         "batch/samples": len(batch.samples),
         "batch/tokens": len(batch.token_ids_T),
         "batch/bytes": batch.nbytes,
+        **branch_metrics(rollouts),
         **_reward_metrics(completed),
         "length/mean": float(np.mean([sum(len(turn.completion_ids) for turn in each.turns) for each in completed])),
         **_cache_metrics(rollouts),

@@ -108,6 +108,12 @@ TOKENS = Metric(
 BATCH_SAMPLES = Metric("counterpoint_batch_samples", "gauge", "samples in the newest batch")
 BATCH_TOKENS = Metric("counterpoint_batch_tokens", "gauge", "tokens in the newest batch", "tokens")
 BATCH_BYTES = Metric("counterpoint_batch_bytes", "gauge", "size of the newest batch", "bytes")
+BRANCH_SAMPLES = Metric("counterpoint_rollout_samples_mean", "gauge", "mean samples of a trained rollout")
+BRANCH_FACTOR = Metric(
+    "counterpoint_rollout_tokens_factor",
+    "gauge",
+    "tokens of the trained rollouts' samples over those of the longest ones",
+)
 EPOCH = Metric(
     "counterpoint_examples_epoch",
     "gauge",
@@ -301,6 +307,16 @@ LINES = (
     LineName("batch/tokens", "in the batch", BATCH_TOKENS),
     LineName("batch/bytes", "of the batch", BATCH_BYTES),
     LineName(
+        "branches/samples_per_rollout",
+        "samples of a trained rollout ([Histories and tokens](gateway.md#histories-and-tokens))",
+        BRANCH_SAMPLES,
+    ),
+    LineName(
+        "branches/tokens_factor",
+        "tokens of the trained rollouts' samples over those of each rollout's (each player's) longest one",
+        BRANCH_FACTOR,
+    ),
+    LineName(
         "inference/cache_hit_share",
         "share of the prompts' tokens that a server's prefix cache had; absent where no server says so",
         CACHE_HITS,
@@ -376,7 +392,8 @@ METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
     ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
     CAUGHT, FAILURES, LENGTH_MEAN, STALENESS_MEAN,
-    STALENESS_MAX, LOSSLESS, LOST, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
+    STALENESS_MAX, LOSSLESS, LOST, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES,
+    BRANCH_SAMPLES, BRANCH_FACTOR, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
     OUTAGE_START,
     POLICY_VERSION, CACHE_HITS, EVALUATION, EVALUATION_LOW, EVALUATION_HIGH, EVALUATION_STEP, EVALUATION_FAILED,

@@ -19,6 +19,7 @@ from counterpoint.cluster.worker_view import State
 from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.redaction import redact_line
 from counterpoint.job.number_format import duration, scientific
+from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
 from counterpoint.orchestrator.step.differences import show_command
@@ -58,6 +59,7 @@ class Kind(StrEnum):
     FAILING_INFERENCE = "failing-inference"
     ENVIRONMENT_RESTARTED = "environment-restarted"
     SHORT_OF_SHARE = "short-of-share"
+    MANY_SAMPLES = "many-samples"
     MISMATCH = "mismatch"
     NOT_FINITE = "not-finite"
     LAG = "lag"
@@ -124,7 +126,17 @@ def problems_of_run(run: RunFacts, now: float, job: Path) -> list[Problem]:
         found.append(Problem(Kind.UNREADABLE, "warning", run.history.unreadable, advice, run=run.run_id))
     if run.alive and run.exclusion is None:
         found += _no_difference(run, job)
-        for rule in (_stalled, _discarded, _failures, _shares, _environment_restarts, _mismatch, _not_finite, _lag):
+        for rule in (
+            _stalled,
+            _discarded,
+            _failures,
+            _shares,
+            _many_samples,
+            _environment_restarts,
+            _mismatch,
+            _not_finite,
+            _lag,
+        ):
             found += rule(run, now)
     elif run.exclusion is None and run.history.discarded.get("notable") and not _has_all_steps(run):
         found += [*_no_difference(run, job), *_discarded(run, now), *_failures(run, now)]  # nothing shipped to its end
@@ -316,6 +328,12 @@ def _shares(run: RunFacts, now: float) -> Iterator[Problem]:
     advice = lost_in_words(run.history.last_shipped) or REMEDY
     for words in shortfalls(run.lines).values():
         yield Problem(Kind.SHORT_OF_SHARE, "warning", words, advice, run.lines[0].get("time"), run.run_id)
+
+
+def _many_samples(run: RunFacts, now: float) -> Iterator[Problem]:
+    """What is trained again and again, since no request of a rollout extends another."""
+    if words := branching.in_words(run.lines):
+        yield Problem(Kind.MANY_SAMPLES, "warning", words, branching.ADVICE, run.lines[0].get("time"), run.run_id)
 
 
 def _environment_restarts(run: RunFacts, now: float) -> Iterator[Problem]:

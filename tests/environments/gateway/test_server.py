@@ -17,7 +17,9 @@ from counterpoint.environments.gateway import Gateway, Limits
 from counterpoint.environments.gateway.agent import AgentEnvironment
 from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
 from counterpoint.environments.scripted import ScriptedModel
-from counterpoint.transport.records import Turn
+from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES, branch_metrics, in_words
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout, merge_turns
+from counterpoint.transport.records import Rollout, Turn
 from tests.environments.gateway.models import FailingModel, RecordingModel, WaitingModel, client_of, extends
 from tests.support.polling import until
 
@@ -417,3 +419,28 @@ def test_an_agent_runs_on_the_daemon_s_loop(chat: Chat) -> None:
 
     with pytest.raises(RuntimeError, match=r"exit code 3\. Its errors: 2"):
         uvloop.run(play())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strips", [True, False])
+async def test_a_client_that_strips_thinking_multiplies_samples_and_tokens(
+    gateway: Gateway, chat: Chat, strips: bool
+) -> None:
+    thought, turns = "<think>" + "so " * 5 + "</think>", 20
+    model = ScriptedModel(chat, [f"{thought}answer {index}" for index in range(turns)])
+    async with gateway.session(model) as session, client_of(session) as client:
+        messages = list(HELLO)
+        for _ in range(turns):
+            answer = await client.chat.completions.create(model="any", messages=messages)
+            content = answer.choices[0].message.content or ""
+            messages += [
+                {"role": "assistant", "content": content.rpartition("</think>")[2] if strips else content},
+                {"role": "user", "content": "go on"},
+            ]
+    rollout = Rollout("0-0", 0, "agent", 0, model.turns, reward=1.0)
+    merge_turns(rollout)
+    line = branch_metrics([rollout])
+    samples = [len(sample.token_ids_T) for sample in merge_rollout(rollout)]
+    assert line == {SAMPLES: len(samples), FACTOR: pytest.approx(sum(samples) / max(samples))}
+    assert len(samples) == (turns if strips else 1)
+    assert bool(in_words([line])) is strips

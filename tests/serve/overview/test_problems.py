@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from counterpoint.job.inspection.fleet import Server
 from counterpoint.job.inspection.history import History
 from counterpoint.job.plan.balance import Idle
+from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.step.differences import Notice
 from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
 from counterpoint.serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
@@ -320,6 +321,15 @@ def test_what_is_short_of_its_share_since_it_is_too_old() -> None:
     assert (problem.kind, problem.severity, problem.run) == (Kind.SHORT_OF_SHARE, "warning", "test")
     assert "slow is 25% of what is trained, where its ratio says 50%" in problem.reason
     assert "max_off_policy_steps" in problem.advice
+
+
+def test_requests_that_do_not_extend_each_other_are_said_with_their_factor() -> None:
+    problem = only(healthy_job(changed(healthy_run(), {SAMPLES: 20.0, FACTOR: 5.2})))
+    assert (problem.kind, problem.severity, problem.run) == (Kind.MANY_SAMPLES, "warning", "test")
+    assert "20.0 samples" in problem.reason
+    assert "5.2 times" in problem.reason
+    assert "reasoning_content" in problem.advice
+    assert not problems_of(healthy_job(changed(healthy_run(), {SAMPLES: 2.0, FACTOR: 1.4})))
 
 
 def test_groups_without_a_difference_are_a_problem_with_its_remedy() -> None:
