@@ -613,8 +613,8 @@ class Service:
         model, refusal = await self.model(model_id, owner), ""
         if model.may_wait(kind, seq_id):
             self.tenants.check_tokens(owner, tokens)
-        if tokens:
-            self.tenants.tokens.note(owner, model.request_id(seq_id), tokens)
+        if tokens and not model.knows(seq_id):
+            self.tenants.reserve_tokens(owner, model.request_id(seq_id), tokens)
         if kind in SAVES and not model.knows(seq_id):
             try:
                 self.tenants.reserve_disk(

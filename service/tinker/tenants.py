@@ -117,6 +117,11 @@ class Tenants:
                 f"{reserved:,}, and {says}: wait for these"
             )
 
+    def reserve_tokens(self, owner: str, request_id: str, count: int) -> None:
+        """Keeps the tokens that a request may use, until it has a result."""
+        if self.quota(owner).tokens_per_day is not None:
+            self.tokens.note(owner, request_id, count)
+
     def take_disk(self, owner: str, count: int) -> None:
         """Counts a record of so many bytes that is about to be written. Raises `OverQuota`.
 

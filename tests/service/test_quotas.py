@@ -160,6 +160,31 @@ async def test_what_requests_may_still_use_is_kept_for_them(tmp_path: Path) -> N
         await service.finish_session(session, OWNERS[0], {})
 
 
+async def test_a_repetition_gives_nothing_back_of_what_is_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path, quota={"tokens_per_day": 1000}) as (client, service):
+        session = (await service.create_session(CreateSession(), OWNERS[0])).session_id
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
+        assert (await asked(client, "create_model", body))[0] == 200
+
+        async def offer(number: int, tokens: int) -> int:
+            message = MESSAGES["ForwardBackwardRequest"](model_id=f"{session}:train:0", seq_id=number)
+            message.data.add().model_input.add().encoded_text.tokens = bytes(4 * tokens)
+            headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf"}
+            response = await client.post("/api/v1/forward_backward", data=message.SerializeToString(), headers=headers)
+            return int(response.status)
+
+        assert await offer(2, 900) == 200, "it waits for the first"
+        assert await offer(2, 1) == 200, "it is known"
+        assert await offer(3, 200) == 429
+
+
+async def test_nothing_is_kept_for_requests_without_a_quota(tmp_path: Path) -> None:
+    async with sampling(tmp_path) as (sampler, _, service, _):
+        for _ in range(3):
+            await answered(sampler.sample(PROMPT, 1, parameters()))
+        assert not service.tenants.tokens._amounts
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(1, 50), st.sampled_from(["note", "close"])),

@@ -129,7 +129,7 @@ class ClientSamplers:
                     self._store.ledger.owe(owner, request_id, servers.used)
 
         if (task := self._results.begin(request_id, owner, work)) is not None:
-            self._tenants.tokens.note(owner, request_id, tokens)
+            self._tenants.reserve_tokens(owner, request_id, tokens)
             self._sampling[request_id] = task
             task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
         return request_id, _sequence_ids(sampler, asked)
