@@ -92,7 +92,8 @@ class Intake:
     def room(self, owner: str, size: int) -> Iterator[None]:
         """Takes room for some bytes during the block. Raises `TooMany` if there is none for this owner."""
         if size <= SMALL_BYTES:
-            size = 0
+            yield
+            return
         if not self._room.take(owner, size):
             raise TooMany(f"bodies of {self._room.of(owner):,} bytes of this key are read; {size:,} more have no room")
         try:

@@ -156,3 +156,9 @@ async def test_a_key_with_large_bodies_is_asked_to_wait_and_another_is_not(
         await until(lambda: not service.intake._room.of(owner), "the room is given back")
         again = await client.post("/api/v1/create_session", data=io.BytesIO(body), headers={"X-API-Key": KEYS[0]})
         assert again.status == 200
+
+
+def test_a_key_that_has_its_share_of_room_sends_small_bodies_all_the_same() -> None:
+    bodies = intake.Intake()
+    with bodies.room("a", intake.MOST_BYTES // 2), bodies.room("b", intake.MOST_BYTES // 4), bodies.room("a", 100):
+        pass
