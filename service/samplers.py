@@ -126,7 +126,7 @@ class Samplers:
             try:
                 await asyncio.shield(loaded.ready)
             except (Exception, asyncio.CancelledError):
-                if loaded.ready.done() and self._loaded.get(place) is loaded:  # the next request tries again
+                if _has_failed(loaded.ready) and self._loaded.get(place) is loaded:  # the next request tries again
                     del self._loaded[place]
                     await loaded.served.release()
                 if loaded.ready.cancelled():
@@ -238,6 +238,10 @@ class Metered:
         """Returns what `Samplers.score` does of each of these. Raises as it does, in an `ExceptionGroup`."""
         works = ((len(each[0]), partial(self._samplers.score, *each)) for each in asked)
         return await self._samplers.calls.gathered(self._key, works, len)
+
+
+def _has_failed(load: asyncio.Task[None]) -> bool:
+    return load.done() and (load.cancelled() or load.exception() is not None)
 
 
 async def _load(served: Served, name: str, directory: Path) -> None:

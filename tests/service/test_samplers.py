@@ -134,3 +134,26 @@ async def test_what_a_request_had_asked_of_which_server_is_forgotten_at_its_end(
     servers.end()
     assert pool.forgotten == [("base", "s.1-0"), ("y", "s.1-0"), ("z", "s.1-0")]
     await samplers.close()
+
+
+async def test_a_call_that_is_cancelled_as_its_adapter_is_loaded_leaves_it_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = asyncio.get_running_loop().create_future()
+
+    async def load(*_: object) -> None:
+        await loaded
+
+    monkeypatch.setattr(module, "_load", load)
+    samplers = samplers_of(pool := Pool(), 2)
+    first, other = (asyncio.create_task(sample(samplers, "a", 0)) for _ in "ab")
+    await until(lambda: bool(samplers._loaded), "the load")
+    [adapter] = samplers._loaded.values()
+    await until(lambda: adapter.users == 2, "both calls")
+    adapter.ready.add_done_callback(lambda _: first.cancel())
+    loaded.set_result(None)
+    await asyncio.gather(first, other, return_exceptions=True)
+    assert first.cancelled()
+    assert other.exception() is None
+    assert "a0" in pool.loaded
+    await samplers.close()
