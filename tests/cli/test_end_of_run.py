@@ -37,7 +37,7 @@ def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: py
         return Outcome(0, "done")
 
     job.run = run
-    config = cast(JobConfig, SimpleNamespace(serve=None, output_dir=Path()))
+    config = cast(JobConfig, SimpleNamespace(serve=None, tinker=None, output_dir=Path()))
     assert counterpoint.cli.run._run(cast(SupervisedJob, cast(Any, job)), config, Console()).code == 0
     assert calls == ["prepared"]
 
