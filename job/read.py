@@ -21,9 +21,9 @@ from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number,
 from counterpoint.job.inspection.rollout_records import find_run, find_step, read_records
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.start import is_beginning
+from counterpoint.job.step_calls import joined
 from counterpoint.job.varied_keys import flat_config, varied_keys
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
-from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps
@@ -33,14 +33,8 @@ from counterpoint.transport.process.extras import require
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TRAINER = "trainer/"
-"""Precedes a trainer's metric that has the name of an orchestrator's."""
-
 CONFIG = "config/"
 """Precedes a key that differs from run to run and has the name of another column."""
-
-_NO_COLUMNS = {"run_id", "step", METRIC, TRAINER + "run_id", TRAINER + "step", TRAINER + METRIC}
-"""What lines have that is no metric with a column of its own."""
 
 
 class Results:
@@ -210,12 +204,6 @@ def _steps_of(job: Path, run_id: str, trained: TrainedLines) -> Iterator[Line]:
     learned = {line["step"]: line for _, text in trained.lines_of(run_id, 0) if (line := step_of(text))}
     for step in sorted({*shipped, *learned}):
         yield joined(step, shipped.get(step, {}), learned.get(step, {}))
-
-
-def joined(step: int, shipped: Line, learned: Line) -> Line:
-    """Returns the metrics of one step: what the orchestrator says of it, and what the trainer says."""
-    both = shipped | {(TRAINER + name if name in shipped else name): value for name, value in learned.items()}
-    return {"step": step} | {name: both[name] for name in both if name not in _NO_COLUMNS}
 
 
 def read(directory: Path | str) -> Results:

@@ -48,6 +48,34 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert job.wait(DEADLINE_SECONDS) == 2
     assert str(tmp_path / "job") in job.output
     assert job.code == 2
+    with pytest.raises(UserError, match="exit code 2") as raised:
+        job.wait(check=True)
+    assert str(tmp_path / "job") in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_dict_is_a_job_as_its_file_is(tmp_path: Path) -> None:
+    content = settings(tmp_path / "job", steps=3)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "of-somebody-else").touch()
+    of_dict = counterpoint.start(content | {"output_dir": tmp_path / "job", "keys": None})
+    assert of_dict.wait(DEADLINE_SECONDS) == 2
+    of_file = counterpoint.start(written(tmp_path))
+    assert of_file.wait(DEADLINE_SECONDS) == 2
+    assert of_dict.output == of_file.output
+
+
+def test_a_dict_that_is_wrong_writes_nothing(tmp_path: Path) -> None:
+    content = settings(tmp_path / "job", steps=3)
+    with pytest.raises(UserError, match=r"(?s)orchestrator\.stepz.*steps"):
+        counterpoint.start(content | {"orchestrator": content["orchestrator"] | {"stepz": 5}})
+    with pytest.raises(UserError, match="object"):
+        counterpoint.start(content | {"max_restarts": object()})
+    assert not (tmp_path / "job.toml").exists()
+    (tmp_path / "job.toml").write_text("# my own\n")
+    with pytest.raises(UserError, match=r"job\.toml"):
+        counterpoint.start(content)
+    assert (tmp_path / "job.toml").read_text() == "# my own\n"
 
 
 @pytest.mark.slow
@@ -80,12 +108,17 @@ def test_a_job_is_started_stopped_and_resumed(tmp_path: Path, moe_server: Server
     assert job.stop(DEADLINE_SECONDS) == 143, job.output
     stopped_at = job.status().as_json()["runs"][0]["step"]
     overrides["orchestrator"]["steps"] = stopped_at + 1
-    job = counterpoint.start(file, resume=True, **overrides)
-    assert job.wait(DEADLINE_SECONDS) == 0, job.output
+    told: list[dict[str, Any]] = []
+    job = counterpoint.start(file, resume=True, on_step=told.append, **overrides)
+    assert job.wait(DEADLINE_SECONDS, check=True) == 0, job.output
     (run,) = job.status().as_json()["runs"]
     assert (run["step"], run["trained"]) == (stopped_at + 1, stopped_at + 1)
     results = counterpoint.read(job.directory)
-    assert results.steps().loss.notna().tolist() == [True] * (stopped_at + 1)
+    steps = results.steps()
+    assert steps.loss.notna().tolist() == [True] * (stopped_at + 1)
+    assert told[-1]["step"] == stopped_at + 1
+    assert told[-1]["loss"] == steps.loss.iloc[-1]
+    assert len({row["step"] for row in told}) == len(told) <= 2, "the earlier steps are not told again"
     assert set(results.rollouts().groupby(["step", "example_index"]).size()) == {2}
 
 
