@@ -178,7 +178,7 @@ class Application {
   #onError(error) {
     if (error.status === 401) {
       this.session = null;
-      this.askingForToken ??= askForToken(this.api, error).finally(() => {
+      this.askingForToken ??= askForToken(this.api).finally(() => {
         this.askingForToken = null;
         this.poller.now();
       });

@@ -4,7 +4,7 @@ import { element } from "./dom.js";
 import { field, openDialog } from "../widgets/dialog.js";
 
 /** Opens the dialog; resolves when a token was accepted or the reader gave up. */
-export function askForToken(api, error) {
+export function askForToken(api) {
   const hadToken = Boolean(api.token);
   return openDialog({
     title: hadToken ? "The token was refused" : "This page needs a token",
@@ -12,7 +12,6 @@ export function askForToken(api, error) {
     body: [
       element("p", { class: "dialog-lead" }, hadToken ? "The server does not know the token that this page has: it may be of another server, or have been replaced." : "The server shows a job only to those who have its token."),
       element("p", { class: "muted" }, "The server prints an address with the token when it starts. The token is also in a file, by default in ", element("code", {}, "serve/"), " of the first job's directory."),
-      error.problem?.advice && element("p", { class: "muted" }, error.problem.advice),
       field({ name: "token", label: "Token", type: "password", autocomplete: "off", spellcheck: "false", required: true }),
     ],
     act: async ({ token }) => {

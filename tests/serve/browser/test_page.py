@@ -65,6 +65,7 @@ async def test_a_bad_token_fails_visibly_and_a_good_one_opens(reader: Open, tmp_
     async with reader(small_job(tmp_path / "job"), token="no-token-of-this-server", expects_failures=True) as page:
         dialog = page.page.get_by_role("dialog")
         await expect(dialog).to_contain_text("The token was refused")
+        assert await dialog.locator("p.muted").count() == 1, "where the token is, is said once"
         await expect(page.page.get_by_role("row")).to_have_count(0)
         await page.page.get_by_role("textbox", name="Token").fill("another-wrong-token-00000")
         await page.page.get_by_role("button", name="Use this token").click()
