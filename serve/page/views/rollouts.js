@@ -139,9 +139,9 @@ function changeOutcome(cell, entry) {
 }
 
 function changeBeginning(cell, entry) {
-  if (!cell.firstChild) cell.append(element("bdi", { class: "mono" }), element("bdi", { class: "muted mono" }));
-  setText(cell.firstChild, visible(entry.reason && !entry.beginning ? entry.reason : withoutEnd(entry.beginning), 160));
-  setText(cell.lastChild, entry.answer ? `  right: ${visible(entry.answer, 60)}` : "");
+  if (!cell.firstChild) cell.append(element("bdi", { class: "muted mono" }), element("bdi", { class: "mono" }));
+  setText(cell.firstChild, entry.answer ? `right: ${visible(entry.answer, 40)} · ` : ""); // first: the end of the cell is cut
+  setText(cell.lastChild, visible(entry.reason && !entry.beginning ? entry.reason : withoutEnd(entry.beginning), 160));
 }
 
 function choice(label, options, value, onChange) {

@@ -55,6 +55,22 @@ async def stays_text(page: Reader) -> None:
     assert await findings(page) == []
 
 
+async def test_a_long_completion_leaves_the_right_answer_in_sight(reader: Open, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    model = make_toy_model(tmp_path / "model")
+    name_model(tmp_path / "job", model)
+    chat = Chat(model)
+    write_step(tmp_path / "job", "one", 1, [spoken(chat, 7, "on and on " * 60, reward=0.5, answer="forty-two")], chat)
+    async with reader(tmp_path / "job", path=ROLLOUTS) as page:
+        cell = page.page.locator("td[data-title=Beginning]")
+        await expect(cell).to_contain_text("on and on")
+        answer = await cell.get_by_text("right: forty-two").bounding_box()
+        box = await cell.bounding_box()
+        assert answer is not None
+        assert box is not None
+        assert answer["x"] + answer["width"] <= box["x"] + box["width"]
+
+
 async def test_the_worst_rollout_opens_and_its_tokens_are_coloured(reader: Open, tmp_path: Path) -> None:
     async with reader(job_with_rollouts(tmp_path / "job"), path=ROLLOUTS, width=400) as page:
         await expect(page.page.get_by_role("status").filter(has_text="1 to 3 of 3 rollouts")).to_be_visible()
