@@ -113,7 +113,7 @@ export function renderJobs(root, context, name, isWanted) {
 /** The columns of a table of runs; of several jobs, with the job, and without what tells nothing of the learning. */
 function columns(context, pickTag, ofSeveral = false) {
   return [
-    ...(ofSeveral ? [{ key: "job", width: 118, title: "Job", value: (run) => run.job, change: (cell, run) => changeJobName(cell, context.homeOf(run.job), run.job) }] : []),
+    ...(ofSeveral ? [{ key: "job", least: 118, title: "Job", value: (run) => run.job, change: (cell, run) => changeJobName(cell, context.homeOf(run.job), run.job) }] : []),
     { key: "run", least: 98, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, run), run, pickTag) },
     { key: "state", width: 118, title: "State", value: (run) => run.state, change: changeState },
     { key: "step", width: 100, title: "Step", number: true, value: (run) => run.step, change: changeStep },

@@ -68,6 +68,14 @@ async def test_names_that_differ_at_their_end_look_different(reader: Open, tmp_p
         assert box["x"] + box["width"] <= line["x"] + line["width"] + 1
 
 
+async def test_the_name_of_a_job_is_whole_beside_room(reader: Open, tmp_path: Path) -> None:
+    jobs = [small_job(tmp_path / name, runs=1) for name in ("reverse-text-of-the-tutorial", "other")]
+    async with reader(*jobs, width=1600) as page:
+        begin = page.page.locator("td[data-title=Job] .name-begin").filter(has_text="reverse")
+        await expect(begin).to_have_count(1)
+        assert await begin.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
 async def test_how_long_ago_a_step_was_is_not_cut(reader: Open, tmp_path: Path) -> None:
     job = small_job(tmp_path / "job", runs=1)
     for seconds, said in ((5_100, "1 h ago"), (3_000, "50 min ago"), (40 * 86_400, "40 d ago")):
