@@ -15,6 +15,7 @@ import orjson
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
 from counterpoint.run.loop_health.slow_spots import in_words, slow_spots_of
 from counterpoint.transport.files.json_lines import lines_from_end, replace_end
+from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,18 @@ def log_step(line: Mapping[str, Any], total_steps: int) -> None:
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     logger.info(
         "step %d/%d  reward %.3f  staleness %.2f  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
-        "lag p99 %.1f ms max %.1f ms  phase breakdown: %s%s%s",
+        "lag p99 %.1f ms max %.1f ms  phase breakdown: %s%s%s%s",
         line["step"], total_steps, line["reward/mean"], line["staleness/mean"],
         line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"], line["rollouts/cancelled"],
         line["policy/version"], line["event_loop_lag/p99"] * 1e3, line["event_loop_lag/max"] * 1e3,
-        ", ".join(f"{name}={seconds:.4f}" for name, seconds in ordered), _blame(line), _failures(line),
+        ", ".join(f"{name}={seconds:.4f}" for name, seconds in ordered), _agents(line), _blame(line),
+        _failures(line),
     )  # fmt: skip
+
+
+def _agents(line: Mapping[str, Any]) -> str:
+    words = agents_in_words(agent_times([line]))
+    return f"  agents: {words}" if words else ""
 
 
 def _failures(line: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from counterpoint.run.loop_health.slow_spots import slow_spots_of
 from counterpoint.trainer.telemetry import mismatch
 from counterpoint.transport.outages import Kind
 from counterpoint.transport.printable import printable
+from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_words
 
 TEXT_COLUMNS = ("run", "state")
 LEGEND = (
@@ -85,6 +86,8 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
         remarks.append(_text(f"run {run_id} weights: {history.weights}", "dim"))
     if phases := phases_in_words(sum_phases([history.last_shipped])):
         remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
+    if agents := agents_in_words(agent_times([history.last_shipped])):
+        remarks.append(_text(f"run {run_id} agents: {agents}", "dim"))
     if failures := sum_failures(history.counted):
         example = examples.example(history, failures)
         such_as = f"; such as: {example}" if example else ""

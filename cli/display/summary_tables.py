@@ -17,6 +17,7 @@ from counterpoint.job.number_format import duration, milliseconds, number, scien
 from counterpoint.orchestrator.rollouts.failures import failures_in_words
 from counterpoint.orchestrator.step.phases import phases_in_words
 from counterpoint.transport.printable import printable, shortened
+from counterpoint.transport.telemetry.agent_time import agents_in_words
 
 LONGEST_TITLE = 100
 """Characters of the outcome in a table's title; a failure is printed above, in full."""
@@ -57,6 +58,7 @@ def _remarks(run: Summary) -> list[str]:
         f"failed rollouts: {failed}" if failed else None,
         f"such as: {run['failure_example']}" if run["failure_example"] else None,
         f"time: {phases}" if phases else None,
+        f"agents: {agents}" if (agents := agents_in_words(run["agents"])) else None,
         run["discarded"],
         f"weights: {run['weights']}" if run["weights"] else None,
     ]
@@ -132,6 +134,7 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s, over the newest {RATE_STEPS} steps",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
         "time": phases_in_words(summary["phase_seconds"]) or None,
+        "agents": agents_in_words(summary["agents"]) or None,
         "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}, of inference against trainer",
         "staleness": f"max {number(summary['staleness_max'], 0)} updates between the weights of a token and its training",
         "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),

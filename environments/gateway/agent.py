@@ -13,6 +13,7 @@ import inspect
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,7 @@ class AgentEnvironment:
         self._directory = None if directory is None else Path(directory).resolve(strict=True)
         self._variables = _environment(variables or {}, pass_on)
         self._score = None if score is None else _imported(score)
-        reported = ("exit_code", "output", "errors", "refused", "reward")
+        reported = ("exit_code", "output", "errors", "refused", "reward", "times")
         self.state_keys = reported if self._score is None else None
         self.reward_bounds = (0.0, 1.0) if self._score is None else None
         self._reward_file = reward_file
@@ -132,9 +133,10 @@ class AgentEnvironment:
                 }
                 if self._reward_file:
                     variables["AGENT_REWARD_FILE"] = str(own / "reward")
+                begun = time.monotonic()
                 result = await run_agent(self._command, variables, self._directory or work, given)
                 state |= {"exit_code": result.exit_code, "output": result.output, "errors": result.errors}
-                state["refused"] = list(session.errors)
+                state |= {"refused": list(session.errors), "times": session.times.metrics(begun)}
                 _check(result, calls=len(session.turns), refused=state["refused"])
             if self._score is None:
                 state["reward"] = _reward(own / "reward" if self._reward_file else None, result.output)
@@ -142,7 +144,8 @@ class AgentEnvironment:
             await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        """Returns what `score` says, or the reward that the agent reported."""
+        """Returns what `score` says, or the reward that the agent reported. The program's times are metrics."""
+        rollout.metrics |= rollout.state["times"]
         if self._score is None:
             return float(rollout.state["reward"])
         scored: Any = self._score(example, rollout)

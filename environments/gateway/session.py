@@ -39,6 +39,7 @@ from counterpoint.environments.gateway.responses_answer import responses_answer
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Turn
+from counterpoint.transport.telemetry.agent_time import AgentTimes
 
 Parameters = ParamSpec("Parameters")
 Made = TypeVar("Made")
@@ -83,6 +84,7 @@ class Session:
         """The reply of the newest turn."""
         self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
         """Why the newest refused or failed requests had no answer."""
+        self.times = AgentTimes()
         self.has_ended = False
         self._model = model
         self._agent_sampling = agent_sampling
@@ -105,6 +107,7 @@ class Session:
                     code="too_many_requests",
                 )
             self._open += 1
+            self.times.request_began()
             try:
                 async with self._places:
                     if self.has_ended:
@@ -112,6 +115,7 @@ class Session:
                     yield
             finally:
                 self._open -= 1
+                self.times.request_ended()
         except Refused as refusal:
             text = clipped(f"{refusal.status}: {refusal.message}", _LONGEST_ERROR)
             self.errors.append(text.encode(errors="backslashreplace").decode())

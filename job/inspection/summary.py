@@ -15,6 +15,7 @@ from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.orchestrator.rollouts.failures import sum_failures
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.phases import sum_phases
+from counterpoint.transport.telemetry.agent_time import agent_times
 
 SUMMARY_FILE = "summary.json"
 
@@ -67,6 +68,7 @@ def summarize(
         "tokens_per_second": history.tokens_per_second(),
         "event_loop_lag_seconds": lag_quantiles(history),
         "phase_seconds": sum_phases(counted),
+        "agents": agent_times(counted),
         "staleness_max": max([*staleness, *_known(left_out.maxima, "staleness/max")], default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
         "evaluations": history.evaluations.as_json(),

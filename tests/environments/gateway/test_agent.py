@@ -12,7 +12,9 @@ import pytest
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway.agent import AgentEnvironment, AgentRefused
 from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.orchestrator.step.step_metrics import environment_metrics
 from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.agent_time import OWN, SECONDS, START, agent_times
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow
@@ -60,6 +62,15 @@ async def test_a_program_plays_a_rollout_and_says_its_reward(chat: Chat) -> None
         *first.completion_ids,
     ]
     assert rollout.state["exit_code"] == 0
+
+
+async def test_the_programs_own_time_is_told_apart_from_calls_of_the_model(chat: Chat) -> None:
+    code = "import time\ntime.sleep(0.3)\n" + ONE_CALL + "time.sleep(0.2)\nprint(1)"
+    rollout, _ = await played(agent(code), chat, "x")
+    times = {name: rollout.metrics[name] for name in (START, OWN, SECONDS)}
+    assert 0.3 <= times[START] <= times[OWN] - 0.2
+    assert times[OWN] < times[SECONDS]
+    assert agent_times([environment_metrics([rollout])]) == {"agent": pytest.approx(times)}
 
 
 FILE = "open(os.environ['AGENT_REWARD_FILE'], 'w').write({!r})\n"

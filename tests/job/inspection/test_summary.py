@@ -52,6 +52,8 @@ def test_the_summary_adds_up(past: Path) -> None:
 
 def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     phases = {"phase/generation": 3.0, "phase/wait_trainer": 0.5, "phase/commit": 0.5}
+    agents = {"agent/seconds": 6.2, "agent/start_seconds": 5.1, "agent/own_seconds": 5.9}
+    phases |= {f"environment/guess/{name}/mean": value for name, value in agents.items()}
     write_lines(
         tmp_path / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + step, **phases) for step in (1, 2)]
     )
@@ -62,6 +64,8 @@ def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     print_summary(summary, {}, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert summary["agents"] == {"guess": agents}
+    assert "guess: of a rollout's 6.2 s the program takes 5.9 s itself" in shown
     assert "generation 75 %, waiting for the trainer 12 %, saving the state 12 %" in shown
 
 
