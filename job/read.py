@@ -20,9 +20,9 @@ from counterpoint.job.directory import JOB_FILE, is_running, run_ids_in
 from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number, step_of
 from counterpoint.job.inspection.rollout_records import find_run, find_step, read_records
 from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.results.step_calls import joined
+from counterpoint.job.results.varied_keys import flat_config, varied_keys
 from counterpoint.job.start import is_beginning
-from counterpoint.job.step_calls import joined
-from counterpoint.job.varied_keys import flat_config, varied_keys
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import AppendedLines

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from counterpoint.job.step_calls import StepCalls
+from counterpoint.job.results.step_calls import StepCalls
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 

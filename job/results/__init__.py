@@ -1,0 +1,1 @@
+"""What a notebook reads of jobs: the steps as they are trained, and in which values runs differ."""
