@@ -285,17 +285,18 @@ class Session:
 async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
     """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded.
 
-    Raises `Refused` for an answer that was to be constrained and was not.
+    A parser of calls reads no constrained answer: it would take JSON with a name for a call. Raises `Refused` for an answer that
+    was to be constrained and was not.
     """
+    overrides = request.asked.overrides
     text = said = model.chat.decode(turn.completion_ids.tolist())
     if request.demanded_tools and text.lstrip().startswith("["):
         reply = read_demanded(text, request.demanded_tools)
     else:
-        reply = await model.parse(turn, request.parsed_tools, reasoning=True)
+        reply = await model.parse(turn, [] if overrides.json_schema else request.parsed_tools, reasoning=True)
         said = reply.content
-        if request.demanded_tools and not reply.calls:
-            reply = replace(read_demanded(reply.content, request.demanded_tools), reasoning=reply.reasoning)
-    overrides = request.asked.overrides
+        if request.demanded_tools:
+            reply = replace(read_demanded(said, request.demanded_tools), reasoning=reply.reasoning)
     if overrides.json_schema:
         _warn_of_constraints()
         stop = model.sampling.stop if overrides.stop is None else overrides.stop

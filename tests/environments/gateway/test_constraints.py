@@ -13,7 +13,7 @@ import orjson
 import pytest
 from jsonschema_specifications import REGISTRY
 
-from counterpoint.environments.base import Reply
+from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.gateway import Gateway, Session
 from counterpoint.environments.gateway.constraints import FORMATS, check_kept, checked_schema, response_schema
@@ -127,6 +127,37 @@ async def test_a_demanded_call_may_follow_reasoning(gateway: Gateway, chat: Chat
     assert message["reasoning_content"] == "it is [3] "
     assert model.turns[0].trained_tokens == 0
     assert extends(model.turns[1], model.turns[0])
+
+
+class JsonCallingModel(ReasoningModel):
+    """Also reads each JSON object with a name and parameters as a call, as vLLM's parser `llama3_json` does."""
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
+        reply = await super().parse(turn, tools, reasoning=reasoning)
+        found = re.search(r'{"name": "(\w+)", "parameters": ({.*?})}', reply.content)
+        if not tools or found is None:
+            return reply
+        return Reply("", reply.reasoning, (ToolCall("call_1", found[1], orjson.loads(found[2])),))
+
+
+@pytest.mark.parametrize("before", ["", "it is [3] therefore "])
+async def test_a_demanded_call_is_read_whatever_the_servers_parser_takes_for_a_call(
+    gateway: Gateway, chat: Chat, before: str
+) -> None:
+    model = JsonCallingModel(chat, [before + '[{"name": "Out", "parameters": {"a": 3}}]'])
+    async with gateway.session(model) as session:
+        status, answer = await _post(session, {"messages": HELLO, "tools": [OUT], "tool_choice": "required"})
+    assert status == 200, answer
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "Out", "arguments": '{"a":3}'}
+
+
+async def test_a_constrained_answer_that_looks_like_a_call_is_text(gateway: Gateway, chat: Chat) -> None:
+    text = '{"name": "Out", "parameters": {"a": 3}}'
+    async with gateway.session(JsonCallingModel(chat, [f"so therefore {text}"])) as session:
+        fields = {"messages": HELLO, "tools": [OUT], "response_format": {"type": "json_object"}}
+        status, answer = await _post(session, fields)
+    assert (status, answer["choices"][0]["message"]["content"].strip()) == (200, text)
 
 
 async def test_a_demanded_call_that_was_cut_is_text(gateway: Gateway, chat: Chat) -> None:
