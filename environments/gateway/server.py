@@ -134,18 +134,12 @@ class Gateway:
         try:
             return await self._answer(request)
         except Refused as refusal:
-            # What is left of the body is not read, so the connection cannot be used again.
-            headers = {"Retry-After": RETRY_SECONDS} if refusal.status == 429 else None
-            response = web.json_response(refusal_body(request, refusal), status=refusal.status, headers=headers)
-            if not request.content.at_eof():
-                response.force_close()
-            return response
+            return refused(request, refusal)
         except ConnectionError:
             raise  # the client has gone while it was answered
         except Exception as error:  # noqa: BLE001 - a fault of ours costs one request
             self._log.note(logging.ERROR, f"the gateway failed to answer a request:\n{traceback.format_exc()}")
-            fault = Refused(f"the gateway failed: {type(error).__name__}", status=500)
-            return web.json_response(refusal_body(request, fault), status=500)
+            return refused(request, Refused(f"the gateway failed: {type(error).__name__}", status=500))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
@@ -215,10 +209,15 @@ def _events(path: str, answer: dict[str, Any], asked: Asked) -> Iterator[bytes]:
     return responses_events(answer) if path == _RESPONSES else events(answer, include_usage=asked.include_usage)
 
 
-def refusal_body(request: web.BaseRequest, refusal: Refused) -> dict[str, Any]:
-    """Returns the body of a refusal, in the shape of the API that was asked."""
+def refused(request: web.BaseRequest, refusal: Refused) -> web.Response:
+    """Returns a refusal, in the shape of the API that was asked."""
     is_anthropic = f"{request.path}/".partition("/v1/")[2].startswith("messages/")
-    return anthropic_error(refusal) if is_anthropic else refusal.body()
+    body, is_short = anthropic_error(refusal) if is_anthropic else refusal.body(), refusal.code != "insufficient_quota"
+    headers = {"Retry-After": RETRY_SECONDS} if refusal.status == 429 and is_short else None
+    response = web.json_response(body, status=refusal.status, headers=headers)
+    if not request.content.at_eof():
+        response.force_close()  # what is left of the body is not read, so the connection cannot be used again
+    return response
 
 
 async def body_of(request: web.BaseRequest, most_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ from aiohttp import web
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.json_body import parse_body
-from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refusal_body, sent
+from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refused, sent
 from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
 from counterpoint.service.tinker.futures import TooMany
@@ -58,7 +58,7 @@ class Dialects:
 
     async def _models(self, request: web.Request) -> web.Response:
         if self._owner_of(request) is None:
-            return web.json_response(refusal_body(request, _wrong_key()), status=401)
+            return refused(request, _wrong_key())
         names = sorted(self._service.names)
         served = [{"id": name, "object": "model", "created": 0, "owned_by": "counterpoint"} for name in names]
         return web.json_response({"object": "list", "data": served})
@@ -85,10 +85,7 @@ class Dialects:
                 if not self._open[owner]:
                     del self._open[owner]
         except Refused as refusal:
-            response = web.json_response(refusal_body(request, refusal), status=refusal.status)
-            if not request.content.at_eof():
-                response.force_close()
-            return response
+            return refused(request, refusal)
 
     async def _answered(self, request: web.Request, owner: str) -> web.StreamResponse:
         fields = parse_body(await body_of(request, Limits().body_bytes))

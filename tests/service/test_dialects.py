@@ -11,6 +11,7 @@ import pytest
 
 from counterpoint.environments.chat import Chat
 from counterpoint.service.keys import digest
+from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.store import SavedRecord
 from tests.orchestrator.toy_model import make_toy_model
 from tests.service.serving import KEYS, serving
@@ -120,3 +121,19 @@ async def test_an_abandoned_request_ends_at_the_servers_and_counts(tmp_path: Pat
         await until(lambda: bool(service.store.ledger.days()), "it counts")
         [day] = service.store.ledger.days().values()
         assert day[OWNERS[0]].sampled == 2 + 2
+
+
+async def test_a_client_is_told_when_to_ask_again_unless_that_is_another_day(tmp_path: Path) -> None:
+    chat, fields = Chat(make_toy_model(tmp_path / "toy")), {"model": "tiny", "messages": WORDS}
+    for used, waits in ((0, True), (150, False)):
+        quota = {"tokens_per_day": 150}
+        async with serving(tmp_path / str(used), ParsingServers(), chat, max_tokens=128, quota=quota) as (
+            client,
+            service,
+        ):
+            await service.store.ledger.count(OWNERS[0], "s0:train:0:1", Used(trained=used))
+            with service.tenants.tokens.held(OWNERS[0], 150):
+                answer = await client.post(
+                    "/oai/api/v1/chat/completions", json=fields, headers={"Authorization": f"Bearer {KEYS[0]}"}
+                )
+            assert (answer.status, "Retry-After" in answer.headers) == (429, waits)
