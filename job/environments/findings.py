@@ -11,12 +11,15 @@ from enum import StrEnum
 from statistics import fmean
 
 from counterpoint.job.environments.observe import Observations
+from counterpoint.orchestrator.rollouts.branching import ADVICE, FACTOR, branch_metrics
 from counterpoint.orchestrator.rollouts.failures import kind_of
+from counterpoint.orchestrator.step.step_metrics import environment_metrics
 from counterpoint.run.loop_health.blame_evidence import Kind
 from counterpoint.run.loop_health.stacks import NOWHERE
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_words
 
 SLOW_SHARE = 0.5
 """A rollout that took this share of its deadline will miss it on a busier server."""
@@ -132,6 +135,8 @@ def _time(seen: Observations) -> Verdict:
         f"a rollout takes {total:.2g} s on average: {model:.2g} s in the model, {scoring:.2g} s in scoring, "
         f"{max(0.0, total - model - scoring):.2g} s in the environment; the slowest took {slowest:.2g} s"
     )
+    if agents := agents_in_words(agent_times([environment_metrics(_completed(seen))])):
+        text += f"; {agents}"
     if slowest > SLOW_SHARE * seen.timeout_seconds:
         return Level.WARNING, f"{text}; its deadline is rollout_timeout_seconds = {seen.timeout_seconds:g}: raise it"
     return Level.OK, text
@@ -172,16 +177,13 @@ def _branches(seen: Observations) -> Verdict:
     completed = _completed(seen)
     if not completed:
         return _NOT_CHECKED
-    branches = [len(rollout.branches or ()) for rollout in completed]
-    if not branches or max(branches) == 1:
-        return Level.OK, "each rollout is one sequence of tokens"
-    trained = sum(len(branch.token_ids_T) for rollout in completed for branch in rollout.branches or ())
-    longest = sum(
-        max((len(branch.token_ids_T) for branch in rollout.branches or ()), default=0) for rollout in completed
-    )
+    metrics = branch_metrics(completed)
+    if metrics.get(FACTOR, 1.0) == 1.0:  # exactly, where each player has one
+        return Level.OK, "each rollout, or each of its players, is one sequence of tokens"
+    most = max(len(rollout.branches or ()) for rollout in completed)
     return Level.WARNING, (
-        f"up to {max(branches)} sequences in one rollout, {trained / max(longest, 1):.2g} times the tokens of the longest ones: "
-        "a prompt that does not extend the last turn begins a new sequence. Use `model.chat.extend` unless that is meant"
+        f"up to {most} sequences in one rollout, {metrics[FACTOR]:.2g} times the tokens of the longest ones: a prompt that does "
+        f"not extend the last turn begins a new sequence. Use `model.chat.extend` unless that is meant; {ADVICE}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from counterpoint.run.loop_health.blame_evidence import Kind
 from counterpoint.run.loop_health.slow_spots import SlowSpot
 from counterpoint.run.loop_health.stacks import NOWHERE, Place
 from counterpoint.transport.records import Branch, Rollout
+from counterpoint.transport.telemetry.agent_time import OWN, SECONDS, START
 from tests.support.rollouts import make_turn
 
 MIB = 2**20
@@ -56,6 +58,17 @@ def two_branches(seen: Observations) -> None:
     seen.groups[0][0].branches = (*branches, *branches)
 
 
+def two_players(seen: Observations) -> None:
+    first = seen.groups[0][0]
+    turns = [replace(first.turns[0], player=player) for player in ("white", "black")]
+    first.branches = tuple(Branch((turn,), np.arange(5, dtype=np.int32)) for turn in turns)
+
+
+def program(seen: Observations) -> None:
+    for each in seen.rollouts:
+        each.metrics |= {SECONDS: 6.2, START: 5.1, OWN: 5.9}
+
+
 def slow_spot(
     seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False, seen: bool = True
 ) -> Callable[[Observations], Any]:
@@ -89,6 +102,8 @@ def slow_spot(
         (lambda seen: seen.not_awaited.append("`await` is missing"), "awaits", Level.ERROR, "`await` is missing"),
         (slow_spot(1.0, ours=True), "event loop", Level.OK, "nothing of the environment held"),
         (two_branches, "sequences", Level.WARNING, "up to 2 sequences"),
+        (two_players, "sequences", Level.OK, "one sequence"),
+        (program, "time", Level.OK, "the program takes 5.9 s itself, 5.1 s of them before its first request"),
         (lambda seen: seen.groups[0][0].state.update(big="x" * 10**5), "state", Level.WARNING, "keep less in it"),
         (lambda seen: seen.memory.append(900 * MIB), "memory", Level.WARNING, "belongs into its state"),
         (lambda seen: seen.left_threads.append("mine"), "leftovers", Level.WARNING, "1 threads (mine)"),
