@@ -35,6 +35,8 @@ _OF_SOME_IMAGES = frozenset(
 """Directories that an image may have and a box has not."""
 _WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 _MOST_MODE = 0o7777
+_CONTINUED = re.compile(r"(?<!\\)\\[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
+"""The end of a line that goes on in the next one that is not empty, with nothing between them. Two backslashes are one."""
 _PATTERN = re.compile(r"\\(.)|(\*)|(\?)|\[(\^?)((?:\\.|[^\]\\])+)\]|([^\\*?\[])")
 
 
@@ -73,8 +75,8 @@ class Dockerfile:
         text = (self._place / "Dockerfile").read_text("utf-8-sig")
         if re.search(r"^\s*#\s*escape\s*=\s*`", text, re.IGNORECASE | re.MULTILINE):
             raise ValueError("environment/Dockerfile has the directive escape=`, which is not read here")
-        lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-        for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines():
+        lines = [line for line in re.split(r"\r?\n", text) if not line.lstrip().startswith("#")]
+        for line in _CONTINUED.sub("", "\n".join(lines)).split("\n"):
             if line.strip():
                 word, *rest = line.split(None, 1)
                 self._instruction(word.upper(), rest[0].strip() if rest else "")

@@ -70,6 +70,11 @@ def files(found: Dockerfile) -> dict[str, str]:
         ("COPY --link=false a.txt /opt", {"/opt/a.txt": "a.txt"}),
         ("COPY --link data /opt", {"/opt/d.txt": "data/d.txt", "/opt/deep/e.txt": "data/deep/e.txt"}),
         ("COPY \\\n# a comment\n  a.txt \\\n  /x", {"/x": "a.txt"}),
+        ("COPY a.txt /x\\\n/y", {"/x/y": "a.txt"}),
+        ("COPY a.txt \\  \n\n \t\n# a comment\n\n /x", {"/x": "a.txt"}),
+        ("COPY a.txt \\\r\n /x\r", {"/x": "a.txt"}),
+        ("COPY a.txt /x \\", {"/x": "a.txt"}),
+        ("LABEL a=\u2028COPY", {}),
     ],
 )  # fmt: skip
 def test_a_file_is_where_docker_puts_it(tmp_path: Path, lines: str, expected: dict[str, str]) -> None:
@@ -115,6 +120,8 @@ def test_modes_and_variables(tmp_path: Path) -> None:
     modes = {placed.path: placed.mode for placed in found.files}
     assert modes == {"/x": 0o755, "/x/d.txt": 0o755, "/x/deep": 0o755, "/x/deep/e.txt": 0o755, "/y": 0o600}
     assert found.variables == {"A": "1", "B": "x y", "C": "the rest of it"}
+    found = read(tmp_path, "FROM debian\nENV A=1\\\n2 B=C:\\\\\nENV C=3\n")
+    assert found.variables == {"A": "12", "B": "C:\\", "C": "3"}
 
 
 @pytest.mark.parametrize(
