@@ -7,14 +7,12 @@ CommonMark; beyond it a fence may follow text in its line, as models write it. A
 from __future__ import annotations
 
 import re
+from codeop import compile_command
 
 from counterpoint.environments.rewards.reasoning import after_reasoning
 
-_BEGINS_AS_CODE = re.compile(
-    r"(?:[^\S\n]*(?:#.*)?\n)*(?:(?:def|class|import|from|async|for|while|with) .*|(?:if|try|else|print|input)\b ?[(\w:].*[:)].*"
-    r"|@\w.*|[A-Za-z_][\w.\[\], ]*(?:[-+*/]?=[^=].*|\(.*\)))(?:\n|\Z)"
-)
-"""A first line of a program, behind comments and empty lines. No sentence, which stands before a program that was cut."""
+_LONGEST = 1000
+"""Characters of a line that is compiled to see whether it is code."""
 _PYTHON = re.compile(r"(?:i?python|pypy|py)[0-9.]*", re.IGNORECASE)
 _LANGUAGE = re.compile(r"\s*\{?\.?([^\s{},:;=()]*)")
 _WORD = re.compile(r"\s*[A-Za-z][\w+#.-]*\s*")
@@ -80,6 +78,19 @@ def _opened(line: str) -> _Block | None:
     return _Block(fence, language, "") if _PYTHON.fullmatch(info.strip()) else None
 
 
+def _begins_as_code(text: str) -> bool:
+    """Whether the first line that is no comment is one of a program: no sentence, which stands before a program that was cut."""
+    lines = (line.strip() for line in text.split("\n"))
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    if len(first) > _LONGEST or (re.fullmatch(r"[\w ]*", first) and not first.startswith("import ")):
+        return False
+    try:
+        compile_command(first.rstrip("\r"), "<completion>", "exec")
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def code_of(completion: str) -> str | None:
     """Returns the last fenced block of Python, else the last without a language; None if there is neither.
 
@@ -102,7 +113,7 @@ def code_of(completion: str) -> str | None:
     if not blocks:
         return answer if answer.strip() else None
     text = "\n".join(before[:-1])
-    if block is not None and len(blocks) == 1 and not block.has_language and _BEGINS_AS_CODE.match(text):
+    if block is not None and len(blocks) == 1 and not block.has_language and _begins_as_code(text):
         return text
     written = [each for each in blocks if each.text.strip()]
     found = [each for each in written if each.is_python] or [each for each in written if not each.has_language]
