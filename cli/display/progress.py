@@ -25,6 +25,7 @@ from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
 from counterpoint.job.serving.service_state import service_in_words
+from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, Said
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
@@ -32,6 +33,7 @@ from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.journal import prioritized
+from counterpoint.transport.telemetry.agent_time import programs_share
 
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
@@ -41,6 +43,9 @@ LASTING_SECONDS = 1.0
 
 FILTERED_SHARE = 0.5
 """The share of a step's completed rollouts from which on its line says how many were filtered."""
+
+PROGRAMS_SHARE = 0.5
+"""The share of a rollout that agents' programs take without the model from which on a step's line says it."""
 
 LATE_SECONDS = 0.1
 """A step's line shows the event loop's lag if its maximum is above this."""
@@ -122,6 +127,7 @@ def describe_step(line: Line, history: History) -> str:
         f"max_off_policy_steps {allowed}, so that slow rollouts are kept"
         if allowed_before and allowed > allowed_before
         else "",
+        f"agents' own time {own:.0%} of a rollout" if (own := programs_share(line)) >= PROGRAMS_SHARE else "",
         f"lag max {milliseconds(late)}" if late > LATE_SECONDS else "",
         f"{number(history.tokens_per_second(), 0)} tokens/s",
         f"{number(history.seconds_of(line['step']), 1)} s",
@@ -194,7 +200,8 @@ class PlainProgress:
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, tuple[int, int]] = {}
         """The groups without a difference of the notice that was last printed, and the step then, by run."""
-        self._lossless: dict[str, Said] = {}
+        self._said: dict[str, tuple[Said, branching.Said]] = {}
+        """What was said of each run's lost rollouts, and of its samples."""
         self._told: dict[str, str] = {}
         """What the newest heartbeat said of each worker, by name."""
         self._dropped = DroppedExamples(console)
@@ -219,8 +226,9 @@ class PlainProgress:
                     self._print(self._run_column(history) + printable(str(result)))
             self._results[history.run_id] = history.new_results
             self._print_notice(history)
-            if news := self._lossless.setdefault(history.run_id, Said()).news(history.last_shipped):
-                self._print(f"{self._run_column(history)}{news}", logging.WARNING)
+            for said in self._said.setdefault(history.run_id, (Said(), branching.Said())):
+                if news := said.news(history.last_shipped):
+                    self._print(f"{self._run_column(history)}{news}", logging.WARNING)
             self._dropped.print_new(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             self._print_heartbeat(workers)
@@ -338,8 +346,9 @@ class LiveProgress:
         for history in self._histories.values():
             if advice := history.advice_without_difference:
                 panel.renderables.append(Text(printable(f"run {history.run_id}: {advice}"), "yellow"))
-            if lost := lost_in_words(history.last_shipped):
-                panel.renderables.append(Text(f"run {history.run_id}: {lost}", "yellow"))
+            for words in (lost_in_words(history.last_shipped), branching.in_words([history.last_shipped])):
+                if words:
+                    panel.renderables.append(Text(f"run {history.run_id}: {words}", "yellow"))
             self._dropped.print_new(history)
         self._live.update(panel, refresh=True)
 

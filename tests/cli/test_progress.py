@@ -19,6 +19,7 @@ from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.rollout_records import dropped_records
+from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
 from counterpoint.transport.errors import UserError
@@ -67,6 +68,20 @@ def test_what_is_lost_as_too_old_is_said(past: Path, is_terminal: bool) -> None:
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "max_off_policy_steps = 6" in said
     assert is_terminal or said.count("25.0%") == 1
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_requests_that_do_not_extend_each_other_are_said(past: Path, is_terminal: bool) -> None:
+    history = history_of(past)
+    history.shipped[20] |= {SAMPLES: 20.0, FACTOR: 5.2}
+    console = Console(file=io.StringIO(), width=400, force_terminal=is_terminal)
+    progress = choose(console, {"test": history})
+    for _ in range(2):
+        progress.update([worker(State.READY)], [])
+    progress.close()
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "20.0 samples" in said
+    assert is_terminal or said.count("5.2 times") == 1
 
 
 def test_the_step_in_which_slow_rollouts_raise_the_bound_says_so(past: Path) -> None:

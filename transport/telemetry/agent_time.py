@@ -66,6 +66,11 @@ def agent_times(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float
     }
 
 
+def programs_share(line: Mapping[str, Any]) -> float:
+    """Returns the largest share of a rollout's time that an environment's programs take themselves; 0 without any."""
+    return max((each[OWN] / each[SECONDS] for each in agent_times([line]).values() if each[SECONDS] > 0), default=0.0)
+
+
 def agents_in_words(times: Mapping[str, Mapping[str, float]]) -> str:
     """Returns `agent_times` in one short line; empty without any."""
     return "; ".join(

@@ -21,6 +21,8 @@ from counterpoint.transport.files.atomic import publish_directory
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of, write_discarded
 
+OWN_TIME = "environment/guess/agent/own_seconds/mean"
+
 
 @pytest.mark.parametrize(("steps", "edge"), [(1, 1), (2, 1), (3, 1), (9, 4), (10, 5), (11, 5)])
 def test_the_first_and_the_last_steps_of_a_short_run_do_not_overlap(tmp_path: Path, steps: int, edge: int) -> None:
@@ -66,6 +68,12 @@ def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert summary["agents"] == {"guess": agents}
     assert "guess: of a rollout's 6.2 s the program takes 5.9 s itself" in shown
+    assert "agents' own time 95% of a rollout" in describe_step(history.last_shipped, history)
+    assert "agents" not in describe_step(history.last_shipped | dict.fromkeys(phases, 1.0) | {OWN_TIME: 0.4}, history)
+    status = Console(file=io.StringIO(), width=200)
+    for part in status_parts(read_status(tmp_path)):
+        status.print(part)
+    assert "5.1 s of them before its first request" in status.file.getvalue()  # type: ignore[attr-defined]
     assert "generation 75 %, waiting for the trainer 12 %, saving the state 12 %" in shown
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from counterpoint.transport.telemetry.agent_time import OWN, SECONDS, START, AgentTimes, agent_times, agents_in_words
+from counterpoint.transport.telemetry.agent_time import (
+    OWN,
+    SECONDS,
+    START,
+    AgentTimes,
+    agent_times,
+    agents_in_words,
+    programs_share,
+)
 
 
 def times_of(*events: tuple[float, str], end: float) -> dict[str, float]:
@@ -34,6 +42,8 @@ def test_steps_are_averaged_and_environments_without_agents_left_out() -> None:
     ]
     times = agent_times([*lines, {"step": 3}])
     assert times == {"code/x": {SECONDS: 6.0, START: 3.0, OWN: 4.5}}
+    assert programs_share(lines[0]) == 0.75
+    assert programs_share({"step": 3}) == 0.0
     words = agents_in_words(times)
     assert words.startswith("code/x: ")
     assert all(each in words for each in ("6.0 s", "4.5 s", "3.0 s"))
