@@ -85,6 +85,7 @@ class Session:
         self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
         """Why the newest refused or failed requests had no answer."""
         self.times = AgentTimes()
+        """When requests were in progress."""
         self.has_ended = False
         self._model = model
         self._agent_sampling = agent_sampling
