@@ -164,10 +164,11 @@ class Futures:
 
         Where the disk takes none, they stay, those that were fetched make room, and nothing new is taken meanwhile.
         """
-        self._drop(request_id)  # a model that was opened again makes its results anew
+        is_first = request_id not in self._results
+        self._drop(request_id)  # a model that was opened again makes its results anew, and who cancels gets another one
         self._results[request_id] = result
         self.bytes_held += len(result.body)
-        if self._logs and (log := self._logs.get(_client_of(request_id))) is not None:
+        if is_first and self._logs and (log := self._logs.get(_client_of(request_id))) is not None:
             _note(log, request_id)
         self.cancel(request_id)
         while len(self._results) > MOST_RESULTS:

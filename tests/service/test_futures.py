@@ -170,3 +170,14 @@ async def test_clients_that_poll_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     found, _ = await futures.completions(("sampler", 9), cursor, 0.0)
     assert found == [("sampler:9000000001", None)], "who polls is not dropped"
     futures.close()
+
+
+async def test_a_request_that_gets_another_result_is_named_once() -> None:
+    """One that is cancelled gets the result of its task's end, and then that of its cancel."""
+    futures, client = Futures(2, 1000), ("s:sample:0", 0)
+    _, cursor = await futures.completions(client, 0, 0.0)
+    futures.begin("s:sample:0:1")
+    for said in ("it was ended", "its client has cancelled it"):
+        await futures.complete("s:sample:0:1", failure(said))
+    assert (await futures.completions(client, cursor, 0.0))[0] == [("s:sample:0:1", None)]
+    futures.close()
