@@ -20,6 +20,7 @@ from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Used, day_now
 from counterpoint.service.samplers import Metered
 from counterpoint.service.shared_calls import SharedCalls
+from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
 from counterpoint.service.tinker.samples.prompts import Places, Targets, Tensor
@@ -29,7 +30,7 @@ from counterpoint.service.tinker.store import SamplerRecord, SavedRecord, Store
 from counterpoint.transport.records import Alternatives, Turn
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import a_model, answered
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.slow
 
@@ -257,6 +258,39 @@ async def test_a_sample_that_its_client_gives_up_ends_at_the_servers(tmp_path: P
         await until(lambda: any(bool(each._waiters) for each in pending.values()), "the client polls")
         asked.future().cancel()
         await until(lambda: servers.ended == 2, "the samples have ended")
+
+
+async def test_the_samples_of_a_session_end_beside_each_other(tmp_path: Path) -> None:
+    """A server that does not answer takes seconds to end each of them."""
+
+    class Slow(Servers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ending = asyncio.Barrier(3)
+
+        async def sample(self, *given: Any) -> Turn:
+            self.asked.append(given[:3])
+            try:
+                await asyncio.Event().wait()
+            finally:
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    await self.ending.wait()
+            raise AssertionError
+
+    async with serving(tmp_path, servers := Slow()) as (client, service):
+        owner = digest(KEYS[0]).hex()
+        session = (await service.create_session(CreateSession(), owner)).session_id
+        service.store.write(SamplerRecord(f"{session}:sample:0", owner))
+        body = {
+            "sampling_session_id": f"{session}:sample:0",
+            "prompt": {"chunks": [{"tokens": [5]}]},
+            "sampling_params": {},
+        }
+        for number in range(3):
+            await client.post("/api/v1/asample", json=body | {"seq_id": number}, headers=HEADERS)
+        await until(lambda: len(servers.asked) == 3, "three samples")
+        await service.finish_session(session, owner, {})
+        assert not service.results.pending
 
 
 async def test_what_was_sampled_of_a_request_that_is_cancelled_or_fails_counts(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ class ClientSamplers:
 
     async def cancel_all(self, session_id: str, owner: str) -> None:
         """Ends the samples of a session that are being made. Raises `NotFound`."""
-        for request_id in [each for each in self._sampling if session_of(each) == session_id]:
-            await self.cancel(request_id, owner)
+        own = [each for each in self._sampling if session_of(each) == session_id]
+        await asyncio.gather(*(self.cancel(each, owner) for each in own))
 
     async def _sampled(self, servers: Metered, sampler: SamplerRecord, asked: Sample) -> bytes:
         while sampler.follows:
