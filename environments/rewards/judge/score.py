@@ -22,19 +22,29 @@ _BEYOND = 80
 _WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _GAP = r"(?:[^\S\n]|[*_`\"'$()\[\]{}\\])*"
 _NUMBER = rf"(?:[0-9][0-9.,]*|(?:a\s+)?hundred\b|(?:{'|'.join(_WORDS)})\b)"
+_TO = r"(?:[-\u2010-\u2015~]|to\b)"
 _OUT_OF = re.compile(
-    rf"(?:{_GAP}(?:points?|pts\.?|stars?|marks?))?{_GAP}"
-    rf"(?:(?:[/\u2044\u2215]|(?:out\s+)?of\b|over\b|from\b)\s*(?:a\s+|the\s+)?(?:possible\s+|maximum\s+(?:of\s+)?)?"
-    rf"|(?:on|in)\s+(?:a|the)\s+scale\s+(?:of|from)?\s*(?:{_NUMBER}{_GAP}(?:-|\u2013|to){_GAP})?|on\s+an?\s+(?={_NUMBER}-point)"
-    rf"|\(\s*(?:max(?:imum)?)\W{{1,3}}){_GAP}({_NUMBER})",
+    rf"(?:{_GAP}(?:points?|pts\.?|stars?|marks?|[\u2605\u2b50]+))?{_GAP},?{_GAP}"
+    rf"(?:(?:[/\\\u00f7\u2044\u2215\uff0f]|(?:out\s+)?of\b|outta\b|over\b|from\b|in\b)\s*(?:a\s+|the\s+)?"
+    rf"(?:possible\s+|(?:max(?:imum)?|total)\s+(?:of\s+)?)?"
+    rf"|(?:on|in)\s+(?:a|the)\s+scale\s+(?:of|from)?\s*(?:{_NUMBER}{_GAP}{_TO}{_GAP})?|on\s+an?\s+(?={_NUMBER}-point)"
+    rf"|\(\s*(?:max(?:imum)?)\W{{1,3}}|(?:(?:on\s+an?|range|scale|of|from)\W{{0,3}})*{_NUMBER}{_GAP}{_TO}(?=\s*{_NUMBER}(?:\s*[)\]]|\s+scale))"
+    rf"|(?:(?:with|where)\s+)?(?={_NUMBER}\s+(?:is|being)\b)){_GAP}({_NUMBER})",
     re.IGNORECASE,
 )
 """What names the scale of the number before it, as in `8/10`, `8 out of 10`."""
-_ANOTHER = (
-    rf"(?:[-\u2010-\u2015~/:,;&|\u2192]|[-=]>|\.\.+|\u2026|\xb1|\+/?-|\\pm|(?:to|or|and|maybe|perhaps|not|but)\b)"
-    rf"(?:{_GAP}(?:to|or|and|maybe|perhaps|not|rather)\b)*{_GAP}[-+~<>\u2248]?"
+_LINKS = (
+    r"(?:(?:up\s+)?to|or|and|maybe|perhaps|possibly|probably|not|but|rather|than|instead|of|through|vs|versus|"
+    r"(?:could|might)\s+be)\b\.?"
 )
-_NEXT = re.compile(rf"{_GAP}{_ANOTHER}{_NUMBER}|\+(?!\w)|-ish\b", re.IGNORECASE)
+_ANOTHER = (
+    rf"(?:[-\u2010-\u2015~/:,;&|\u30fb\uff0d]|\.\.+|\u2026|\xb1|\+/?-|\\pm|{_LINKS})(?:{_GAP}{_LINKS})*{_GAP}"
+    r"[-+~<>\u2248]?"
+)
+_NEXT = re.compile(
+    rf"{_GAP}{_ANOTHER}{_NUMBER}|\s+[0-9]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|\+(?!\w)|-ish\b",
+    re.IGNORECASE,
+)
 _LAST = re.compile(rf"[0-9][0-9.,]*(?:{_GAP}{_ANOTHER})?\Z|(?:[.~\u2248]|(?<!\w)[<>])\Z", re.IGNORECASE)
 """Another number that belongs to the one behind, as in `7-8`, or its own beginning."""
 _PERCENT = re.compile(rf"{_GAP}(?:%|percent\b)", re.IGNORECASE)
