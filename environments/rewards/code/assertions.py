@@ -148,9 +148,13 @@ class _Own:
         return _Own((self._made_of, how, repr(others)), self._is_high)
 
 
+_OF_ITSELF = {"sub": 0, "mod": 0, "xor": 0, "truediv": 1, "floordiv": 1}
+"""What any number gives with itself."""
+
+
 def _derived(name: str) -> Any:
     def method(value: _Own, *others: object) -> Any:
-        return value._made(name, *others)
+        return _OF_ITSELF[name] if name in _OF_ITSELF and others == (value,) else value._made(name, *others)
 
     return method
 
@@ -256,8 +260,9 @@ def _update(value: Any, after: Any) -> None:
         value.update(after)
 
 
-_WRONG = ("high", "low", "equal", "none", "raises")
-"""How a program may be wrong in all: it returns what is its own (`_Own`), what equals everything, nothing at all, or raises."""
+_WRONG = ("high", "low", "equal", "none", "argument", "raises")
+"""How a program may be wrong in all: it returns what is its own (`_Own`), what equals everything, nothing at all, what it was
+given, or raises."""
 
 
 class _WithoutProgram(_Test):
@@ -272,7 +277,7 @@ class _WithoutProgram(_Test):
     def is_of_the_program(self, error: BaseException) -> bool:
         """Also what cannot be done with nothing, which the test does not assert."""
         return super().is_of_the_program(error) or (
-            self._way == "none" and isinstance(error, TypeError | AttributeError)
+            self._way in ("none", "argument") and isinstance(error, TypeError | AttributeError)
         )
 
     def stand_in(self, name: str) -> Any:
@@ -289,6 +294,8 @@ class _WithoutProgram(_Test):
                     value.clear()
             if self._way in ("equal", "none"):
                 return self._equal if self._way == "equal" else None
+            if self._way == "argument":
+                return args[0] if args else None
             return self._own.setdefault(made_of, _Own(made_of, self._way == "high"))
 
         called.__name__ = name

@@ -416,6 +416,7 @@ OF_ITSELF = [
     "assert f(1)[0] == f(1)[0]", "assert all(f(i) == f(i) for i in range(3))", "assert str(f(1)) == str(f(1))",
     "assert [f(1), f(2)] == [f(1), f(2)]", "assert {f(1)} == {f(1)}", "assert max(f(1), f(1)) == f(1)",
     "def equal(a, b): return a == b\nassert equal(f(1), f(1))", "assert (found := f(1)) == found",
+    "assert abs(f(1) - f(1)) < 1e-6", "assert f(2) / f(2) == 1", "assert f(1) - f(1) == 0",
 ]  # fmt: skip
 OF_THE_PROGRAM = [
     "assert f(1) == 2", "assert f(1) != 5", "assert f(1) is None", "assert f(1) is not None", "assert f(1) not in [1, 2]",
@@ -425,6 +426,7 @@ OF_THE_PROGRAM = [
     "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass", "assert f(f(1)) == f(1)", "assert f(1).x == 2",
     "assert f(1) == f(1) and f(2) == 3", "import math\nassert not math.isnan(f(1))", "assert f('x').startswith('a')",
     "assert f(4) % 2 == 0", "assert 'a' in f('abc')", "assert f(1) == -f(-1)", "assert len(set(f([1, 1]))) == 1",
+    "a = [1]\nassert f(a) is not a", "assert f(1) - f(2) == 0", "a = []\nassert f(a) != a",
 ]  # fmt: skip
 
 
