@@ -29,7 +29,7 @@ from counterpoint.service.ledger import Used
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
-from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of
+from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of, tokens_of
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.replay import Replay
@@ -81,6 +81,16 @@ class Request(msgspec.Struct, frozen=True):
             return not MESSAGES["ForwardBackwardRequest"].FromString(self.body).forward_only
         except DecodeError:
             return True
+
+    @property
+    def tokens(self) -> int:
+        """How many it may use; 0 if it cannot be read."""
+        if self.kind != "forward_backward":
+            return 0
+        try:
+            return tokens_of(MESSAGES["ForwardBackwardRequest"].FromString(self.body))
+        except DecodeError:
+            return 0
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -162,11 +172,13 @@ class Model:
         replay: Replay,
         saved: Callable[..., None],
         room: Room,
+        reserve: Callable[[str, int], None],
     ) -> None:
         """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
 
         `output_dir` is the job's. `removing` is held while saved states are removed from it. `saved` is
         `Tenants.saved`. `room` is that for the bytes of requests that are not in the journal yet, or wait for an earlier one.
+        `reserve` is `Tenants.reserve_tokens`, for requests that were taken before a new start.
         """
         self.record = record
         self.run = run
@@ -181,6 +193,7 @@ class Model:
         self._replay = replay
         self._saved = saved
         self._room = room
+        self._reserve = reserve
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
@@ -205,6 +218,7 @@ class Model:
                 last = max(last, request.seq_id)
                 self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request, ask)
+                self._reserve(self.request_id(request.seq_id), asked.used.tokens)
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.keep(partial(self._finish, request, asked, number))
         self._sequence.done = await self._take_up_failures(last)
@@ -212,7 +226,9 @@ class Model:
             if seq_id > self._sequence.done:
                 note = await asyncio.to_thread(self._journal.read_early, seq_id)
                 self._futures.begin(self.request_id(seq_id), is_due=True)
-                self._take(msgspec.msgpack.decode(note, type=Request), is_due=True)
+                request = msgspec.msgpack.decode(note, type=Request)
+                self._reserve(self.request_id(seq_id), request.tokens)
+                self._take(request, is_due=True)
             else:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
         await self.run.start()

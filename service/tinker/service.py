@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -590,6 +591,7 @@ class Service:
             record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
             self._vocabulary, self.config.output_dir, self._removing,
             self.replays.of(record.owner), self.tenants.saved, self._room,
+            partial(self.tenants.reserve_tokens, record.owner),
         )  # fmt: skip
         try:
             await model.start()

@@ -74,6 +74,7 @@ def model_of(directory: Path, run: Run, room: int = 2**30) -> Model:
         replay,
         lambda *_, **__: None,
         Room(room),
+        lambda *_: None,
     )
 
 

@@ -27,6 +27,7 @@ from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedR
 from counterpoint.service.tinker.tenants import SMALL_BYTES, Reserved, Tenants, cost
 from counterpoint.service.tinker.weights.retention import bytes_held
 from tests.service.serving import KEYS, serving
+from tests.service.test_fuzz import message
 from tests.service.test_models import Run, model_of
 from tests.service.test_rest import OWNERS, a_model, a_state, answered, published
 from tests.service.test_sampling import PROMPT, Servers, parameters, sampling
@@ -160,22 +161,31 @@ async def test_what_requests_may_still_use_is_kept_for_them(tmp_path: Path) -> N
         await service.finish_session(session, OWNERS[0], {})
 
 
-async def test_a_repetition_gives_nothing_back_of_what_is_kept(tmp_path: Path) -> None:
-    async with serving(tmp_path, quota={"tokens_per_day": 1000}) as (client, service):
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_repetition_and_a_new_start_give_nothing_back_of_what_is_kept(tmp_path: Path, number: int) -> None:
+    """The first request is an item of the run; the second waits for it."""
+    quota, model = {"tokens_per_day": 1000}, ""
+
+    async def offer(client: Any, number: int, tokens: int) -> int:
+        asked = MESSAGES["ForwardBackwardRequest"].FromString(message())
+        datum = asked.data.pop()
+        del asked.data[:]
+        asked.data.extend([datum] * (tokens // 2))
+        asked.model_id, asked.seq_id = model, number
+        headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf"}
+        response = await client.post("/api/v1/forward_backward", data=asked.SerializeToString(), headers=headers)
+        return int(response.status)
+
+    async with serving(tmp_path, quota=quota) as (client, service):
         session = (await service.create_session(CreateSession(), OWNERS[0])).session_id
+        model = f"{session}:train:0"
         body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
         assert (await asked(client, "create_model", body))[0] == 200
-
-        async def offer(number: int, tokens: int) -> int:
-            message = MESSAGES["ForwardBackwardRequest"](model_id=f"{session}:train:0", seq_id=number)
-            message.data.add().model_input.add().encoded_text.tokens = bytes(4 * tokens)
-            headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf"}
-            response = await client.post("/api/v1/forward_backward", data=message.SerializeToString(), headers=headers)
-            return int(response.status)
-
-        assert await offer(2, 900) == 200, "it waits for the first"
-        assert await offer(2, 1) == 200, "it is known"
-        assert await offer(3, 200) == 429
+        assert [await offer(client, number, tokens) for tokens in (900, 2)] == [200, 200], "the second is known"
+        assert await offer(client, 3, 200) == 429
+    async with serving(tmp_path, quota=quota) as (client, service):
+        await service.start()
+        assert await offer(client, 3, 200) == 429
 
 
 async def test_nothing_is_kept_for_requests_without_a_quota(tmp_path: Path) -> None:
