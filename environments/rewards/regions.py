@@ -20,12 +20,27 @@ _WORDS = {
         r"\mathbb{R}",
     ),
     **dict.fromkeys(
-        ("nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "theemptyset"), r"\emptyset"
+        (
+            "nosolution",
+            "nosolutions",
+            "thereisnosolution",
+            "therearenosolutions",
+            "norealsolution",
+            "norealsolutions",
+            "emptyset",
+            "theemptyset",
+        ),
+        r"\emptyset",
     ),
 }
 """Sets that have a name, as `plain` has it."""
 _FORMS = [
     (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(r"\\(?:mathbb|Bbb|mathbf)\s*(?:R|\{\s*R\s*\})(?![A-Za-z])|\\R(?![A-Za-z])|\u211d"), r"\\mathbb{R}"),
+    (re.compile(r"\\(?:backslash|smallsetminus)(?![A-Za-z])"), r"\\setminus "),
+    (re.compile(r"\\geqq(?![A-Za-z])|\u2a7e|\u2267"), r"\\ge "),
+    (re.compile(r"\\leqq(?![A-Za-z])|\u2a7d|\u2266"), r"\\le "),
+    (re.compile(r"([\[(\]][^\]\[(),;]+);([^\]\[(),;]+[\]\[)])"), r"\1,\2"),
     (re.compile(rf"^\\\{{\s*(?:{_VARIABLE}\s*\\in\s*\\mathbb\{{R\}}|{_VARIABLE})\s*(?:\\mid|\||:)(.+)\\\}}$"), r"\1"),
     (re.compile(rf"^({_VARIABLE}\s*\\(?:not)?in)\s*\{{(.+)\}}$"), r"\1\2"),
 ]
@@ -33,9 +48,10 @@ _FORMS = [
 _BRACKETS = re.compile(r"([\]\[])([^\]\[(),;]+)[,;]([^\]\[(),;]+)([\]\[])")
 """An interval whose open ends may be turned brackets, as in ]1, 2[."""
 _IS_SAID = re.compile(
-    r"[<>≤≥≠∈]|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z])|\\(?:not)?in(?![A-Za-z])|^\s*\]|\[\s*$"
+    r"[<>≤≥≠∈\u2a7d\u2a7e\u2266\u2267\u211d]|\\(?:mathb[bf]|Bbb)\s*R|\\(?:R|backslash|smallsetminus|[lg]eqq)(?![A-Za-z])"
+    r"|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z])|\\(?:not)?in(?![A-Za-z])|^\s*\]|\[\s*$"
 )
-_OR = re.compile(r"\\(?:lor|vee)(?![A-Za-z])|\\text\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z])")
+_OR = re.compile(r"(?:,\s*)?(?:\\(?:lor|vee)(?![A-Za-z])|\\text\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z]))")
 _AND = re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\\text\{\s*and\s*\}|(?<![\\A-Za-z])and(?![A-Za-z])")
 _COMMA = re.compile(r"[,;]")
 _MEMBER = re.compile(rf"({_VARIABLE})\s*\\(not)?in(?![A-Za-z])(.+)", re.DOTALL)

@@ -12,23 +12,25 @@ from counterpoint.environments.rewards.worker import compare_mathematics
 REGIONS = {
     "open": [
         "(1,2)", "1<x<2", r"x \in (1,2)", "2>x>1", r"1<x \text{ and } x<2", "x > 1, x < 2", "]1,2[", r"1<x \land x<2",
-        r"\{x \mid 1<x<2\}", r"\left(1,2\right)",
+        r"\{x \mid 1<x<2\}", r"\left(1,2\right)", r"x\in(1;2)", r"\{x\in\mathbb R\mid 1<x<2\}", r"\left]1;2\right[",
     ],
     "closed": ["[1,2]", r"1 \le x \leq 2", r"x\in[1,2]", r"2 \ge x \ge 1", "1 <= x <= 2"],
     "left": ["[1,2)", r"1 \le x < 2", r"2 > x \geq 1", "1 ≤ x < 2", "[1,2["],
     "right": ["(1,2]", r"1 < x \leqslant 2", "]1,2]"],
     "wider": ["(1,3)", "1<x<3"],
     "above": [r"(3,\infty)", "x>3", "3<x", r"x \in (3,+\infty)", "(3,∞)", r"\{x\in\mathbb{R} : x>3\}", "]3,+\\infty["],
-    "from": [r"[3,\infty)", r"x \ge 3", "x≥3"],
+    "from": [r"[3,\infty)", r"x \ge 3", "x≥3", "x ⩾ 3", r"x\geqq 3", r"x\in[3;\infty)"],
     "to": [r"(-\infty,-2]", r"x \le -2", "-2 ≥ x", "x≤\N{MINUS SIGN}2"],
     "outside": [
         r"(-\infty,1)\cup(2,\infty)", r"x<1 \text{ or } x>2", "x > 2 or x < 1", r"x<1 \lor x>2", "x<1, x>2",
+        r"x<1, \text{ or } x>2", r"\R\setminus[1,2]", r"\mathbb{R}\backslash[1,2]",
         r"\mathbb{R}\setminus[1,2]", r"]-\infty,1[ \cup ]2,+\infty[",
     ],
     "without": [r"x \ne 3", r"(-\infty,3)\cup(3,\infty)", r"\mathbb{R}\setminus\{3\}", r"x \notin \{3\}", "x≠3"],
     "some": [r"x>1 \text{ and } x \ne 2", r"(1,2)\cup(2,\infty)", r"x>1, x\neq 2"],
     "point": [r"\{3\}\cup(5,\infty)", r"x=3 \text{ or } x>5"],
-    "all": [r"\mathbb{R}", r"(-\infty,\infty)", r"-\infty<x<\infty", "all real numbers", r"\text{All real numbers}"],
+    "all": [r"\mathbb{R}", r"(-\infty,\infty)", r"-\infty<x<\infty", r"\mathbb R", r"\R",
+        "all real numbers", r"\text{All real numbers}"],
     "none": [r"\emptyset", "no solution", r"\text{No solutions.}", "∅"],
     "roots": [r"[-\sqrt{2},\sqrt{2}]", r"-\sqrt{2} \le x \le \sqrt2"],
     "decimal": [r"[1/2,\infty)", r"x \ge \frac12", r"x \geq 0.5"],
@@ -83,7 +85,9 @@ def test_what_looks_alike_is_not_the_same() -> None:
         ("x>3", "y>3"), (r"x \in (1,2)", "1<y<2"), ("x<1 or x>2", "x<1 and x>2"), ("1<x<2", r"\{1,2\}"), ("x>3", "3"),
         ("(1,2)", "x>1 or x<2"), ("x>3", "x>y"), ("33.3", "0.333"), ("5%", "0.5"), ("x_1=1, x_2=2", "x_1=1, x_2=3"),
         ("x=3, y=4", "x=4, y=3"), ("x=1, y=2", "a=1, b=2"),
-         ("f(2)=5", "f(2)=6"), ("3½", "31/2"), (r"\frac{1}{2}", r"Answer: \frac{1}{3}"),
+         ("f(2)=5", "f(2)=6"),
+        ("(3;4)", "(4;3)"), ("(4;3)", "(5;2)"), (r"\mathbb R", r"\mathbb{R}^2"), (r"\mathbb R", r"\mathbb{Z}"),
+        ("3½", "31/2"), (r"\frac{1}{2}", r"Answer: \frac{1}{3}"),
     ]  # fmt: skip
     for one, other in wrong:
         assert not equal(one, f"\\boxed{{{other}}}"), (one, other)
