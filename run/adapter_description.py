@@ -114,7 +114,7 @@ def read_description(directory: Path) -> dict[str, Any]:
             plain, instead = PLAIN[key]
             if value not in plain:
                 raise ValueError(f"the adapter has {key} = {value!r}; expected {plain[0]!r}: {instead}")
-        elif key not in WITHOUT_EFFECT | COMPARED and value not in (None, False, [], {}):
+        elif key not in WITHOUT_EFFECT | COMPARED and repr(value) not in ("None", "False", "[]", "{}"):  # 0 is no False
             raise ValueError(
                 f"the adapter has {key} = {value!r}, a key that PEFT 0.21 does not have, so that its meaning is unknown; remove "
                 "it from adapter_config.json if it says nothing about the weights"

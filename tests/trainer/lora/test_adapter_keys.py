@@ -100,6 +100,7 @@ WRITTEN: list[tuple[str, Any, bool]] = [
     ("runtime_config", {"ephemeral_gpu_offload": True}, True),
     ("arrow_config", {"top_k": 1}, False),
     ("later_key", {"of": "PEFT"}, False),
+    ("later_key", 0, False),
     ("later_key", None, True),
 ]
 """The same for a value that is written into the description of a plain adapter, since PEFT makes no such adapter here."""
