@@ -16,7 +16,7 @@ from counterpoint.environments.chat import Tool
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.messages import is_deep, json_of, shown
 from counterpoint.environments.sampling import LONGEST_SCHEMA
-from counterpoint.environments.tools.schema import violation
+from counterpoint.environments.tools.schema import check_schema, violation
 from counterpoint.transport.exact_json import JsonError, dumps, loads
 
 MOST_CHARACTERS = 256
@@ -98,7 +98,12 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> str:
             {"type": "object", "properties": call, "required": ["name", "parameters"], "additionalProperties": False}
         )
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": kinds}, **definitions}
-    return checked_schema(schema if parallel else schema | {"maxItems": 1}, "tools")
+    text = checked_schema(schema if parallel else schema | {"maxItems": 1}, "tools")
+    try:
+        check_schema(schema)  # or the calls could not be compared with it
+    except ValueError as error:
+        raise Refused(f"tools: {error}", parameter="tools") from None
+    return text
 
 
 def read_demanded(text: str, tools: Sequence[Tool]) -> Reply:

@@ -9,7 +9,6 @@ from counterpoint.environments.chat import Message, Tool
 from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.json_body import count_values, refuse_many
 from counterpoint.environments.messages import Faulty, Normaliser, json_of
-from counterpoint.environments.tools.schema import check_schema
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 512
@@ -25,17 +24,10 @@ def template_messages(messages: object) -> list[Message]:
 
 
 def template_tools(tools: object) -> list[Tool]:
-    """Returns the tools. Raises `Refused` for what is no function of OpenAI's API, and for a schema that cannot be held."""
+    """Returns the tools, whose schemas are only shown to the model. Raises `Refused` for what is no function of OpenAI's API."""
     if isinstance(tools, list) and len(tools) > MOST_TOOLS:
         raise Refused(f"{len(tools)} tools; at most {MOST_TOOLS} are taken", parameter="tools")
-    made = _made(Normaliser(is_row=False).tools, tools)
-    for index, tool in enumerate(made):
-        try:
-            check_schema(tool["function"].get("parameters") or {})
-        except ValueError as error:
-            where = f"tools[{index}].function.parameters"
-            raise Refused(f"{where}: {error}", parameter=where) from None
-    return made
+    return _made(Normaliser(is_row=False).tools, tools)
 
 
 class _Arguments:

@@ -136,8 +136,11 @@ async def test_an_agent_may_sample_where_the_environment_says_so(chat: Chat) -> 
         ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages[0].audio"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}]},
-            "tools[0].function.parameters",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
         ),
     ],
 )
@@ -287,6 +290,24 @@ async def test_a_client_that_disconnects_cancels_its_call(gateway: Gateway, chat
         await until(lambda: model.cancelled == 1, "its cancellation")
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$schema": "http://json-schema.org/schema#", "type": "object"},
+        {"type": "object", "properties": {"path": {"type": "string", "required": True, "description": None}}},
+        {"type": "OBJECT", "properties": {"name": {"type": "STRING", "pattern": r"^\w{,5}\Z"}}},
+        {"$ref": "https://example.com/schema.json"},
+    ],
+)
+async def test_a_tool_is_offered_whatever_dialect_its_schema_has(chat: Chat, parameters: dict[str, Any]) -> None:
+    """The agent checks its calls itself; the model only reads the schema."""
+    tool: Any = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    gateway = Gateway()
+    async with closing(gateway), gateway.session(ScriptedModel(chat, ["one"])) as session, client_of(session) as client:
+        answer = await client.chat.completions.create(model="any", messages=HELLO, tools=[tool])
+    assert answer.choices[0].message.content == "one"
 
 
 async def test_requests_wait_for_their_turn_and_few_are_refused(chat: Chat) -> None:
