@@ -112,7 +112,7 @@ def test_adapters_that_a_cpu_does_not_serve_are_refused(
     tmp_path: Path, text: dict[str, Any], reason: str, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a vision-language model says it of its part for text."""
-    monkeypatch.setattr("counterpoint.inference.server._on_cpu", lambda: True)
+    monkeypatch.setattr("counterpoint.inference.server.on_cpu", lambda: True)
     (tmp_path / "config.json").write_bytes(orjson.dumps(text if whole else {"text_config": text}))
     with pytest.raises(ValueError, match=reason):
         check_configuration(InferenceConfig(model=str(tmp_path), lora=LoraServingConfig()))
@@ -181,7 +181,7 @@ def test_a_server_on_a_cpu_gets_no_larger_cache_than_it_has_a_use_for(
 ) -> None:
     model = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
     (tmp_path / "config.json").write_bytes(orjson.dumps(model | {"max_position_embeddings": 1024}))
-    monkeypatch.setattr("counterpoint.inference.server._on_cpu", lambda: True)
+    monkeypatch.setattr("counterpoint.inference.server.on_cpu", lambda: True)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "9")
     config = InferenceConfig(model=str(tmp_path), max_model_len=128, **settings)
     command = [word.replace("_", "-") for word in server_command(config)]

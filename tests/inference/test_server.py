@@ -370,7 +370,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     complaint: str,
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing may be started"))
-    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    monkeypatch.setattr(server, "on_cpu", lambda: True)
     assert server.serve(config_of(tmp_path, model, **settings), lambda: None) == server.EXIT_BAD_CONFIG
     assert complaint in caplog.text
 
@@ -387,7 +387,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 def test_on_a_cpu_the_engine_computes_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, settings: dict[str, Any], in_engine: bool
 ) -> None:
-    monkeypatch.setattr(server, "_on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(server, "on_cpu", lambda: on_cpu)
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     config = config_of(tmp_path, {}, **settings)
     assert ("uni" in server.server_command(config)) is in_engine
@@ -399,7 +399,7 @@ def test_on_a_cpu_the_engine_computes_by_itself(
 def test_on_a_cpu_blocks_are_short_enough_that_a_prompt_is_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    monkeypatch.setattr(server, "on_cpu", lambda: True)
     command = server.server_command(config_of(tmp_path, {}))
     assert command[command.index("--block-size") + 1] == "32"
     for own in (["--block_size=64"], ["--block-size", "64"]):
@@ -413,7 +413,7 @@ def test_on_a_cpu_blocks_are_short_enough_that_a_prompt_is_cached(
     assert "--block-size" not in server.server_command(config_of(tmp_path, {}, extra_args=own)), (
         "vLLM's file may say it"
     )
-    monkeypatch.setattr(server, "_on_cpu", lambda: False)
+    monkeypatch.setattr(server, "on_cpu", lambda: False)
     assert "--block-size" not in server.server_command(config_of(tmp_path, {})), "on a GPU vLLM decides"
 
 
@@ -482,14 +482,14 @@ def test_a_process_whose_parent_is_gone_already_does_not_start() -> None:
 
 def test_a_server_on_a_cpu_compiles_nothing_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path, {})
-    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    monkeypatch.setattr(server, "on_cpu", lambda: True)
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     switches = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
     assert [server.server_environment(config)[name] for name in switches] == ["1", "1"]
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
     assert [server.server_environment(config)[name] for name in switches] == ["0", "0"]
-    monkeypatch.setattr(server, "_on_cpu", lambda: False)
+    monkeypatch.setattr(server, "on_cpu", lambda: False)
     monkeypatch.delenv("TORCH_COMPILE_DISABLE")
     assert "TORCH_COMPILE_DISABLE" not in server.server_environment(config)
 
@@ -500,13 +500,13 @@ def test_a_server_on_a_cpu_has_the_threads_that_its_job_leaves_it(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
     monkeypatch.setenv(CORES_VARIABLE, "2:3")
-    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    monkeypatch.setattr(server, "on_cpu", lambda: True)
     config = config_of(tmp_path, {})
     assert server.server_environment(config)["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert server.server_environment(config)["OMP_NUM_THREADS"] == "5"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(server, "_on_cpu", lambda: False)
+    monkeypatch.setattr(server, "on_cpu", lambda: False)
     assert "OMP_NUM_THREADS" not in server.server_environment(config)
 
 

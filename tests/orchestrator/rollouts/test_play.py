@@ -121,7 +121,9 @@ async def test_calls_of_tools_are_parsed_by_the_pool_and_get_ids() -> None:
     assert [call.id for call in (await model.parse(turn, tools)).calls] == ["call_3", "call_4"]
     assert pool.asked[0] == ([101], {"enable_thinking": False}, False, turn.server)
     strict = [{"type": "function", "function": {"name": "add", "parameters": {"required": ["b"]}}}]
-    assert (await model.parse(turn, strict)).malformed == "add: arguments: b missing\nadd: arguments: b missing"
+    assert (
+        await model.parse(turn, strict)
+    ).malformed == 'add: arguments: "b" is a required property\nadd: arguments: b missing'
     assert turn.completion_ids.tolist() == [101, 1]
 
 
@@ -151,7 +153,7 @@ async def test_a_turn_that_was_cut_has_the_calls_that_were_complete_and_the_mode
         True,
     )
     wrong = await parsed("length", ParsedText("", "", (("add", "{}"),), "a call was begun"))
-    assert (wrong.calls, wrong.malformed.split("\n")[0]) == ((), "add: arguments: a missing")
+    assert (wrong.calls, wrong.malformed.split("\n")[0]) == ((), 'add: arguments: "a" is a required property')
     # An answer without a call, and calls that a stop string ended as it was meant to.
     assert await parsed("length", ParsedText("text")) == Reply("text")
     assert not (await parsed("stop", ParsedText("", "", calls))).malformed
