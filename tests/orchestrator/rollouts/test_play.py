@@ -153,7 +153,8 @@ async def test_a_turn_that_was_cut_has_the_calls_that_were_complete_and_the_mode
         True,
     )
     wrong = await parsed("length", ParsedText("", "", (("add", "{}"),), "a call was begun"))
-    assert (wrong.calls, wrong.malformed.split("\n")[0]) == ((), 'add: arguments: "a" is a required property')
+    said = 'add: arguments: "a" is a required property'
+    assert (wrong.calls, wrong.malformed.split("\n")[0]) == ((), said)
     # An answer without a call, and calls that a stop string ended as it was meant to.
     assert await parsed("length", ParsedText("text")) == Reply("text")
     assert not (await parsed("stop", ParsedText("", "", calls))).malformed
