@@ -121,9 +121,8 @@ async def test_calls_of_tools_are_parsed_by_the_pool_and_get_ids() -> None:
     assert [call.id for call in (await model.parse(turn, tools)).calls] == ["call_3", "call_4"]
     assert pool.asked[0] == ([101], {"enable_thinking": False}, False, turn.server)
     strict = [{"type": "function", "function": {"name": "add", "parameters": {"required": ["b"]}}}]
-    assert (
-        await model.parse(turn, strict)
-    ).malformed == 'add: arguments: "b" is a required property\nadd: arguments: b missing'
+    said = 'add: arguments: "b" is a required property'
+    assert (await model.parse(turn, strict)).malformed == f"{said}\n{said}"
     assert turn.completion_ids.tolist() == [101, 1]
 
 
