@@ -79,7 +79,7 @@ class ScheduleConfig(Config):
     batch ships without them."""
 
     give_up_after: int = Field(default=1000, ge=0)
-    """A run ends, with exit code 4, whose first so many groups show no difference to learn from, such as equal rewards; not
+    """A run ends, with exit code 65, whose first so many groups show no difference to learn from, such as equal rewards; not
     within its first minute. 0: never, as `counterpoint run --keep-going` has it. The default, with groups of 8, is 8,000
     rollouts: of a task that one rollout in 1,000 solves, one run in 3,000 ends so."""
 

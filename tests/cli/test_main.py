@@ -193,7 +193,7 @@ def test_bad_input_is_refused_before_anything_is_written(
         assert "model = './modle': there is no such directory" in refused("run", file, "--model", "./modle", *dry_run)
     assert "not a directory that may be written to" in refused("run", file, "--output_dir", f"{job_file}/below")
     with taken_port() as port:
-        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", str(port), code=1)
+        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", str(port), code=75)
     assert list(tmp_path.iterdir()) == [job_file]
 
 

@@ -129,7 +129,7 @@ def test_a_job_outlives_a_node(job: JobOnRay, ray_nodes: RayNodes) -> None:
 def test_without_a_cluster_nothing_is_begun(job: JobOnRay) -> None:
     for address, code, words in (
         ("", 2, "no address of a Ray cluster is given; set RAY_ADDRESS to HOST:PORT"),
-        ("127.0.0.1:1", 1, "nothing answers at the address of the Ray cluster, 127.0.0.1:1"),
+        ("127.0.0.1:1", 75, "nothing answers at the address of the Ray cluster, 127.0.0.1:1"),
     ):
         job.address = address
         process = job.start("finish")

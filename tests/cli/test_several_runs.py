@@ -111,7 +111,7 @@ def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -
         "c": {"shipped": 20, "trained": 20, "wanted": 20, "counted_from": 1},
     }
     assert summary["runs"]["b"]["outcome"] == "failed: ended with exit code 3"
-    assert "It goes on with: counterpoint run" in output
+    assert "it goes on with: counterpoint run" in output
     assert (sweep.output / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in (sweep.output / "roles").iterdir()) == [
         "inference_0.toml", "orchestrator_a.toml", "orchestrator_b.toml", "orchestrator_c.toml", "trainer.toml"

@@ -90,7 +90,7 @@ def test_a_job_that_has_just_started_reads_as_empty(tmp_path: Path) -> None:
         assert (len(results.steps()), len(results.rollouts()), len(results.evaluations())) == (0, 0, 0)
         wait_until(lambda: not job.is_beginning, "the command to take the directory", DEADLINE_SECONDS)
         assert job.status().as_json()["running"], job.output
-        assert len(counterpoint.read(job.directory).steps()) == 0
+        wait_until(lambda: len(counterpoint.read(job.directory).steps()) == 0, "the former job to be moved aside")
     finally:
         job.stop(DEADLINE_SECONDS)
 

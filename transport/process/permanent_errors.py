@@ -19,8 +19,8 @@ LASTING = frozenset(
 """Errors of paths and permissions, which a person has to correct. Not in the list: a port in use, a full disk, a lock that
 another process holds, a file system that is unreachable for a moment."""
 
-NOTHING_LEARNED = 4
-"""Exit code of a run whose first groups show no difference to learn from; another start would show none either."""
+NOTHING_LEARNED = 65
+"""Exit code of a run whose first groups show no difference to learn from, as those of another start would not; `EX_DATAERR`."""
 
 DISK_FULL = 74
 """Exit code of a process that a full disk stopped; `EX_IOERR` of sysexits.h."""
