@@ -53,8 +53,9 @@ from counterpoint.transport.process.permanent_errors import NOTHING_LEARNED
 
 PIPE_WIDTH = 130
 
-KEEP_GOING = {"--keep-going": "--orchestrator.schedule.give_up_after=0"}
-"""The flag that stands for a key, for those whose first groups are meant to show no difference."""
+_SPELLINGS = ("--keep-going", "--keep-going=true", "--keep_going", "--keep_going=true")
+KEEP_GOING = dict.fromkeys(_SPELLINGS, "--orchestrator.schedule.give_up_after=0")
+"""The flag that stands for a key, for those whose first groups are meant to show no difference; as any switch may be written."""
 
 STOPPED_BY_A_SIGNAL = frozenset({128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 """Exit codes of a job that was stopped on request."""

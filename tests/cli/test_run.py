@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+import counterpoint.cli.run
 from counterpoint.cli.run import _how_to_go_on, resuming_command
 from counterpoint.cluster.attended.left_running import has_agents
 from counterpoint.cluster.errors import ClusterError
@@ -501,3 +502,21 @@ def test_systemd_is_told_that_a_job_lives_is_ready_and_how_far_it_is(
     assert job.run("fail", "--resume")[0] == 0
     hear_until(("READY", "1"))
     listener.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "groups"),
+    [
+        ([], 1000),
+        (["--keep-going"], 0),
+        (["--keep_going=true"], 0),
+        (["--keep-going=true"], 0),
+        (["--keep-going=false"], 1000),
+    ],
+)
+def test_keep_going_never_ends_a_run_that_learns_nothing(
+    job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], groups: int
+) -> None:
+    monkeypatch.setattr(counterpoint.cli.run, "check_job", lambda config: None)
+    assert counterpoint.cli.run.main([str(job_file), "--dry-run", *words]) == 0
+    assert f"give_up_after = {groups}\n" in capsys.readouterr().out
