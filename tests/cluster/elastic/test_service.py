@@ -209,9 +209,9 @@ def test_ranks_that_were_asked_by_the_master_end_idle(service: Any) -> None:
     job = service()
     job.says("READY=1")
     wait_until(lambda: job.activity == "TRAINING", "the training")
-    job.worker.stop_round(1, 1)
+    asyncio.run(job.worker.stop_round(1, 1))
     wait_until(lambda: job.activity == "IDLE", "the end of the ranks")
-    address = job.worker.open_round(1, 2)
-    job.worker.start_elastic_job(1, 2, [["trainer-0", 1]], *address)
+    address = asyncio.run(job.worker.open_round(1, 2))
+    asyncio.run(job.worker.start_elastic_job(1, 2, [["trainer-0", 1]], *address))
     wait_until(lambda: len(FakeRanks.started) == 2, "the next round")
     assert job.activity == "JOINING", "what rank 0 said in the round before does not count"
