@@ -325,8 +325,8 @@ async def _observe(
 
 def _why_ended(log_file: Path) -> str:
     """Returns what to say of a server that has ended: its reason, else the end of its log, which is removed with the check."""
-    from counterpoint.cluster.process import last_lines
     from counterpoint.inference.root_cause import root_cause
+    from counterpoint.transport.process.child import last_lines
 
     cause = root_cause(log_file)
     return f": {cause}" if cause is not None else "\n".join(["", *last_lines(log_file, LINES_SHOWN)])

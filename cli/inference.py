@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from counterpoint.cli.arguments.command import log_to_stderr, parse
-from counterpoint.cluster.notify import Heartbeat, StatusLine, notify_ready
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.transport.process.extras import SERVING, require
 from counterpoint.transport.process.hangup import ReloadOnHangup, note_hangup
+from counterpoint.transport.process.notify import Heartbeat, StatusLine, notify_ready
 
 
 def main(arguments: list[str]) -> int:

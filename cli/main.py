@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         _print_error(printable(str(error)))
         return DISK_FULL if is_disk_full(error) else 1
     except Exception as error:
-        from counterpoint.cluster.notify import notify_failure
+        from counterpoint.transport.process.notify import notify_failure
 
         notify_failure(f"{type(error).__name__}: {error}")
         raise
@@ -154,8 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _print_error(message: str) -> None:
     import logging
 
-    from counterpoint.cluster.notify import notify_failure
     from counterpoint.transport.process.journal import prioritized
+    from counterpoint.transport.process.notify import notify_failure
 
     print(prioritized(f"counterpoint: error: {message}", logging.ERROR, sys.stderr), file=sys.stderr)
     notify_failure(message)

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from functools import partial
 
 from counterpoint.cli.arguments.command import Command, parse
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.environments.import_path import only_imports
 from counterpoint.job.admin.reload import Reload
 from counterpoint.job.check import check_run
@@ -16,6 +15,7 @@ from counterpoint.job.join import allowed_imports, check_goes_on, check_joins, v
 from counterpoint.job.resolve_model import check_model, resolve_model
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.process.hangup import ReloadOnHangup
+from counterpoint.transport.process.notify import notify_ready
 
 logger = logging.getLogger(__name__)
 

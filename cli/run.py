@@ -21,7 +21,6 @@ from counterpoint.cli.display.summary_tables import print_summary
 from counterpoint.cluster.attended.left_running import has_agents
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.manager.events import Outcome
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.inference.pool.sources import Sources
 from counterpoint.job.admin.reload import Reload, flat
@@ -49,6 +48,7 @@ from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
 from counterpoint.transport.process.extras import SERVING, TRAINING, require
 from counterpoint.transport.process.journal import prioritized
+from counterpoint.transport.process.notify import notify_ready
 from counterpoint.transport.process.permanent_errors import NOTHING_LEARNED
 
 PIPE_WIDTH = 130

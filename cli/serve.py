@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cli.arguments.command import log_to_stderr
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.job.serving.config import ServeConfig
 from counterpoint.transport.configuration.explain import validate
 from counterpoint.transport.configuration.schema import keys_of
+from counterpoint.transport.process.notify import notify_ready
 
 DESCRIPTION = """Serves a web page and an API that show the jobs in DIRECTORY... and change them. Training never waits for it.
 At the start it prints where it is, and which files hold the tokens."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from counterpoint.cli import run
 from counterpoint.cli.arguments.command import log_to_stderr, parse
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.job.config import JobConfig
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.service.config import ServiceConfig, TinkerConfig
 from counterpoint.transport.process.hangup import ReloadOnHangup, note_hangup
+from counterpoint.transport.process.notify import notify_ready
 
 
 class TinkerJobConfig(JobConfig):

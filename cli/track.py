@@ -11,7 +11,6 @@ from typing import Any
 
 from counterpoint.cli.arguments.command import log_to_stderr
 from counterpoint.cli.arguments.job import add_job, job_of
-from counterpoint.cluster.notify import Heartbeat, notify_ready
 from counterpoint.job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
 from counterpoint.job.tracking.config import Destinations
 from counterpoint.job.tracking.sink_process import SinkSpec
@@ -19,6 +18,7 @@ from counterpoint.job.tracking.sinks_of import SINKS, check_extras, sinks_of
 from counterpoint.job.tracking.tracking import Tracking
 from counterpoint.transport.configuration.explain import validate
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.notify import Heartbeat, notify_ready
 
 USAGE = """usage: counterpoint track [--job DIRECTORY] [--to tensorboard|trackio|wandb]... [--project NAME] [--offline]
                           [--name NAME] [--follow]

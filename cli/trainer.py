@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from counterpoint.cli.arguments.command import log_to_stderr, parse
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.launch import run
 from counterpoint.transport.process.extras import TRAINING, require
 from counterpoint.transport.process.hangup import ReloadOnHangup, note_hangup
+from counterpoint.transport.process.notify import notify_ready
 
 
 def main(arguments: list[str]) -> int:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_serializer, model_validator
 
-from counterpoint.cluster.notify import period_of as notify_period
 from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.process.notify import period_of as notify_period
 
 RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
 """A role's name: letters, digits, `_`, `.`, `-`, 96 characters at most. A worker's rank follows the last `-` of its name."""

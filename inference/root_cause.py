@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from counterpoint.cluster.process import last_lines
 from counterpoint.transport.printable import shortened
+from counterpoint.transport.process.child import last_lines
 from counterpoint.transport.process.permanent_errors import is_passing
 
 _EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [^\]]*\] )?([A-Za-z_][\w.]*(?:Error|Exception): \S.*)")

@@ -1,7 +1,7 @@
 """Starts vLLM with our plugin as a subprocess and supervises it: checks before, readiness, logs, signals, no orphans.
 
 vLLM runs as its own program (`inference/plugin/program.py`), in a process group of its own. This process
-imports neither torch nor vllm and only waits. If either is killed, the other ends, too (`cluster.parent_death`).
+imports neither torch nor vllm and only waits. If either is killed, the other ends, too (`transport.process.parent_death`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,6 @@ from typing import IO, Any
 
 import orjson
 
-from counterpoint.cluster.exit_codes import describe_exit
-from counterpoint.cluster.notify import notify_failure
-from counterpoint.cluster.parent_death import bound_command, cpu_seconds, end_group, stopped_members
-from counterpoint.cluster.process import last_lines
-from counterpoint.cluster.start_time import StartTime
 from counterpoint.inference import identity
 from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
@@ -50,10 +45,14 @@ from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_c
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.printable import shortened
-from counterpoint.transport.process.child import size_of
+from counterpoint.transport.process.child import last_lines, size_of
 from counterpoint.transport.process.cores import own_cores
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
+from counterpoint.transport.process.notify import notify_failure
+from counterpoint.transport.process.parent_death import bound_command, cpu_seconds, end_group, stopped_members
 from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING, exit_code_of, is_disk_full, is_passing
+from counterpoint.transport.process.start_time import StartTime
 from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)

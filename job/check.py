@@ -20,7 +20,6 @@ from typing import Any, TextIO
 
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.errors import BackendError
-from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import variable_of
 from counterpoint.inference.server import check_configuration, on_cpu
@@ -37,6 +36,7 @@ from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
 from counterpoint.transport.process.resident import available_bytes

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from counterpoint.cluster.start_time import LONGEST_STARTS
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig
 from counterpoint.job.placement import check_placement, servers_file, servers_move
 from counterpoint.job.sections import JobSections, ServersConfig
@@ -19,6 +18,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.loopback import host_in_url
+from counterpoint.transport.process.start_time import LONGEST_STARTS
 
 CLIENTS = 4
 """Runs of clients for which a trainer has room beside those of the job, where `max_runs` is not set."""

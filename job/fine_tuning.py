@@ -18,8 +18,6 @@ from typing import Any
 
 import orjson
 
-from counterpoint.cluster.notify import notify_ready
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import without_configuration
@@ -32,8 +30,9 @@ from counterpoint.job.placement import devices
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.files.untrusted import read_json
-from counterpoint.transport.process.child import own_environment
+from counterpoint.transport.process.child import last_lines, own_environment
 from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.notify import notify_ready
 
 LOG = "sft.log"
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import tomli_w
 
-from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.directory import JOB_FILE, JOB_LOCK
@@ -35,6 +34,7 @@ from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.lock import holder_of
 from counterpoint.transport.printable import printable
+from counterpoint.transport.process.exit_codes import describe_exit
 
 LAST_LINES = 20
 """Most lines of a job's output that say why it ended."""

@@ -18,11 +18,8 @@ from typing import Any
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
 from counterpoint.cluster.attended.views import shown_name
-from counterpoint.cluster.exit_codes import describe_exit, is_explained
 from counterpoint.cluster.manager.ending import NOT_READY
 from counterpoint.cluster.manager.events import Outcome
-from counterpoint.cluster.notify import Heartbeat, notify
-from counterpoint.cluster.process import last_lines
 from counterpoint.cluster.spec import JobSpec, sub_master_name
 from counterpoint.cluster.worker_view import ENDED, State, WorkerView
 from counterpoint.job.config import JobConfig
@@ -40,6 +37,9 @@ from counterpoint.job.serving.usage_file import UsageFile
 from counterpoint.job.workers import worker_of
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.child import last_lines
+from counterpoint.transport.process.exit_codes import describe_exit, is_explained
+from counterpoint.transport.process.notify import Heartbeat, notify
 from counterpoint.transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
 
 POLL_SECONDS = 0.5

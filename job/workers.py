@@ -19,7 +19,6 @@ import orjson
 from counterpoint.cluster.elastic.config import ElasticConfig
 from counterpoint.cluster.elastic.ranks import LOOPBACK
 from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
-from counterpoint.cluster.start_time import LONGEST_STARTS
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import living_runs
@@ -33,6 +32,7 @@ from counterpoint.trainer.config import READY_SECONDS
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.process.cores import divided
+from counterpoint.transport.process.start_time import LONGEST_STARTS
 
 COMPUTE_NICE = 10
 """The niceness of vLLM and the trainer. Orchestrators come first on the CPU: their loops must answer at once and need little."""

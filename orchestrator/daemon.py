@@ -15,7 +15,6 @@ from typing import Any
 
 import uvloop
 
-from counterpoint.cluster.notify import notify, notify_failure
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.changes import read_changes
@@ -39,6 +38,7 @@ from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.run.loop_health.threads import in_thread, prompt_switching
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.run.pause import read_pause
+from counterpoint.transport.process.notify import notify, notify_failure
 from counterpoint.transport.process.permanent_errors import exit_code_of
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from counterpoint.cluster.notify import notify_failure
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.inference.base import InferenceError
 from counterpoint.orchestrator.policy import ForeignBroadcastError
@@ -22,6 +21,7 @@ from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError,
 from counterpoint.orchestrator.step.differences import NothingLearnedError
 from counterpoint.run.loop_health.watchdog import StallError
 from counterpoint.transport.files.atomic import DISK_FAULTS
+from counterpoint.transport.process.notify import notify_failure
 from counterpoint.transport.process.permanent_errors import (
     DISK_FULL,
     NOTHING_LEARNED,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from counterpoint.cluster.notify import StatusLine
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.activity import RunActivity
 from counterpoint.orchestrator.decisions import DecisionLog
@@ -21,6 +20,7 @@ from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.loop_health.watchdog import Watchdog
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.printable import clipped
+from counterpoint.transport.process.notify import StatusLine
 
 logger = logging.getLogger(__name__)
 

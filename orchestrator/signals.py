@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from counterpoint.cluster.notify import notify
 from counterpoint.run.loop_health.watchdog import describe_waits
+from counterpoint.transport.process.notify import notify
 from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)

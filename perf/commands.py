@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.directory import is_running
 from counterpoint.job.processes_file import read_workers
+from counterpoint.transport.process.child import last_lines
 from counterpoint.transport.process.launch import guarded
 
 PATIENCE_SECONDS = 900.0

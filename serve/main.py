@@ -19,7 +19,6 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from counterpoint.cluster.notify import Heartbeat, notify
 from counterpoint.job.serving.config import STATE, ServeConfig, links_of, token_files, url_of
 from counterpoint.serve.access import load_tokens
 from counterpoint.serve.app import Access, build_app
@@ -29,6 +28,7 @@ from counterpoint.serve.origin import own_names
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.watched import Watched
 from counterpoint.transport.http.listening import listening
+from counterpoint.transport.process.notify import Heartbeat, notify
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import uvloop
 
-from counterpoint.cluster.notify import Heartbeat, notify
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.loads import Claim
@@ -37,6 +36,7 @@ from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.files.rotated_lines import RotatedLines
 from counterpoint.transport.http.listening import listening
 from counterpoint.transport.loopback import host_in_url
+from counterpoint.transport.process.notify import Heartbeat, notify
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 from counterpoint.transport.wires.open import open_connection

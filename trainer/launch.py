@@ -18,11 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from counterpoint.cluster.elastic.ranks import RanksProcess, alone, python_command
-from counterpoint.cluster.notify import Heartbeat, NotifySocket, StatusLine, notify, notify_failure
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.process.imports import trainer_imports
+from counterpoint.transport.process.notify import Heartbeat, NotifySocket, StatusLine, notify, notify_failure
 from counterpoint.transport.process.permanent_errors import exit_code_of
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 

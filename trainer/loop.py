@@ -21,7 +21,6 @@ from dataclasses import replace
 
 from safetensors import SafetensorError
 
-from counterpoint.cluster.notify import StatusLine
 from counterpoint.run.changes import JournalError
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.broadcast import Broadcaster
@@ -50,6 +49,7 @@ from counterpoint.trainer.work.order import Due, Order
 from counterpoint.trainer.work.sessions import Sessions
 from counterpoint.trainer.work.sources import DRIVEN, ORCHESTRATED, Item, Source, Sources
 from counterpoint.transport.files.atomic import DISK_FAULTS
+from counterpoint.transport.process.notify import StatusLine
 from counterpoint.transport.process.stop_requests import StopSignals
 from counterpoint.transport.wires.base import BatchReceiver
 

@@ -14,10 +14,10 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from counterpoint.cluster.notify import notify, notify_failure, notify_ready
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.process.imports import trainer_imports
 from counterpoint.transport.process.launch import die_with_parent
+from counterpoint.transport.process.notify import notify, notify_failure, notify_ready
 
 with trainer_imports():
     from counterpoint.trainer.ranks import is_follower

@@ -8,8 +8,6 @@ from contextlib import ExitStack, closing
 
 from safetensors import SafetensorError
 
-from counterpoint.cluster.notify import StatusLine, beating, notify_failure
-from counterpoint.cluster.start_time import asking_for_time
 from counterpoint.trainer import ranks
 from counterpoint.trainer.config import READY_SECONDS, TrainerConfig
 from counterpoint.trainer.faults import LacksMemory, ModelLost, is_out_of_memory
@@ -21,7 +19,9 @@ from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.work.sources import NoWire, Sources
+from counterpoint.transport.process.notify import StatusLine, beating, notify_failure
 from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
+from counterpoint.transport.process.start_time import asking_for_time
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 from counterpoint.transport.wires.open import open_receiver
 

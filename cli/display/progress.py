@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoint.cli.display.rollouts import print_rollout
-from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.manager.ending import NOT_READY
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.inspection.evaluations import Evaluated
@@ -32,6 +31,7 @@ from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_wo
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
+from counterpoint.transport.process.exit_codes import is_explained
 from counterpoint.transport.process.journal import prioritized
 from counterpoint.transport.telemetry.agent_time import programs_share
 

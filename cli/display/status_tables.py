@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoint.cli.display.blame_table import blame_table
-from counterpoint.cluster.exit_codes import is_explained
 from counterpoint.cluster.worker_view import State
 from counterpoint.job.inspection import evaluations
 from counterpoint.job.inspection.failure_example import FailureExamples
@@ -25,6 +24,7 @@ from counterpoint.run.loop_health.slow_spots import slow_spots_of
 from counterpoint.trainer.telemetry import mismatch
 from counterpoint.transport.outages import Kind
 from counterpoint.transport.printable import printable
+from counterpoint.transport.process.exit_codes import is_explained
 from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_words
 
 TEXT_COLUMNS = ("run", "state")

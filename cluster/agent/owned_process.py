@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 from counterpoint.cluster.agent import protocol
 from counterpoint.cluster.agent.order import WorkerOrder
 from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
-from counterpoint.cluster.process import INHERITED, Command, Process
 from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.printable import clipped, printable
+from counterpoint.transport.process.child import INHERITED, Command, Process
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from counterpoint.cluster.agent.protocol import MARK
 from counterpoint.cluster.agent.remains import start_of
 from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, read_endpoint
 from counterpoint.cluster.errors import BackendError
-from counterpoint.cluster.process import last_lines
 from counterpoint.transport.files.lock import holder_of
-from counterpoint.transport.process.child import own_environment, spawn
+from counterpoint.transport.process.child import last_lines, own_environment, spawn
 
 START_SECONDS = 60.0
 """Longest time from the start of an agent to its endpoint."""

@@ -34,9 +34,9 @@ from counterpoint.cluster.agent.instructions import (
 from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.agent.protocol import malformed
 from counterpoint.cluster.agent.reports import Report, Reports, cut
-from counterpoint.cluster.exit_codes import ASKED_TO_END
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.spec import role_of, sub_master_name
+from counterpoint.transport.process.exit_codes import ASKED_TO_END
 from counterpoint.transport.unpacked import shown
 
 KILL_SECONDS = 10.0

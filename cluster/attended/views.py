@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.cluster.backends.base import Heartbeat
-from counterpoint.cluster.exit_codes import ASKED_TO_END, is_explained
 from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import ManagerStage, Outcome, WorkerExited
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.state import ALIVE, Phase, WorkerRecord
 from counterpoint.cluster.master.orders import log_file
-from counterpoint.cluster.process import last_lines
 from counterpoint.cluster.spec import JobSpec, StartGate, role_of, sub_master_name
 from counterpoint.cluster.worker_view import ENDED, State, WorkerView
 from counterpoint.transport.files.place import BEGINNING, Place
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.process.child import last_lines
+from counterpoint.transport.process.exit_codes import ASKED_TO_END, is_explained
 
 SHOWN_SILENCE_SECONDS = 15.0
 """Silence of a worker, which should send a heartbeat every 5 s, before it is shown."""

@@ -19,7 +19,7 @@ from typing import Any
 from counterpoint.cluster.agent.protocol import MARK
 from counterpoint.cluster.agent.settings import MAX_ENDPOINT_BYTES, AgentEndpoint, AgentSettings
 from counterpoint.cluster.backends.ray_places import node_name
-from counterpoint.cluster.process import last_lines
+from counterpoint.transport.process.child import last_lines
 from counterpoint.transport.process.launch import COMMAND_NOT_STARTED, guarded
 
 LAST_SECONDS = 120.0

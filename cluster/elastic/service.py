@@ -1,8 +1,8 @@
 """Ranks that are a service of a job, which other roles need to become ready: `ServiceMaster` and `ServiceWorker`.
 
 They are ElasticMaster and ElasticWorker for a role with `start = "worker"` whose ranks speak systemd's protocol, as commands
-do (`cluster/notify.py`; rank 0 also sends `MAINPID` and `EXIT_STATUS`). What such a role means to the job is what one process
-with these ranks would mean to it:
+do (`transport/process/notify.py`; rank 0 also sends `MAINPID` and `EXIT_STATUS`). What such a role means to the job is what one
+process with these ranks would mean to it:
 
 - The role is ready, and others may start after it, once rank 0 is: `ServiceMaster.check_child` returns then.
 - A worker lives as long as its ranks. It ends with rank 0's exit code, or with 1 if a rank died. So the role's budget, its pauses
@@ -29,9 +29,9 @@ from counterpoint.cluster.elastic.elastic_master import ElasticMaster
 from counterpoint.cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker, StartOrder
 from counterpoint.cluster.elastic.events import RoundsStage
 from counterpoint.cluster.elastic.ranks import RanksProcess
-from counterpoint.cluster.notify import NotifySocket
-from counterpoint.cluster.start_time import LONGEST_STARTS
 from counterpoint.cluster.worker import Context, Member
+from counterpoint.transport.process.notify import NotifySocket
+from counterpoint.transport.process.start_time import LONGEST_STARTS
 
 logger = logging.getLogger(__name__)
 

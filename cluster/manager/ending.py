@@ -17,7 +17,6 @@ import math
 import re
 import signal
 
-from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
 from counterpoint.cluster.manager import events, starting
 from counterpoint.cluster.manager.state import (
     ALIVE,
@@ -33,6 +32,7 @@ from counterpoint.cluster.manager.state import (
     add_worker,
 )
 from counterpoint.cluster.spec import RestartScope, worker_name
+from counterpoint.transport.process.exit_codes import ASKED_TO_END, describe_exit
 from counterpoint.transport.process.permanent_errors import DISK_FULL, NOTHING_LEARNED, PASSING
 from counterpoint.transport.process.stop_requests import REPETITION_SECONDS
 

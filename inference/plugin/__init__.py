@@ -18,7 +18,7 @@ def register() -> None:
 
     vLLM calls it once in each process that is not forked, as a general plugin, when most modules are imported.
     """
-    from counterpoint.cluster.parent_death import bind_worker_to_parent
+    from counterpoint.transport.process.parent_death import bind_worker_to_parent
 
     bind_worker_to_parent()
     _log_as_vllm_does()

@@ -34,7 +34,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from counterpoint.cluster.parent_death import bind_worker_to_parent
+from counterpoint.transport.process.parent_death import bind_worker_to_parent
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 

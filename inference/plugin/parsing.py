@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from counterpoint.cluster.parent_death import bound_command
 from counterpoint.inference.plugin.parse_worker import FRAMING
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.process.parent_death import bound_command
 
 START_SECONDS = 180.0
 """Deadline for the process to import vLLM and read the tokenizer: 6 s of one core."""

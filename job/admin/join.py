@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.admin.ask import NotAnswered, Refused, require_job
 from counterpoint.job.check import SAFE_PATH, check_imports
 from counterpoint.job.configuration.layers import without_configuration
@@ -33,7 +32,7 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.lock import take_lock
-from counterpoint.transport.process.child import own_environment
+from counterpoint.transport.process.child import last_lines, own_environment
 
 GUESTS = "guests"
 """Folder in the job's directory: the files and the output of the runs that joined here."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.inspection.log_files import log_files_in, trainer_logs
+from counterpoint.transport.process.child import last_lines
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 

@@ -14,12 +14,12 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from counterpoint.cluster.parent_death import bound_command
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.inference.model_facts import FULL_ATTENTION
 from counterpoint.inference.root_cause import is_of_machine, root_cause
 from counterpoint.inference.server import read_model, server_command, server_environment
 from counterpoint.models.build import cache_directory
+from counterpoint.transport.process.parent_death import bound_command
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.directory import steps_of
 from counterpoint.job.inspection.metrics_lines import step_of
 from counterpoint.job.inspection.summary import EDGE_STEPS
 from counterpoint.job.number_format import number
 from counterpoint.job.sweep.targets import Target
+from counterpoint.transport.process.child import last_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ from collections.abc import Callable
 
 import tomli_w
 
-from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
 from counterpoint.cluster.manager.state import KILL_GRACE_SECONDS
-from counterpoint.cluster.process import Command, Process, last_lines
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.inspection.run_state import exclusion_of, is_finished
 from counterpoint.job.number_format import duration
@@ -29,6 +27,8 @@ from counterpoint.sweep.lock import Claim
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.printable import ending
 from counterpoint.transport.process import launch
+from counterpoint.transport.process.child import Command, Process, last_lines
+from counterpoint.transport.process.exit_codes import ASKED_TO_END, describe_exit
 
 logger = logging.getLogger(__name__)
 

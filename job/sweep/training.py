@@ -18,7 +18,6 @@ from typing import Any
 
 import tomli_w
 
-from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.cluster.spec import Resources
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.claim_directory import claim_directory
@@ -26,6 +25,7 @@ from counterpoint.sweep.placeholders import resolve_names
 from counterpoint.sweep.regions import ROOT_VARIABLE, region_root
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import guarded
 
 logger = logging.getLogger(__name__)

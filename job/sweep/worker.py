@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from counterpoint.cluster.notify import Heartbeat, notify_ready
 from counterpoint.job.sweep.target_process import run_target
 from counterpoint.job.sweep.targets import SweepConfig, Target
 from counterpoint.job.sweep.telemetry import WorkerTelemetry
@@ -21,6 +20,7 @@ from counterpoint.sweep.open_store import open_store
 from counterpoint.sweep.record import RecordError
 from counterpoint.sweep.store import UnsafeStoreError
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.notify import Heartbeat, notify_ready
 from counterpoint.transport.process.stop_requests import StopRequests
 
 Body = Callable[[SweepTarget[Target], Claim], Coroutine[Any, Any, None]]

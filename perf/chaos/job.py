@@ -20,8 +20,8 @@ from typing import Any
 
 import tomli_w
 
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.evaluation.server import free_port
+from counterpoint.transport.process.child import last_lines
 from counterpoint.transport.process.launch import descendants, guarded
 from perf.chaos import batch_copies
 from perf.chaos.progress import ChaosError

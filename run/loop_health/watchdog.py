@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from counterpoint.cluster.notify import Heartbeat
 from counterpoint.run.loop_health.stacks import place_of, stack_of
 from counterpoint.transport.outages import Outages
+from counterpoint.transport.process.notify import Heartbeat
 
 logger = logging.getLogger(__name__)
 

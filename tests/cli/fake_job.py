@@ -20,7 +20,7 @@ from tests.support.polling import DEADLINE_SECONDS
 
 SERVICE = """
 import signal, sys, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.notify import notify_ready
 from tests.support.jobs import shipped_line, trained_line
 
 

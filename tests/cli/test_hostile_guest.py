@@ -22,7 +22,6 @@ from counterpoint.cli.display.progress import LiveProgress, describe_step
 from counterpoint.cli.display.status_tables import status_parts
 from counterpoint.cli.display.summary_tables import print_summary
 from counterpoint.cli.stop import main as stop
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.directory import orchestrator_of, run_ids_in, steps_of, written_config
 from counterpoint.job.inspection.history import History
 from counterpoint.job.inspection.run_state import exclusion_of
@@ -34,6 +33,7 @@ from counterpoint.run.trained import LARGEST_STEP
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import LONGEST_LINE
 from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.child import last_lines
 from tests.support.jobs import shipped_line
 
 NAMES = st.sampled_from(

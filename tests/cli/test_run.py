@@ -28,7 +28,6 @@ from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.job_files import control_path, read_outcome
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.master.control import ask
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.directory import control_directory, is_running, orchestrator_of
@@ -42,6 +41,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.notify import NotifySocket
 from tests.support.agents import end_agents
 from tests.support.jobs import shipped_line
 from tests.support.polling import DEADLINE_SECONDS, wait_until

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from counterpoint.cluster.parent_death import bound_command
 from counterpoint.inference import identity, server
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.process.cores import CORES_VARIABLE
 from counterpoint.transport.process.launch import SHARED_TMPDIR
+from counterpoint.transport.process.parent_death import bound_command
 from counterpoint.transport.process.permanent_errors import PASSING
 from tests.support.notifications import notifications
 from tests.support.polling import wait_until
@@ -456,7 +456,7 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> 
 def test_a_bound_process_dies_with_the_one_that_started_it() -> None:
     parent = f"""
 import subprocess, time
-from counterpoint.cluster.parent_death import bound_command
+from counterpoint.transport.process.parent_death import bound_command
 child = subprocess.Popen(bound_command([{sys.executable!r}, "-c", {SILENT!r}]))
 print(child.pid, flush=True)
 time.sleep(600)

@@ -14,7 +14,6 @@ import pytest
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
 from counterpoint.cluster.manager.events import Outcome
-from counterpoint.cluster.notify import Heartbeat
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
@@ -25,6 +24,7 @@ from counterpoint.job.workers import SERVICE_LEASE_SECONDS, sections_of, specifi
 from counterpoint.orchestrator.step.differences import Notice
 from counterpoint.transport.files import appended_lines
 from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.process.notify import Heartbeat
 from tests.support.jobs import shipped_line, write_lines
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.job.inspection.status import read_status
 from counterpoint.orchestrator.daemon import run
 from counterpoint.run.config import RunConfig
 from counterpoint.serve.readers.job_facts import JobReader
 from counterpoint.serve.readers.problems import problems_of
 from counterpoint.transport.outages import Outage
+from counterpoint.transport.process.notify import NotifySocket
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until

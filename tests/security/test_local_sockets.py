@@ -17,7 +17,6 @@ from counterpoint.cluster.agent.main import _bound
 from counterpoint.cluster.agent.settings import AgentSettings
 from counterpoint.cluster.master import control
 from counterpoint.cluster.master.control import ControlServer
-from counterpoint.cluster.notify import NotifySocket, notify
 from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.gateway import server as gateway
@@ -25,6 +24,7 @@ from counterpoint.environments.seats.table import Table
 from counterpoint.environments.workers import pool
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.process.notify import NotifySocket, notify
 from counterpoint.transport.telemetry import endpoint
 from counterpoint.transport.wires.endpoint import socket_path
 from counterpoint.transport.wires.zmq_wire import ZmqListener

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from counterpoint.cluster.notify import NotifySocket
+from counterpoint.transport.process.notify import NotifySocket
 
 
 @contextmanager

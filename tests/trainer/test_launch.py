@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster.notify import NotifySocket, notify
 from counterpoint.trainer.launch import _supervise
+from counterpoint.transport.process.notify import NotifySocket, notify
 from counterpoint.transport.process.stop_requests import StopSignals
 
 

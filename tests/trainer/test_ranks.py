@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.trainer import ranks
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.loop import EVICTED
@@ -29,6 +28,7 @@ from counterpoint.trainer.runs.manager import HookError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Acknowledged, Evicted, Ready
 from counterpoint.transport.process.launch import descendants
+from counterpoint.transport.process.notify import NotifySocket
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
@@ -218,7 +218,7 @@ def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) 
 
 RUN_TRAINER = """
 import sys
-from counterpoint.cluster.notify import notify_ready
+from counterpoint.transport.process.notify import notify_ready
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.launch import run
 sys.exit(run(TrainerConfig.model_validate_json(sys.argv[1]), notify_ready))

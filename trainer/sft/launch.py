@@ -11,10 +11,10 @@ import logging
 import sys
 from pathlib import Path
 
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.trainer.launch import run_ranks
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.process.imports import trainer_imports
+from counterpoint.transport.process.notify import notify_ready
 
 logger = logging.getLogger("counterpoint.trainer.sft")
 

@@ -1,1 +1,1 @@
-"""What processes have in common: stop requests, permanent errors, pacing of threads."""
+"""What processes have in common: children and what they report, exit codes, stop requests, pacing of threads."""

@@ -6,8 +6,7 @@ waits. It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kern
 reason, it kills the command and everything below it. When the command ends, the guardian also kills all processes that the
 command left: as a *subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the
 command's, or 128 + the signal that ended the command. The command has a temporary directory of its own, which goes with it.
-`transport.process.child` is the other end; `cluster.process` for a worker of a job, `environments.workers` for a worker of an
-environment.
+`transport.process.child` is the other end, and `environments.workers` for a worker of an environment.
 
 Unless it `NOTIFIES`, the command does not get the variables by which the supervisor itself is supervised (`SYSTEMD_VARIABLES`):
 what is sent to that address would be taken for the supervisor's own. With 1 they are the command's, and the guardian sends the

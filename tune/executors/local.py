@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.backends.local import visible_devices
-from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.transport.config import machine_memory
 from counterpoint.transport.framed_maps import FramedChannel
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
 from counterpoint.tune.executors.fork_client import ForkClient
 from counterpoint.tune.executors.forked_here import ForkedHere, reason_against_a_fork

@@ -15,8 +15,8 @@ import socket
 import subprocess
 import threading
 
-from counterpoint.cluster.exit_codes import describe_exit
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import guarded
 from counterpoint.tune.executors.frames import MESSAGES, receive
 from counterpoint.tune.executors.trial_process import command

@@ -16,15 +16,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from counterpoint.cluster.exit_codes import describe_exit
-from counterpoint.cluster.parent_death import bound_command
-from counterpoint.cluster.process import last_lines
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.configuration.layers import variable
 from counterpoint.job.directory import JOB_FILE, is_running, living_runs, runs_at_once
 from counterpoint.job.processes_file import read_workers
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.process.child import own_environment
+from counterpoint.transport.process.child import last_lines, own_environment
+from counterpoint.transport.process.exit_codes import describe_exit
+from counterpoint.transport.process.parent_death import bound_command
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import tomli_w
 
-from counterpoint.cluster.exit_codes import describe_exit
-from counterpoint.cluster.process import Command, Process, last_lines
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.inspection.run_state import exclusion_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.child import Command, Process, last_lines
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import exit_code_of
 from counterpoint.tune.errors import on_one_line
 

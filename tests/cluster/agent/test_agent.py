@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 SERVICE = """
 import signal, sys, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
@@ -79,7 +79,7 @@ def test_a_process_that_has_not_beaten_yet_is_not_said_to_have(node: Node, tmp_p
     """From the first heartbeat on silence counts; loading may take much longer than the limit."""
     code = f"""
 import os, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 open({str(tmp_path / "runs")!r}, "w").close()
 while not os.path.exists({str(tmp_path / "go")!r}):
     time.sleep(0.02)
@@ -136,7 +136,7 @@ def test_a_killed_agent_leaves_nothing(node: Node) -> None:
 
 STUBBORN = """
 import signal, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 notify("READY=1")
 time.sleep(600)
@@ -146,7 +146,7 @@ time.sleep(600)
 WITH_CHILD = """
 import os, subprocess, sys, time
 from multiprocessing.shared_memory import SharedMemory
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 memory = SharedMemory(create=True, size=4096)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print("memory", memory.name, flush=True)

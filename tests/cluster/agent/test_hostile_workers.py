@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 BEGIN = """
 import os, socket, time
 from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 control = socket.socket(fileno=int(os.environ["CLUSTER_CONTROL_FD"]))
 """
 

@@ -20,8 +20,8 @@ import pytest
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
 from counterpoint.cluster.attended.left_running import has_agents
-from counterpoint.cluster.process import last_lines
 from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.transport.process.child import last_lines
 from tests.support.agents import end_agents
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 SERVICE = """
 import signal, sys, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: (print("drained", flush=True), sys.exit(143)))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
@@ -37,7 +37,7 @@ time.sleep(600)
 
 STUBBORN = """
 import signal, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 notify("READY=1")
 time.sleep(600)
@@ -216,7 +216,7 @@ def test_a_service_that_is_not_essential_may_be_killed_and_may_hang_in_the_end(s
     job = start(
         service("killed", **options),
         service("stubborn", STUBBORN, stop_timeout_seconds=0.5, **options),
-        service("task", f"from counterpoint.cluster.notify import notify\n{waiting}", task=True),
+        service("task", f"from counterpoint.transport.process.notify import notify\n{waiting}", task=True),
     )
     ready(job, "killed", "stubborn", "task")
     os.kill(job.state("killed")["pid"], signal.SIGKILL)
@@ -244,7 +244,7 @@ def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(star
 
 BEATS = """
 import time
-from counterpoint.cluster.notify import Heartbeat, notify_ready
+from counterpoint.transport.process.notify import Heartbeat, notify_ready
 notify_ready()
 heartbeat = Heartbeat()
 while True:
@@ -284,7 +284,7 @@ def test_what_a_worker_says_is_wrong_with_it_and_its_last_output_are_shown(start
 
 
 def test_why_a_command_ends_is_its_own_word_and_the_second_time_the_last(start: Start) -> None:
-    says = "from counterpoint.cluster.notify import notify_failure\nnotify_failure('no\\nmodel')\n"
+    says = "from counterpoint.transport.process.notify import notify_failure\nnotify_failure('no\\nmodel')\n"
     fails = f"{says}print('noise')\nraise SystemExit(4)"
     server = {"name": "server", "command": fails, "max_restarts": 5, "ready_timeout_seconds": 60.0}
     job = start(server, service("task", task=True, after=["server"]))

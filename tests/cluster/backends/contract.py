@@ -48,7 +48,7 @@ JOB = JobSpec(
 
 SERVICE = """
 import signal, sys, time
-from counterpoint.cluster.notify import notify
+from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)

@@ -130,7 +130,7 @@ def test_a_run_that_waits_for_its_last_evaluation_says_how_far_it_is(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("counterpoint.cluster.notify.notify", lambda text: not said.append(text))  # type: ignore[func-returns-value]
+    monkeypatch.setattr("counterpoint.transport.process.notify.notify", lambda text: not said.append(text))  # type: ignore[func-returns-value]
     config = make_config(steps=1, evaluations=[evaluation()], training=LORA)
     with ScriptedTrainer(config.output_dir, "one", 1):
         assert run(config, lambda: None, uvloop.new_event_loop) == 0

@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 import pytest
 
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.step.checkpoint import load_newest
@@ -31,6 +30,7 @@ from counterpoint.orchestrator.step.discarded import (
     with_unrecorded,
 )
 from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.transport.process.notify import NotifySocket
 from counterpoint.transport.records import Rollout
 from tests.orchestrator.daemons import STEPS, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from counterpoint.cluster.notify import NotifySocket
 from counterpoint.run.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
 from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.process.notify import NotifySocket
 from tests.support.polling import until, wait_until
 
 

@@ -16,11 +16,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.notify import notify_ready
 from counterpoint.run.changes import Change, in_force, read_journal, write_journal
 from counterpoint.run.requests import Answer, ChangeRequest, CopyRequest, DamagedRequest, waiting_requests, write_answer
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.notify import notify_ready
 from tests.support.jobs import shipped_line
 
 KINDS = ("save", "copy", "change")

@@ -30,7 +30,7 @@ def bind_worker_to_parent() -> None:
 
 def bound_command(command: list[str]) -> list[str]:
     """Returns `command` wrapped so that, started by this process, it dies with this process."""
-    return [sys.executable, "-P", "-m", "counterpoint.cluster.parent_death", str(os.getpid()), *command]
+    return [sys.executable, "-P", "-m", "counterpoint.transport.process.parent_death", str(os.getpid()), *command]
 
 
 def end_group(group: int) -> None:

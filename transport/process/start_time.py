@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from counterpoint.cluster.notify import StatusLine, notify
+from counterpoint.transport.process.notify import StatusLine, notify
 
 LONGEST_STARTS = 4
 """A start that computes has at most so many times its time: what waits in a loop computes, too."""

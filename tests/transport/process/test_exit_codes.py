@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterpoint.cluster.exit_codes import is_explained
+from counterpoint.transport.process.exit_codes import is_explained
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.notify import (
+from counterpoint.transport.process.notify import (
     MAX_STATUS,
     Heartbeat,
     NotifySocket,
@@ -52,7 +52,7 @@ def test_a_supervisor_that_has_gone_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "@counterpoint-nobody-listens-here")
-    monkeypatch.setattr("counterpoint.cluster.notify._failure", "")
+    monkeypatch.setattr("counterpoint.transport.process.notify._failure", "")
     with caplog.at_level(logging.WARNING):
         assert notify("READY=1") is False
         assert notify("WATCHDOG=1") is False
@@ -75,7 +75,7 @@ def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller_and_is_a_war
     assert delivered[0]
     assert not delivered[-1]
     assert not caplog.records
-    monkeypatch.setattr("counterpoint.cluster.notify._full_since", -math.inf)
+    monkeypatch.setattr("counterpoint.transport.process.notify._full_since", -math.inf)
     assert not notify("WATCHDOG=1")
     assert not notify("WATCHDOG=1")
     assert len(caplog.records) == 1
@@ -106,7 +106,7 @@ def test_a_ready_that_was_lost_is_sent_again_with_and_without_a_watchdog(
 ) -> None:
     listener = NotifySocket()
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
-    monkeypatch.setattr("counterpoint.cluster.notify.READY_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.transport.process.notify.READY_AGAIN_SECONDS", 0.01)
     if watchdog:
         monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     else:
@@ -126,7 +126,7 @@ def test_a_ready_that_was_lost_is_sent_again_with_and_without_a_watchdog(
 def test_a_ready_that_was_lost_is_not_sent_after_the_process_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = NotifySocket()
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
-    monkeypatch.setattr("counterpoint.cluster.notify.READY_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("counterpoint.transport.process.notify.READY_AGAIN_SECONDS", 60.0)
     while notify("STATUS=busy"):
         pass
     before = set(threading.enumerate())

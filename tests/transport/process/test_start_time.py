@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from counterpoint.cluster import start_time
-from counterpoint.cluster.notify import NotifySocket
-from counterpoint.cluster.start_time import LONGEST_STARTS, LOOK_SECONDS, StartTime, asking_for_time
+from counterpoint.transport.process import start_time
+from counterpoint.transport.process.notify import NotifySocket
+from counterpoint.transport.process.start_time import LONGEST_STARTS, LOOK_SECONDS, StartTime, asking_for_time
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("counterpoint.cluster.start_time.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("counterpoint.transport.process.start_time.time.monotonic", lambda: clock.now)
     return clock
 
 
