@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 
 from counterpoint.cluster.elastic.config import ElasticConfig
-from counterpoint.cluster.elastic.ranks import LOOPBACK
 from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.config import JobConfig
@@ -32,6 +31,7 @@ from counterpoint.trainer.config import READY_SECONDS
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.process.cores import divided
+from counterpoint.transport.process.ranks.node import LOOPBACK
 from counterpoint.transport.process.start_time import LONGEST_STARTS
 
 COMPUTE_NICE = 10

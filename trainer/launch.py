@@ -1,6 +1,6 @@
 """Runs a trainer that belongs to no job: in this process, or as several ranks, which this process starts and supervises.
 
-The ranks are on this machine, under torch's elastic agent (`cluster/elastic/ranks.py`), and use the loopback
+The ranks are on this machine, under torch's elastic agent (`transport/process/ranks/node.py`), and use the loopback
 interface only. `trainer/sft/launch.py` uses it for supervised fine-tuning. A job's trainer runs here if it has one rank;
 several are a role with an ElasticMaster (`job/workers.py`). This module does not import torch, so that the process above
 the ranks starts at once and needs little memory.
@@ -17,13 +17,13 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
-from counterpoint.cluster.elastic.ranks import RanksProcess, alone, python_command
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.process.imports import trainer_imports
 from counterpoint.transport.process.notify import Heartbeat, NotifySocket, StatusLine, notify, notify_failure
 from counterpoint.transport.process.permanent_errors import exit_code_of
+from counterpoint.transport.process.ranks.node import RanksProcess, alone, python_command
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)

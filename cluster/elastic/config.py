@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from counterpoint.cluster.elastic.events import Rules
-from counterpoint.cluster.elastic.ranks import LOOPBACK, python_command
 from counterpoint.cluster.elastic.scaling import ScalingConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.process.ranks.node import LOOPBACK, python_command
 
 
 class ElasticConfig(Config):

@@ -25,8 +25,8 @@ from counterpoint.cluster.elastic.config import elastic_config
 from counterpoint.cluster.elastic.events import HAS_RANKS, Activity, Report, WorkerId
 from counterpoint.cluster.elastic.node_check import CheckProcess
 from counterpoint.cluster.elastic.progress import VARIABLE, Totals, read_totals
-from counterpoint.cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
 from counterpoint.cluster.worker import Context, Worker
+from counterpoint.transport.process.ranks.node import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
 
 logger = logging.getLogger(__name__)
 

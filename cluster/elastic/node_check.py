@@ -18,10 +18,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from counterpoint.cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, listen
 from counterpoint.transport.process.child import NoLineError, kill_guarded, line_of
 from counterpoint.transport.process.imports import without_gc
 from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.ranks.node import LOOPBACK, interfaces, listen
 
 MATRIX = 512
 """Rows and columns of the matrices that are multiplied, in float32."""
@@ -74,7 +74,7 @@ class CheckProcess:
             guarded(self._command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=interfaces(LOOPBACK) | child_environment(),
+            env={**interfaces(LOOPBACK), **os.environ},
             process_group=0,
         )
         return self._process

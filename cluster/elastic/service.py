@@ -28,9 +28,9 @@ from importlib.util import find_spec
 from counterpoint.cluster.elastic.elastic_master import ElasticMaster
 from counterpoint.cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker, StartOrder
 from counterpoint.cluster.elastic.events import RoundsStage
-from counterpoint.cluster.elastic.ranks import RanksProcess
 from counterpoint.cluster.worker import Context, Member
 from counterpoint.transport.process.notify import NotifySocket
+from counterpoint.transport.process.ranks.node import RanksProcess
 from counterpoint.transport.process.start_time import LONGEST_STARTS
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from counterpoint.cluster import JobSpec, load_spec, submit
-from counterpoint.cluster.elastic.ranks import alone
+from counterpoint.transport.process.ranks.node import alone
 from tests.support.job_workers import send
 from tests.support.polling import wait_until
 

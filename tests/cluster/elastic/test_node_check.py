@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from counterpoint.cluster.elastic.node_check import CheckError, CheckProcess
-from counterpoint.cluster.elastic.ranks import LOOPBACK
+from counterpoint.transport.process.ranks.node import LOOPBACK
 from tests.support.polling import wait_until
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"

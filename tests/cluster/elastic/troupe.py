@@ -22,8 +22,8 @@ from counterpoint.cluster.calls.server import CallServer
 from counterpoint.cluster.calls.server_socket import call_address
 from counterpoint.cluster.elastic.elastic_master import ElasticMaster
 from counterpoint.cluster.elastic.elastic_worker import ElasticWorker
-from counterpoint.cluster.elastic.ranks import RanksOrder
 from counterpoint.cluster.worker import Context, Member, Stage, Worker
+from counterpoint.transport.process.ranks.node import RanksOrder
 from tests.support.polling import wait_until
 
 ROLE = "trainer"

@@ -1,8 +1,9 @@
-"""torch's elastic agent, the child of `ranks.RanksProcess`: `python -m counterpoint.cluster.elastic.torch_agent PIPE [LISTENER]`.
+"""torch's elastic agent, the child of `node.RanksProcess`.
 
-It joins torch's c10d rendezvous, starts this node's ranks with torchrun's variables, and monitors them. It never starts ranks
-again: a round has fixed members, and `rounds.Rounds` decides what follows a failure. The rendezvous's store also serves the
-ranks, at an address that is bound before (`ranks.listen`).
+Its command is `python -m counterpoint.transport.process.ranks.torch_agent PIPE [LISTENER]`. It joins torch's c10d rendezvous,
+starts this node's ranks with torchrun's variables, and monitors them. It never starts ranks again: a round has fixed members, and
+whoever began it decides what follows a failure. The rendezvous's store also serves the ranks, at an address that is bound before
+(`node.listen`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from counterpoint.cluster.elastic.ranks import RanksOrder
 from counterpoint.transport.process.imports import without_gc
+from counterpoint.transport.process.ranks.node import RanksOrder
 
 with without_gc():
     import torch.distributed as dist

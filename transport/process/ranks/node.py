@@ -1,7 +1,8 @@
 """Starts the ranks of one node as a child process that runs torch's elastic agent (`torch_agent`), and says how they fare.
 
 The child runs under a guardian (`transport.process.launch`), so that no rank is left when it ends, or when this process dies.
-This module does not import torch. `elastic_worker` uses it for each round; a process that is alone on its node uses `alone`.
+This module does not import torch. An elastic worker (`cluster/elastic/elastic_worker.py`) uses it for each round; a process that
+is alone on its node, as a job's trainer, uses `alone`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from counterpoint.cluster.agent.protocol import CONTROL_FD
 from counterpoint.transport.process.child import kill_guarded
 from counterpoint.transport.process.launch import guarded
 
@@ -86,11 +86,6 @@ def interfaces(host: str) -> dict[str, str]:
     return {}
 
 
-def child_environment() -> dict[str, str]:
-    """Returns this process's environment without what concerns itself alone."""
-    return {key: value for key, value in os.environ.items() if key != CONTROL_FD}
-
-
 class RanksProcess:
     """The child of one round. Start it from a thread that outlives it: the kernel ties its life to that thread."""
 
@@ -109,13 +104,18 @@ class RanksProcess:
         os.set_blocking(read_end, False)
         self._messages = read_end
         descriptors = [write_end] if listener is None else [write_end, listener.fileno()]
-        command = [sys.executable, "-P", "-m", "counterpoint.cluster.elastic.torch_agent", *map(str, descriptors)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "counterpoint.transport.process.ranks.torch_agent",
+            *map(str, descriptors),
+        ]
         try:
             self.process = subprocess.Popen(
                 guarded(command),
                 stdin=subprocess.PIPE,
                 pass_fds=descriptors,
-                env=child_environment(),
                 process_group=0,
             )
         except OSError:

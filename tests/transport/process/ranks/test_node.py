@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.elastic.ranks import (
+from counterpoint.transport.process.launch import descendants
+from counterpoint.transport.process.ranks.node import (
     LOOPBACK,
     RanksOrder,
     RanksProcess,
@@ -21,7 +22,6 @@ from counterpoint.cluster.elastic.ranks import (
     listen,
     python_command,
 )
-from counterpoint.transport.process.launch import descendants
 from tests.support.polling import wait_until
 
 WRITE = """
@@ -136,7 +136,9 @@ def test_only_a_loopback_address_ties_collectives_to_the_loopback_interface() ->
 
 
 def test_nothing_is_left_where_the_child_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.cluster.elastic.ranks.guarded", lambda command: [str(tmp_path / "missing")])
+    monkeypatch.setattr(
+        "counterpoint.transport.process.ranks.node.guarded", lambda command: [str(tmp_path / "missing")]
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):

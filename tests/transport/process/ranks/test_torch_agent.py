@@ -6,7 +6,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from counterpoint.cluster.elastic.torch_agent import first_failure
+from counterpoint.transport.process.ranks.torch_agent import first_failure
 
 
 def failed(exitcode: int, timestamp: int) -> Any:
