@@ -16,10 +16,10 @@ REPOSITORY = Path(__file__).parents[1]
 
 FLOORS = (
     ("transport", "sweep"),
-    ("environments", "cluster"),
+    ("environments",),
     ("inference", "models"),
     ("run",),
-    ("orchestrator", "service", "trainer"),
+    ("orchestrator", "service", "trainer", "cluster"),
     ("job",),
     ("tune",),
     ("serve",),
@@ -103,6 +103,19 @@ def test_packages_import_downwards_only() -> None:
     assert not upwards
 
 
+def test_what_runs_without_a_job_of_many_workers_does_not_know_the_cluster() -> None:
+    """Not by an import, nor by the name of a module that a command would run."""
+    unaware = {package for floor in FLOORS[: FLOOR_OF["job"]] for package in floor} - {"cluster"}
+    assert {"transport", "inference", "run", "trainer", "orchestrator", "service"} <= unaware
+    assert not [
+        name
+        for name, path in FILES.items()
+        if name.split(".")[0] in unaware
+        if "counterpoint.cluster" in path.read_text()
+        or any(other.split(".")[0] == "cluster" for other in graph()[name])
+    ]
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     try:
         TopologicalSorter(graph()).prepare()
@@ -152,10 +165,15 @@ def test_a_sweep_needs_storage_and_nothing_else() -> None:
     } == {"sweep"}
 
 
+TORCH_AGENT = "transport.process.ranks.torch_agent"
+"""A command: who starts it need not have torch."""
+
+
 def test_the_orchestrator_needs_neither_torch_nor_vllm() -> None:
+    assert not [name for name, others in graph().items() if TORCH_AGENT in others]
     heavy = {"torch", "vllm", "transformers", "ray"}
     for name, path in FILES.items():
-        if name.split(".")[0] in ("orchestrator", "transport", "run", "sweep"):
+        if name.split(".")[0] in ("orchestrator", "transport", "run", "sweep") and name != TORCH_AGENT:
             tree = ast.parse(path.read_text())
             named = {
                 alias.name.split(".")[0]
