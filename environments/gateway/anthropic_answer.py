@@ -65,7 +65,10 @@ def anthropic_events(answer: dict[str, Any]) -> Iterator[bytes]:
 def anthropic_error(refusal: Refused) -> dict[str, Any]:
     """A refusal in the shape of this API."""
     kind = _ERRORS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+    error: dict[str, Any] = {"type": kind, "message": refusal.message}
+    if refusal.code:
+        error["details"] = {"error_code": refusal.code}
+    return {"type": "error", "error": error}
 
 
 def _blocks(choice: Choice) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.fields import check_names, count_of, list_of, refuse, table_of, text_of
+from counterpoint.environments.messages import shown
 from counterpoint.environments.sampling import SHAPING
 from counterpoint.transport.exact_json import dumps
 
@@ -20,12 +22,13 @@ _READ = frozenset(
 )
 _IGNORED = frozenset(
     {
-        "cache_control", "context_management", "diagnostics", "inference_geo", "metadata", "model", "service_tier", "speed",
-        "user_profile_id", "workspace_id",
+        "billing_policy", "cache_control", "context_management", "diagnostics", "fallback_credit_token", "fallbacks",
+        "inference_geo", "metadata", "model", "service_tier", "speed", "user_profile_id", "workspace_id",
     }
 )  # fmt: skip
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"compaction": (), "container": (), "mcp_servers": ([],), "thread": ()}
 _ADVICE = {
+    "compaction": "nothing is summarised here; let the agent do it",
     "container": "no code is run here; give the model a tool of yours",
     "mcp_servers": "the agent calls its servers itself; give the model their tools",
 }
@@ -49,6 +52,10 @@ def chat_fields(fields: dict[str, Any], chat: Chat, places: dict[str, str] | Non
     `chat` has the model's template: an effort, and thinking that is turned off, count where it reads them. `places` gets where
     each message of the chat request stands.
     """
+    if (thread := fields.get("thread")) is not None:
+        # By this code Anthropic's `tool_runner`, which asks for a thread by itself, goes on without one.
+        message = f"thread is {shown(thread)}; no history is kept here: send the whole one, with thread=False"
+        raise Refused(message, parameter="thread", code="thread_unsupported_request")
     check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
     made["messages"] = _messages(fields.get("system"), fields.get("messages"), {} if places is None else places)

@@ -12,6 +12,7 @@ from typing import Any
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway.responses import MODEL, Choice, assistant_message, chat_log_probabilities
+from counterpoint.environments.gateway.responses_request import namespaced
 from counterpoint.transport.exact_json import dumps
 
 
@@ -33,7 +34,7 @@ def responses_answer(
         "instructions": fields.get("instructions"),
         "metadata": fields.get("metadata") or {},
         "model": MODEL,
-        "output": _items(choice, chat, "incomplete" if is_cut else "completed", log_probabilities=log_probabilities),
+        "output": _items(choice, chat, fields.get("tools"), log_probabilities=log_probabilities),
         "parallel_tool_calls": True if parallel is None else parallel,
         "temperature": fields.get("temperature"),
         "text": fields.get("text") or {"format": {"type": "text"}},
@@ -64,8 +65,8 @@ def responses_events(answer: dict[str, Any]) -> Iterator[bytes]:
         yield b"event: " + kind.encode() + b"\ndata: " + content + b"\n\n"
 
 
-def _items(choice: Choice, chat: Chat, status: str, *, log_probabilities: bool) -> list[dict[str, Any]]:
-    message = assistant_message(choice)
+def _items(choice: Choice, chat: Chat, tools: object, *, log_probabilities: bool) -> list[dict[str, Any]]:
+    message, status = assistant_message(choice), "incomplete" if choice.turn.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
     if reasoning := message.get("reasoning_content"):
         content = [{"type": "reasoning_text", "text": reasoning}]
@@ -76,10 +77,14 @@ def _items(choice: Choice, chat: Chat, status: str, *, log_probabilities: bool) 
         part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": scores}
         head = {"type": "message", "id": _identity("msg"), "role": "assistant", "status": status}
         items.append({**head, "content": [part]})
-    items += [
-        {"type": "function_call", "id": _identity("fc"), "call_id": call["id"], "status": status, **call["function"]}
-        for call in calls
-    ]
+    spaces = namespaced(tools)
+    for call in calls:
+        function = dict(call["function"])
+        if found := spaces.get(function["name"]):
+            function["namespace"], function["name"] = found
+        items.append(
+            {"type": "function_call", "id": _identity("fc"), "call_id": call["id"], "status": status, **function}
+        )
     return items
 
 

@@ -6,6 +6,9 @@ turn comes back as that turn's message, and continues its tokens.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from counterpoint.environments.gateway.fields import check_names, count_of, list_of, refuse, table_of, text_of
@@ -35,11 +38,8 @@ _READ = frozenset(
 )
 _IGNORED = frozenset({"access_programs", "background_options", "client_metadata", "image", "max_tool_calls"})
 """Parameters that describe the client, or are about hosted tools, images or work in the background, which are refused."""
-_HOSTED = {
-    "namespace": "; Codex sends none with `features.multi_agent = false`",
-    "web_search": '; Codex sends none with `web_search = "disabled"`',
-}
-"""How an agent leaves out a type of tool that it sends by default."""
+_LEFT_OUT = frozenset({"web_search"})
+"""Tools that the provider runs, and that agents offer beside their own without being asked: the model is not offered them."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
@@ -64,6 +64,9 @@ PLACES = {
 WORDS = {".function": "", ".tool_call_id": ".call_id"}
 """What `fields.named_as` takes for these requests, beside the places of their items."""
 _TEXTS = ("input_text", "output_text", "text")
+_RUN = "only tools of type function, alone or in a namespace, are served: the agent runs them"
+
+_logger = logging.getLogger(__name__)
 
 
 def chat_fields(fields: dict[str, Any], places: dict[str, str] | None = None) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def chat_fields(fields: dict[str, Any], places: dict[str, str] | None = None) ->
     check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
     made["messages"] = _messages(fields.get("instructions"), fields.get("input"), {} if places is None else places)
-    made["tools"] = _tools(fields.get("tools"))
+    made["tools"] = _tools(fields.get("tools"), {} if places is None else places)
     made["max_tokens"] = count_of("max_output_tokens", fields.get("max_output_tokens"))
     made["tool_choice"] = _tool_choice(fields.get("tool_choice"))
     reasoning = table_of(
@@ -120,7 +123,9 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         else:
             messages.append({"role": role, "content": content})
     elif kind == "function_call":
-        call = {"name": item.get("name"), "arguments": item.get("arguments")}
+        name, namespace = item.get("name"), item.get("namespace")
+        name = name if namespace is None else _flat(_name({"name": namespace}, where), _name(item, where))
+        call = {"name": name, "arguments": item.get("arguments")}
         calls = _assistant(messages, "").setdefault("tool_calls", [])
         calls.append({"id": item.get("call_id"), "type": "function", "function": call})
     elif kind == "function_call_output":
@@ -144,17 +149,65 @@ def _assistant(messages: list[dict[str, Any]], field: str) -> dict[str, Any]:
     return messages[-1]
 
 
-def _tools(tools: object) -> object:
-    if tools is None:
-        return None
+def namespaced(tools: object) -> dict[str, tuple[str, str]]:
+    """Returns the namespace and the name of each function that is in one, by the name that the model reads.
+
+    `tools` are those of a request that was read.
+    """
+    spaces = [tool for tool in tools or () if tool["type"] == "namespace"] if isinstance(tools, list) else []
+    return {
+        _flat(each["name"], tool["name"]): (each["name"], tool["name"]) for each in spaces for tool in each["tools"]
+    }
+
+
+def _flat(namespace: str, name: str) -> str:
+    """As vLLM shows it to the model."""
+    return f"{namespace}__{name}"
+
+
+def _tools(tools: object, places: dict[str, str]) -> object:
+    if not tools:
+        return tools
     if not isinstance(tools, list):
         refuse("tools", tools, "expected a list of tools")
+    made: list[dict[str, Any]] = []
+    for where, tool in _functions(tools):
+        places[f"tools[{len(made)}]"] = where
+        made.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
+    if not made:
+        refuse("tools[0]", tools[0]["type"], f"{_RUN}; the provider of the model runs this one")
+    return made
+
+
+def _functions(tools: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The functions among the tools, each with its place."""
     for index, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            kind = tool.get("type") if isinstance(tool, dict) else tool
-            advice = _HOSTED.get(kind, "") if isinstance(kind, str) else ""
-            refuse(f"tools[{index}]", kind, f"only tools of type function are served: the agent runs them{advice}")
-    return [{"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in tools]
+        where, kind = f"tools[{index}]", tool.get("type") if isinstance(tool, dict) else tool
+        if kind == "function":
+            yield where, tool
+        elif kind == "namespace":
+            for at, each in list_of(f"{where}.tools", tool.get("tools"), "expected a list of functions"):
+                if each.get("type") != "function":
+                    refuse(f"{at}.type", each.get("type"), _RUN)
+                yield at, each | {"name": _flat(_name(tool, where), _name(each, at))}
+        elif isinstance(kind, str) and kind in _LEFT_OUT:
+            _note_left_out(kind)
+        else:
+            refuse(where, kind, _RUN)
+
+
+def _name(tool: dict[str, Any], where: str) -> str:
+    if not isinstance(name := tool.get("name"), str) or not name:
+        refuse(f"{where}.name", name, "expected a name")
+    return name
+
+
+@cache
+def _note_left_out(kind: str) -> None:
+    """Logs it once: an agent offers its tools with every request."""
+    _logger.warning(
+        "an agent offers the tool %r, which the provider of a model runs: its policy is not offered it", kind
+    )
 
 
 def _tool_choice(value: object) -> object:

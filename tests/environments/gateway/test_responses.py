@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import openai
@@ -11,6 +11,7 @@ import pytest
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway import Gateway, Session
 from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.tools.hermes import write_hermes
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 
 LOOK: Any = {
@@ -97,6 +98,31 @@ async def test_a_cut_answer_is_incomplete(gateway: Gateway, chat: Chat) -> None:
     assert {each["logprob"] for each in answer["output"][0]["content"][0]["logprobs"]} == {-0.5}
 
 
+async def test_the_functions_of_a_namespace_are_offered_as_vllm_offers_them_and_called_by_their_own_names(
+    gateway: Gateway, chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside one that the provider runs, which the model does not see."""
+    space = {"type": "namespace", "name": "room", "description": "Of a room.", "tools": [LOOK]}
+    flat = "room__look"
+    model = ScriptedModel(chat, [write_hermes(flat, {"at": "there"}), "one", "two"])
+    items: list[Any] = [{"role": "user", "content": "hello"}]
+    async with gateway.session(model) as session, client_of(session) as client:
+        for _ in range(2):
+            answer = await client.responses.create(
+                model="any", input=items, tools=cast(Any, [{"type": "web_search"}, space])
+            )
+            items += [each.model_dump(exclude_unset=True) for each in answer.output]
+            if answer.output[-1].type == "function_call":
+                call = answer.output[-1]
+                assert (call.namespace, call.name) == ("room", "look")
+                items += [{"type": "function_call_output", "call_id": call.call_id, "output": "a door"}]
+        await client.responses.create(model="any", input="hello", tools=cast(Any, [{**LOOK, "name": flat}]))
+    first, second, alone = model.turns
+    assert extends(second, first)
+    assert first.prompt_ids.tolist() == alone.prompt_ids.tolist()
+    assert "web_search" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("fields", "parameter"),
     [
@@ -104,6 +130,27 @@ async def test_a_cut_answer_is_incomplete(gateway: Gateway, chat: Chat) -> None:
         ('"conversation":"c"', "conversation"),
         ('"background":true', "background"),
         ('"tools":[{"type":"web_search"}]', "tools[0]"),
+        ('"tools":[{"type":"function","name":"a"},{"type":"mcp"}]', "tools[1]"),
+        ('"tools":[{"type":"function","name":"a"},{"type":["web_search"]}]', "tools[1]"),
+        ('"tools":[{"type":"web_search"},{"type":"function","name":"a","parameters":3}]', "tools[1].parameters"),
+        (
+            '"tools":[{"type":"web_search"},{"type":"function","name":"a"}],"tool_choice":{"type":"web_search"}',
+            "tool_choice",
+        ),
+        ('"tools":[{"type":"namespace","name":"a","tools":[]}]', "tools[0].tools"),
+        ('"tools":[{"type":"namespace","tools":[{"type":"function","name":"a"}]}]', "tools[0].name"),
+        ('"tools":[{"type":"namespace","name":"a","tools":[{"type":"custom","name":"b"}]}]', "tools[0].tools[0].type"),
+        ('"tools":[{"type":"namespace","name":"a","tools":[{"type":"function"}]}]', "tools[0].tools[0].name"),
+        (
+            '"tools":[{"type":"web_search"},{"type":"namespace","name":"a","tools":[{"type":"function","name":"b",'
+            '"parameters":3}]}]',
+            "tools[1].tools[0].parameters",
+        ),
+        (
+            '"tools":[{"type":"function","name":"a__b"},{"type":"namespace","name":"a","tools":[{"type":"function","name":"b"}]}]',
+            "tools[1].tools[0].name",
+        ),
+        ('"input":[{"type":"function_call","call_id":"1","namespace":3,"name":"a","arguments":"{}"}]', "input[0].name"),
         ('"input":[{"type":"item_reference","id":"x"}]', "input[0].type"),
         ('"input":[{"role":"user","content":[{"type":"input_image"}]}]', "input[0].content[0]"),
         ('"input":[3]', "input[0]"),
