@@ -198,8 +198,10 @@ class Session:
         choices = await self._choices([await self._prompt(request)], request)
         conversations = self._conversations.rendered_with(request.template_kwargs)
         for choice in choices:
-            [answer] = template_messages([assistant_message(choice)])
-            conversations.remember(request.messages, request.tools, answer, choice.turn)
+            # Some agents write the stop string back, as smolagents does; the turn's tokens have it.
+            for text in {choice.text, choice.text and choice.text + (choice.ended_by or "")}:
+                [answer] = template_messages([assistant_message(replace(choice, text=text))])
+                conversations.remember(request.messages, request.tools, answer, choice.turn)
         return choices
 
     async def _prompt(self, request: ChatRequest) -> Sequence[int]:

@@ -200,6 +200,16 @@ async def test_a_template_that_cannot_continue_begins_again(gateway: Gateway, tm
     )
 
 
+@pytest.mark.parametrize("written", ["once ", "once STOP"])
+async def test_a_stop_string_that_ended_a_turn_may_be_written_back(gateway: Gateway, chat: Chat, written: str) -> None:
+    model = RecordingModel(chat, ["once STOP", "a"])
+    [answer, _] = await asked(
+        gateway, model, [HELLO], [HELLO, {"role": "assistant", "content": written}, MORE], stop="STOP"
+    )
+    assert answer.content == "once "
+    assert extends(model.turns[1], model.turns[0])
+
+
 @pytest.mark.parametrize(
     ("stop", "said", "continued", "kept"),
     [
