@@ -3,14 +3,14 @@
 | type | in a row |
 |---|---|
 | null, booleans, integers, float64, text, lists, structs, dictionaries | as they are |
-| float32, float16 | the shortest decimal that is this float: 0.1, not 0.10000000149011612 |
+| float32, float16 | whole numbers exactly, else the shortest decimal that is this float: 0.1, not 0.10000000149011612 |
 | decimals | without places an integer, else a float with the text of its digits |
 | dates, times, timestamps | text by ISO 8601 |
 | maps | with keys of text an object, else a list of pairs |
 | `Json` of the library `datasets`, and Arrow's `json` | the value of the JSON |
 | UUIDs | text |
 | bytes, durations, intervals, images and the like | Python's own, which no prompt may hold (`rows.py`:`unwritable`) |
-| any other | refused |
+| times in nanoseconds, which Python would cut, and any other | refused |
 
 `datasets` stores columns of several types as JSON text. It refuses integers of more than 64 bits, rounds the last digit of some
 decimals, and leaves the text in a list of lists whose first is empty; here numbers are exact, and it is decoded there, too.
@@ -117,7 +117,7 @@ def _decoder(kind: Any, noted: Any, *, inside: bool = False) -> Decoder | None:
         return None
     if inside and known.startswith("decimal"):
         return _inner_decimal
-    if known not in _FORMS:
+    if known not in _FORMS or str(kind) == "time64[ns]":
         raise JsonError(f"its type {kind} is not read")
     return _FORMS[known]
 
@@ -146,10 +146,15 @@ def _inner_decimal(value: Decimal) -> float:
     return found
 
 
+def _shortest(value: float, kind: Callable[[float], Any]) -> float:
+    return value if value.is_integer() and abs(value) < _EXACT_INTEGERS else float(str(kind(value)))
+
+
 def _written(value: Decimal) -> float:
     return written_decimal(f"{value:f}", float(value))
 
 
+_EXACT_INTEGERS = 2**53
 _TEXT = {"string", "large_string", "string_view"}
 _AS_THEY_ARE = {
     *_TEXT, "null", "bool", "double", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -158,8 +163,8 @@ _AS_THEY_ARE = {
 }  # fmt: skip
 _ENCODED = {"dictionary", "run_end_encoded"}
 _FORMS: dict[str, Decoder] = {
-    "halffloat": lambda value: float(str(np.float16(value))),
-    "float": lambda value: float(str(np.float32(value))),
+    "halffloat": lambda value: _shortest(value, np.float16),
+    "float": lambda value: _shortest(value, np.float32),
     "decimal32": _decimal,
     "decimal64": _decimal,
     "decimal128": _decimal,

@@ -45,6 +45,11 @@ def dataset_rows(config: DataConfig) -> Rows:
         where: dict[str, Any] = {"path": config.dataset, "name": config.subset, "revision": config.revision}
         builder = datasets.load_dataset_builder(**where)
         kind, settings = builder.info.builder_name, builder.config
+        if kind != "csv" and any(Path(each).name == "metadata.csv" for each in _named_files(settings)):
+            raise DataError(
+                f"{name}: the library `datasets` guesses what the values of its metadata.csv are ('007' would be 7): make it "
+                "metadata.jsonl, by which each has its type"
+            )
         if kind == "json" and settings.data_files:  # without, they are files that the library has read before
             return _json_rows(datasets, builder, split, config.max_row_bytes)
         has_types = getattr(settings, "features", None) is not None
@@ -58,9 +63,8 @@ def dataset_rows(config: DataConfig) -> Rows:
         raise
     except Exception as error:  # the library raises whatever its readers, fsspec and the network do
         offline = " (HF_HUB_OFFLINE is set)" if datasets.config.HF_HUB_OFFLINE else ""
-        raise DataError(
-            f"{name}, split {split!r}, cannot be loaded{offline}: {type(error).__name__}: {error}"
-        ) from error
+        problem = f"{type(error).__name__}: {error.__cause__ or error}"
+        raise DataError(f"{name}, split {split!r}, cannot be loaded{offline}: {problem}") from error
 
 
 class HubRows(Rows):
@@ -148,6 +152,11 @@ def _saved(found: Any, config: DataConfig, name: str) -> Any:
     return found
 
 
+def _named_files(settings: Any) -> Iterator[str]:
+    for files in (getattr(settings, "data_files", None) or {}).values():
+        yield from files
+
+
 def _files(datasets: Any, builder: Any) -> dict[str, list[str]]:
     """Returns the files of each split, on this machine and unpacked."""
     manager = datasets.DownloadManager(
@@ -179,7 +188,20 @@ def _json_rows(datasets: Any, builder: Any, split: str, max_row_bytes: int) -> R
 
 
 def _csv_columns(datasets: Any, builder: Any) -> list[str]:
+    """Returns the columns of all CSV files. Raises `DataError` where pandas would leave out values, without a word."""
     import pandas
 
-    first = next(file for files in _files(datasets, builder).values() for file in files)
-    return [*pandas.read_csv(first, **builder.config.pd_read_csv_kwargs | {"nrows": 0, "chunksize": None}).columns]
+    asked = builder.config.pd_read_csv_kwargs | {"nrows": 1, "chunksize": None}
+    first: tuple[str, list[str]] | None = None
+    for file in (file for files in _files(datasets, builder).values() for file in files):
+        frame = pandas.read_csv(file, **asked)
+        if len(frame) and builder.config.index_col is None and not isinstance(frame.index, pandas.RangeIndex):
+            raise DataError(f"{file}: its first row has more values than its header has names; expected as many")
+        columns = [*map(str, frame.columns)]
+        first = first or (file, columns)
+        if {*columns} != {*first[1]}:
+            raise DataError(
+                f"{file} has the columns {columns}, and {first[0]} has {first[1]}; expected the same in each"
+            )
+    assert first is not None
+    return first[1]

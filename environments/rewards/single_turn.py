@@ -14,7 +14,7 @@ from counterpoint.environments.base import EnvironmentContext, Example, Model
 from counterpoint.environments.chat import Message
 from counterpoint.environments.data.load import load_rows
 from counterpoint.environments.data.rows import lacks, unwritable
-from counterpoint.environments.messages import Faulty, Normaliser
+from counterpoint.environments.messages import Faulty, Normaliser, json_of
 from counterpoint.environments.reward import RewardBounds
 from counterpoint.environments.rewards.rubric import Rubric
 from counterpoint.environments.rewards.template import Template, as_text
@@ -129,9 +129,14 @@ class SingleTurn:
         fields = self._prompt.fields | (self._system.fields if self._system else set())
         for column in sorted(fields & row.keys()):
             value = row[column]
-            if not isinstance(value, list) or not any(
-                isinstance(each, dict) and each.keys() & _ROLES for each in value
-            ):
+            is_whole = column == self._prompt.only
+            if is_whole and isinstance(value, str) and value.lstrip().startswith("["):
+                value = json_of(value)  # as CSV, and some columns of Parquet, have a conversation
+            if not isinstance(value, list) or not any(map(_is_message, value)):
+                if is_whole and _holds_messages(row[column]):
+                    raise ValueError(
+                        f"{where}: the column {column!r} holds messages, and is no list of them; expected such a list, or text"
+                    )
                 continue
             at = f"{where}: the column {column!r}, a list of messages,"
             if column != self._prompt.only:
@@ -164,3 +169,17 @@ class SingleTurn:
         if not matches:
             raise ValueError(f"{where}: answer_pattern finds nothing in {text[-100:]!r}")
         return (matches[-1][1] or "") if matches[-1].re.groups else matches[-1][0]
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and bool(value.keys() & _ROLES)
+
+
+def _holds_messages(value: object) -> bool:
+    """Whether a value is a message, or has one in it; or is an empty list, a conversation without any."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (
+        value == []
+        or (isinstance(value, dict) and {"role", "content"} <= value.keys())
+        or any(map(_holds_messages, inner))
+    )

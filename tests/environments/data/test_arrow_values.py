@@ -28,6 +28,8 @@ TYPES: dict[str, tuple[Any, Any, Any]] = {
     "float16": (pa.float16(), 0.1, 0.1),
     "float32": (pa.float32(), 0.1, 0.1),
     "float32 whole": (pa.float32(), 16777216.0, 16777216.0),
+    "float32 whole number of more digits": (pa.float32(), 123456792.0, 123456792.0),
+    "float16 whole": (pa.float16(), 65504.0, 65504.0),
     "float32 large": (pa.float32(), 1e30, 1e30),
     "float64": (pa.float64(), 0.1, 0.1),
     "decimal32": (pa.decimal32(5, 2), Decimal("2.50"), "2.50"),
@@ -118,6 +120,7 @@ def test_what_json_has_not_is_pythons_own(tmp_path: Path, name: str) -> None:
             "column 'a': .*make it text",
         ),
         (pa.array([2**55], pa.timestamp("ms")), "row 0: it cannot be read"),
+        (pa.array([1], pa.time64("ns")), "column 'a': its type time64.* is not read"),
         (
             pa.ExtensionArray.from_storage(
                 pa.fixed_shape_tensor(pa.float32(), [2]), pa.array([[0.1, 2]], pa.list_(pa.float32(), 2))

@@ -491,6 +491,26 @@ def test_values_of_csv_are_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a.csv": "id,a\n7,x,y\n8,z,w\n"}, "a.csv: its first row has more values"),
+        ({"a.csv": "id,a\n7,x\n", "b.csv": "id,a,b\n8,y,z\n"}, "the columns .*'b'.*, and .*a.csv has"),
+        ({"a.csv": "id,a\n7,x\n8,y,z\n"}, "Expected 2 fields in line 3, saw 3"),
+        ({"a.png": "", "metadata.csv": "file_name,a\na.png,007\n"}, "metadata.csv .*'007' would be 7"),
+    ],
+)
+def test_values_that_pandas_would_leave_out_or_guess_are_refused(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "train").mkdir(exist_ok=True)
+        (tmp_path / "train" / name).write_text(text)
+    with pytest.raises(DataError, match=f"(?s){said}"):
+        load_rows({"dataset": str(tmp_path)})
+
+
+@pytest.mark.slow
 def test_what_datasets_has_guessed_before_is_refused(tmp_path: Path) -> None:
     import datasets
 

@@ -178,14 +178,15 @@ TALK: list[dict[str, Any]] = [
 
 
 async def test_a_prompt_that_is_a_list_of_messages_is_the_conversation(chat: Chat) -> None:
-    for talk in (TALK, TALK[:2], TALK[1:4], [TALK[5]]):
+    for talk in (TALK, TALK[:2], TALK[1:4], [TALK[5]], json.dumps(TALK), json.dumps(TALK[:2], indent=1)):
         environment = load(data={"rows": [{"talk": talk, "answer": "6"}]}, prompt=" {talk}\n")
         rollout = await play(environment, 0, chat, "6")
-        plain = [{**each, "content": "1 + 1?"} if isinstance(each["content"], list) else each for each in talk]
+        messages = json.loads(talk) if isinstance(talk, str) else talk
+        plain = [{**each, "content": "1 + 1?"} if isinstance(each["content"], list) else each for each in messages]
         expected = [{name: value for name, value in each.items() if value is not None} for each in plain]
         assert rollout.turns[0].prompt_ids.tolist() == chat.start(expected)
         assert rollout.reward == 2.0
-    assert environment.example(0).prompt == "Times 3?"
+    assert load(data={"rows": [{"talk": [TALK[5]], "answer": "6"}]}, prompt="{talk}").example(0).prompt == "Times 3?"
     environment = load(data={"rows": [{"talk": TALK[1:], "answer": "6"}]}, prompt="{talk}", system="Answer {answer}.")
     begun = chat.decode((await play(environment, 0, chat, "6")).turns[0].prompt_ids.tolist())
     assert "Answer 6." in begun
@@ -207,6 +208,10 @@ async def test_a_prompt_that_is_a_list_of_messages_is_the_conversation(chat: Cha
             r"'talk', .*content\[0\] is 'image_url'; only .*text",
         ),
         ([{"role": "user", "content": 7}], {}, r"'talk', .*messages\[0\].content is 7"),
+        (TALK[5], {}, "'talk' holds messages, and is no list of them"),
+        ({"messages": TALK}, {}, "'talk' holds messages"),
+        ([TALK], {}, "'talk' holds messages"),
+        ([], {}, "'talk' holds messages"),
     ],
 )
 def test_a_list_of_messages_that_cannot_be_played_is_refused_by_its_column(
@@ -214,6 +219,15 @@ def test_a_list_of_messages_that_cannot_be_played_is_refused_by_its_column(
 ) -> None:
     with pytest.raises(ValueError, match=f"(?s){message}"):
         load(**{"data": {"rows": [{"talk": talk, "answer": "6"}]}, "prompt": "{talk}"} | args)
+
+
+@pytest.mark.parametrize("value", ['[{"a": 1}]', "[", "[1, 2]", '{"role": "user", "content": "?"}'])
+def test_other_text_stays_text(value: str) -> None:
+    assert load(data={"rows": [{"talk": value, "answer": "6"}]}, prompt="{talk}").example(0).prompt == value
+    quoted = json.dumps(TALK)
+    assert (
+        load(data={"rows": [{"talk": quoted, "answer": "6"}]}, prompt="Go: {talk}").example(0).prompt == f"Go: {quoted}"
+    )
 
 
 @settings(max_examples=100)
