@@ -68,6 +68,8 @@ class OptunaSearch(Searcher):
         self._space: dict[str, Any] | None = None
         self._sampler, self._options, self._seed = sampler, dict(sampler_options or {}), seed
         self._points = list(points_to_evaluate or [])
+        self._names: dict[tuple[Path, int, tuple[Any, ...]], str] = {}
+        """The names of domains in the study: by path, how many were drawn there before in the same trial, and kind."""
         self._fixed: list[dict[str, Any]] = []
         self._study: Any = None
         self._open: dict[str, Any] = {}  # trials of the study that are not told yet
@@ -112,12 +114,16 @@ class OptunaSearch(Searcher):
                 self._history.append([kind, trial_id, value])
                 self._tell(trial_id, value)
                 continue
-            if self._sampler in _LEARN_FROM_VALUES:
-                self._begin()
-                self._ask(trial_id, self._optuna.samplers.RandomSampler(seed=0), value, *notes)
-            else:
-                self.suggest(trial_id)
-            if (now := self._history[-1][2]) != value:
+            try:
+                if self._sampler in _LEARN_FROM_VALUES:
+                    self._begin()
+                    self._ask(trial_id, self._optuna.samplers.RandomSampler(seed=0), value, *notes)
+                else:
+                    self.suggest(trial_id)
+                now = self._history[-1][2]
+            except (TypeError, ValueError) as error:  # Optuna's, of a value that another kind of domain has
+                now = error
+            if now != value:
                 raise TuneError(
                     f"OptunaSearch suggests {now} for trial {trial_id}, where it had suggested {value}: the space, "
                     "the sampler, its options or Optuna's version are not those of the experiment that is resumed"
@@ -132,7 +138,7 @@ class OptunaSearch(Searcher):
             self._study.enqueue_trial(fixed)
         trial = self._study.ask()
         given = fixed or {}
-        config = self._drawn(lambda path, domain: _suggested(trial, flat_name(path), domain, given))
+        config = self._drawn(lambda _, name, domain: _suggested(trial, name, domain, given))
         self._open[trial_id] = trial
         self._asked += 1
         for name, note in (notes or {}).items():
@@ -169,22 +175,49 @@ class OptunaSearch(Searcher):
             self._study.tell(trial, values)
 
     def _take_space(self, space: dict[str, Any]) -> None:
-        if grids := unresolved(space)[1]:
-            raise TuneError(
-                f"OptunaSearch cannot search the grid {', '.join(map(flat_name, grids))}: a grid is exhausted, not sampled. Use "
-                "choice, or BasicVariantGenerator"
-            )
-        self._space = space
+        self._space, self._names = space, {}
+        self._name_all(space, ())
         self._fixed = [self._as_params(point) for point in self._points]
 
-    def _drawn(self, draw: Callable[[Path, Domain], Any]) -> dict[str, Any]:
+    def _name_all(self, part: Any, within: Path, level: int = 0) -> None:
+        """Gives each domain of a part of the space a name in the study, also those within choices.
+
+        One name has one kind of values there. So what else stands at a path has a name of its own, such as the domains of
+        `choice([uniform(0, 1), randint(1, 9)])`, or those of two choices by one key.
+        """
+        domains, grids = unresolved({"": part})
+        if grids:
+            names = ", ".join(flat_name((*within, *path[1:])) for path in grids)
+            raise TuneError(
+                f"OptunaSearch cannot search the grid {names}: a grid is exhausted, not sampled. Use choice, or "
+                "BasicVariantGenerator"
+            )
+        for (_, *inside), domain in domains.items():
+            path, depth = (*within, *inside), 0 if inside else level
+            kind = _kind(domain)
+            if isinstance(domain, Function) or (path, depth, kind) in self._names:
+                continue
+            name = flat_name(path)
+            if isinstance(domain, Float) and domain.distribution == "normal":
+                raise TuneError(
+                    f"{name}: Optuna has nothing for {domain}; use uniform or loguniform, or BasicVariantGenerator"
+                )
+            others = (f"{name} ({number})" for number in itertools.count(2))
+            taken = self._names.values()
+            self._names[path, depth, kind] = next(each for each in itertools.chain([name], others) if each not in taken)
+        for (_, *inside), domain in domains.items():
+            for category in domain.categories if isinstance(domain, Categorical) else ():
+                self._name_all(category, (*within, *inside), 1 if inside else level + 1)
+
+    def _drawn(self, draw: Callable[[Path, str, Domain], Any]) -> dict[str, Any]:
         """The searched part of the space, with a value for each domain, in their order; then those within values, and so on."""
         assert self._space is not None
         config: dict[str, Any] = copied(self._space)
         drawn: list[Path] = []
         while domains := {path: d for path, d in unresolved(config)[0].items() if not isinstance(d, Function)}:
             for path, domain in domains.items():
-                value_at(config, path[:-1])[path[-1]] = copied(draw(path, domain))
+                name = self._names[path, drawn.count(path), _kind(domain)]
+                value_at(config, path[:-1])[path[-1]] = copied(draw(path, name, domain))
                 drawn.append(path)
         return _part(config, drawn)
 
@@ -197,11 +230,10 @@ class OptunaSearch(Searcher):
                 raise TuneError(f"points_to_evaluate/{flat_name(path)}: nothing is searched there: {domain} fills it")
         params: dict[str, Any] = {}
 
-        def take(path: Path, domain: Domain) -> Any:
+        def take(path: Path, name: str, domain: Domain) -> Any:
             value = value_at(filled, path)
             if isinstance(value, Domain):
                 return None
-            name = flat_name(path)
             if isinstance(domain, Categorical):
                 params[name] = domain.index(value)
                 return domain.categories[params[name]]
@@ -231,9 +263,14 @@ def _suggested(trial: Any, name: str, domain: Domain, given: dict[str, Any]) -> 
     if isinstance(domain, Integer):
         first, end = domain.indices
         return trial.suggest_int(name, first, end - 1, log=domain.distribution == "loguniform") * (domain.q or 1)
-    if isinstance(domain, Float) and domain.distribution != "normal":
-        log = domain.distribution == "loguniform"
-        step = None if log else domain.q
-        value = trial.suggest_float(name, domain.lower, domain.upper, log=log, step=step)
-        return value if name in given else domain.rounded(value)
-    raise TuneError(f"{name}: Optuna has nothing for {domain}; use uniform or loguniform, or BasicVariantGenerator")
+    assert isinstance(domain, Float), domain
+    log = domain.distribution == "loguniform"
+    step = None if log else domain.q
+    value = trial.suggest_float(name, domain.lower, domain.upper, log=log, step=step)
+    return value if name in given else domain.rounded(value)
+
+
+def _kind(domain: Domain) -> tuple[Any, ...]:
+    """What two domains must have in common for Optuna to take both by one name."""
+    count = len(domain.categories) if isinstance(domain, Categorical) else 0
+    return type(domain).__name__, count, getattr(domain, "distribution", "") == "loguniform"

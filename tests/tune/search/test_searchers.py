@@ -178,8 +178,10 @@ def test_the_metrics_modes_and_kinds_that_are_no_use_are_refused() -> None:
         OptunaSearch(sampler="tea")
     with pytest.raises(TuneError, match="cannot search the grid a/b"):
         OptunaSearch({"a": {"b": grid_search([1])}})
+    with pytest.raises(TuneError, match="cannot search the grid a/b"):
+        OptunaSearch({"a": choice([1, {"b": grid_search([1])}])})
     with pytest.raises(TuneError, match="Optuna has nothing for"):
-        OptunaSearch({"x": randn(0, 1)}, "loss", "min").suggest("a")
+        OptunaSearch({"x": choice([1, randn(0, 1)])}, "loss", "min")
     with pytest.raises(TuneError, match="no ask"):
         AskTellSearch(object())
     with pytest.raises(TuneError, match="it must be a SearchAlg"):
@@ -241,6 +243,16 @@ def branches() -> dict[str, Any]:
     return {"lr": uniform(0, 1), "opt": choice([{"momentum": uniform(0, 1)}, {"beta": uniform(0, 1)}])}
 
 
+def of_kinds() -> dict[str, Any]:
+    """Domains of several kinds at one place, of which Optuna takes one kind by a name."""
+    return {
+        "lr": uniform(0, 1),
+        "w": choice([uniform(-2, 2), 1, loguniform(0.1, 1), choice([0.5, uniform(0, 1)])]),
+        "net": choice([{"size": randint(1, 9)}, {"size": uniform(0, 1)}, {"size": choice(["s", "l"])}, {"size": "m"}]),
+        "net/size": choice(["x", "y", "z"]),
+    }
+
+
 def loss_of(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": (config["lr"] - 0.3) ** 2 + config.get("w", 0.0) ** 2, "size": config.get("w", 1.0) ** 2}
 
@@ -265,6 +277,13 @@ SEARCHES: dict[str, Callable[[], Searcher]] = {
     ),
     "tpe of a seldom branch": lambda: OptunaSearch(
         branches(), "loss", "min", seed=4, sampler_options={"multivariate": True, "n_startup_trials": 2}
+    ),
+    "tpe of kinds": lambda: OptunaSearch(of_kinds(), "loss", "min", seed=3, sampler_options={"n_startup_trials": 6}),
+    "tpe of groups of kinds": lambda: OptunaSearch(
+        of_kinds(), "loss", "min", seed=3, sampler_options={"multivariate": True, "group": True, "n_startup_trials": 6}
+    ),
+    "nsgaii of kinds": lambda: OptunaSearch(
+        of_kinds(), "loss", "min", sampler="nsgaii", sampler_options={"population_size": 4}, seed=2
     ),
     "cmaes": lambda: OptunaSearch(flat(), "loss", "min", sampler="cmaes", seed=2),
     "nsgaii of two": lambda: OptunaSearch(
@@ -342,6 +361,35 @@ def test_values_are_in_the_space_and_choices_open_what_is_in_them() -> None:
         kinds.add(kind if isinstance(kind, str) else "momentum")
         assert kind == "sgd" or 0 <= kind["momentum"] <= 1
     assert kinds == {"sgd", "momentum"}
+
+
+def test_each_domain_is_searched_by_itself_whatever_else_stands_at_its_place() -> None:
+    space = of_kinds() | {"pair": choice([choice(["a", "b"]), choice(["c", "d"])])}
+    search = OptunaSearch(space, "loss", "min", sampler="random", seed=4)
+    drawn = [search.suggest(str(number)) for number in range(200)]
+    assert {each["pair"] for each in drawn} == {"a", "b", "c", "d"}, "the inner choice is one of its own"
+    assert {each["net/size"] for each in drawn} == {"x", "y", "z"}
+    assert {type(each["net"]["size"]) for each in drawn} == {int, float, str}
+    assert all(each["net"]["size"] in ("s", "m", "l") or 0 <= each["net"]["size"] <= 9 for each in drawn)
+    assert {each["w"] for each in drawn} >= {1, 0.5}
+    points: list[dict[str, Any]] = [
+        {"w": -1.5, "net": {"size": "l"}, "pair": "d"},
+        {"net": {"size": 7}, "pair": "b", "net/size": "y"},
+    ]
+    search = OptunaSearch(space, "loss", "min", points_to_evaluate=points)
+    first, second = search.suggest("a"), search.suggest("b")
+    assert (first["w"], first["net"], first["pair"]) == (-1.5, {"size": "l"}, "d")
+    assert (second["net"], second["pair"]) == ({"size": 7}, "b")
+
+
+@pytest.mark.parametrize("now", [choice(["a", "b"]), choice([1, 2, 3])])
+@pytest.mark.parametrize("sampler", ["tpe", "nsgaii"])
+def test_a_resume_with_another_kind_of_domain_is_refused(sampler: str, now: Any) -> None:
+    first = OptunaSearch({"x": uniform(0.1, 0.9)}, "loss", "min", sampler=sampler, seed=1)
+    for number in range(6):
+        first.suggest(str(number))
+    with pytest.raises(TuneError, match="not those of the experiment"):
+        restarted(first, OptunaSearch({"x": now}, "loss", "min", sampler=sampler, seed=1))
 
 
 def test_points_come_first_and_what_they_leave_out_is_suggested() -> None:
