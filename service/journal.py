@@ -2,7 +2,7 @@
 
 `item_N` is a file of frames (`transport/codec.py`): a note of the asker's, then the frames of the item; `answer_N` has those of
 the answer. `early_N` is a note that is no item yet: of a request that waits for an earlier one. `failed_N` is a note of a request
-that became none. Everything blocks: call it in a thread.
+that became none; `lost` says why the run goes on no more. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -87,6 +87,15 @@ class Journal:
     def failed(self) -> dict[int, bytes]:
         """Returns the notes of requests that became no item, by number, ascending. Raises `OSError`."""
         return {number: (self.directory / f"failed_{number}").read_bytes() for number in self._numbers("failed_")}
+
+    def write_lost(self, reason: str) -> None:
+        """Writes, durably, why the run goes on no more. Raises `OSError`."""
+        write_atomically(self.directory / "lost", reason.encode())
+
+    def lost(self) -> str:
+        """Returns why the run goes on no more; empty if it does. Raises `OSError`."""
+        path = self.directory / "lost"
+        return path.read_text() if path.exists() else ""
 
     def forget(self, up_to: int) -> None:
         """Removes the items up to this one, and their answers. Raises `OSError`."""

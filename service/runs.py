@@ -45,6 +45,10 @@ class RunLost(RuntimeError):
     """The run takes no items any more; the message says why."""
 
 
+class RunFailed(RunLost):
+    """A task of the run failed here. What was asked goes on, and counts: whoever opens the run anew has the answer."""
+
+
 class ItemFailed(RuntimeError):
     """An item was not carried out. `by_asker`: because of what was asked for, and not by the trainer's fault."""
 
@@ -81,9 +85,7 @@ class DrivenRun:
         self._changed, self._ready = asyncio.Event(), asyncio.Event()
         self._refused: dict[int, str] = {}
         """Why the trainer could not read an item, by its number: one without any effect has its place."""
-        self._lost: Exception | None = None
-        self.has_failed = False
-        """Whether a task of it has failed here, and whoever opens the run anew can go on with it."""
+        self._lost = RunLost(lost) if (lost := journal.lost()) else None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
         for number in self._answered:
@@ -96,12 +98,20 @@ class DrivenRun:
             self._updates.setdefault(answered.step, answered.number)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a task of it has failed here, and whoever opens the run anew can go on with it."""
+        return isinstance(self._lost, RunFailed)
+
+    @property
     def updates(self) -> int:
         """The updates that are known to be made."""
         return max(self._updates, default=0)
 
     async def start(self) -> None:
-        """Has the trainer admit the run. Raises `OSError`."""
+        """Has the trainer admit the run, unless it was lost for good. Raises `OSError`."""
+        if self._lost is not None:
+            self._lose(self._lost)
+            return
         await asyncio.to_thread(self._describe)
         await self._link.start(Hello(self.run_id, 0))
         self._tasks = [
@@ -117,8 +127,8 @@ class DrivenRun:
         if self._is_closing or self._lost is not None:
             return
         logger.error("run %s: the %s failed", self.run_id, task.get_name(), exc_info=error)
-        self.has_failed = not isinstance(error, RunLost)
-        self._lose(str(error) if isinstance(error, RunLost) else f"run {self.run_id} failed here: {error!r}; ask again")
+        failed = RunFailed(f"run {self.run_id} failed here: {error!r}; it goes on once it is opened anew")
+        self._lose(error if isinstance(error, RunLost) else failed)
 
     def _describe(self) -> None:
         self._control.mkdir(parents=True, exist_ok=True)
@@ -132,13 +142,16 @@ class DrivenRun:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._lose("the service ends")
+        self._lose(RunLost("the service ends"))
 
     async def admitted(self) -> None:
         """Returns once the trainer takes the run's items. Raises `RunLost`."""
         await self._ready.wait()
+        self._check()
+
+    def _check(self) -> None:
         if self._lost is not None:
-            raise RunLost(str(self._lost))
+            raise type(self._lost)(str(self._lost))
 
     # --- what can be asked for ---
 
@@ -165,8 +178,7 @@ class DrivenRun:
     async def begin(self, header: ItemHeader, batch: Batch | None = None, note: bytes = b"") -> int:
         """Journals an item, and returns its number; it is sent in its turn. Raises `RunLost`, `OSError`."""
         async with self._beginning:
-            if self._lost is not None:
-                raise RunLost(str(self._lost))
+            self._check()
             ask = Ask(self._newest + 1, encode_item(header), batch)
             writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write_item, ask, note))
             try:
@@ -185,8 +197,7 @@ class DrivenRun:
             if (known := await asyncio.to_thread(self._journal.read_answer, number)) is None:
                 raise RunLost(f"the answer to item {number} of run {self.run_id} is not kept any more")
             return known
-        if self._lost is not None:
-            raise RunLost(str(self._lost))
+        self._check()
         future = self._answers.setdefault(number, asyncio.get_running_loop().create_future())
         return await asyncio.shield(future)
 
@@ -249,7 +260,7 @@ class DrivenRun:
                 if number is not None and session == self._session and number in self._kept.keys() - self._answered:
                     await self._replace(number, reason)
             case Evicted(reason):
-                self._lose(reason)
+                self._lose(RunLost(reason))
             case Bye():
                 self._session, self.reason = None, "the trainer has left"
             case _:
@@ -257,7 +268,8 @@ class DrivenRun:
 
     async def _take(self, answered: Answered) -> None:
         for number in [each for each in self._kept if each < answered.number and each not in self._answered]:
-            await self._settle(Answered(number, answered.step, "trainer", "its result was lost with two processes"))
+            said = "its result was lost with two processes; it may have been carried out"
+            await self._settle(Answered(number, answered.step, "trainer", said))
         await self._settle(answered)
         self._base = max(self._base, answered.number)
         self._changed.set()
@@ -265,7 +277,7 @@ class DrivenRun:
     async def _replace(self, number: int, reason: str) -> None:
         """Sends an item without any effect in the place of one that the trainer cannot read, and would wait for."""
         if number in self._refused:
-            self._lose(f"the trainer cannot read item {number}: {reason}")
+            self._lose(RunLost(f"the trainer cannot read item {number}: {reason}"))
             return
         former, note = await asyncio.to_thread(self._journal.read_item, number)
         header = ItemHeader(spoils=former.batch is not None)
@@ -288,11 +300,13 @@ class DrivenRun:
         else:
             told = await asyncio.to_thread(self._journal.read_answer, number)
             if told is not None and not told.fault and (answered.fault or answered.step != told.step):
-                raise RunLost(
+                lost = (
                     f"item {number} had led to step {told.step}, and was made anew after a loss: it now led to step "
                     f"{answered.step}{f' and failed: {answered.text}' if answered.fault else ''}. The weights are not those that "
                     "its client knows"
                 )
+                await asyncio.to_thread(self._journal.write_lost, lost)
+                raise RunLost(lost)
         if (future := self._answers.pop(number, None)) is not None and not future.done():
             future.set_result(answered)
 
@@ -308,11 +322,11 @@ class DrivenRun:
             self._answered = {number for number in self._answered if number > last}
             self._updates = {step: number for step, number in self._updates.items() if step >= durable}
 
-    def _lose(self, reason: str) -> None:
-        self._lost, self._session, self.reason = RunLost(reason), None, reason
+    def _lose(self, lost: RunLost) -> None:
+        self._lost, self._session, self.reason = lost, None, str(lost)
         for future in self._answers.values():
             if not future.done():
-                future.set_exception(RunLost(reason))
+                future.set_exception(type(lost)(str(lost)))
                 future.exception()  # nobody may wait for it
         self._answers.clear()
         self._ready.set()

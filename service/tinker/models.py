@@ -23,10 +23,10 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from counterpoint.inference.base import InferenceError
-from counterpoint.run.items import AdamW, ItemHeader
+from counterpoint.run.items import AdamW, ItemHeader, decode_item, encode_item
 from counterpoint.service.journal import Journal
 from counterpoint.service.ledger import Used
-from counterpoint.service.runs import DrivenRun, ItemFailed, RunLost, checked
+from counterpoint.service.runs import DrivenRun, ItemFailed, RunFailed, RunLost, checked
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of, tokens_of
@@ -393,6 +393,8 @@ class Model:
             try:
                 note = msgspec.msgpack.encode(msgspec.structs.replace(request, refused=asked.refused))
                 number = await self.run.begin(header, asked.batch, note)
+            except RunFailed:
+                return  # it is opened anew: its client sends again then what is in no journal
             except (RunLost, OSError, ValueError) as error:
                 await self._refuse(request, str(error))
                 continue
@@ -429,20 +431,34 @@ class Model:
         await self._futures.complete(self.request_id(seq_id), result)
 
     async def _finish(self, request: Request, asked: _Asked, number: int) -> None:
+        counts = ""
         try:
             answered = checked(await self.run.answer_to(number))
+            counts = "; what it has contributed counts all the same" if request.contributes else ""
             await self._count(str(request.seq_id), asked.used, answered)
             result = await asked.result(number, answered)
         except BadRequest as error:
             result = failure(str(error))
         except ItemFailed as error:
             result = failure(str(error), "user" if error.by_asker else "server")
-        except (RunLost, InferenceError, OSError, ValueError) as error:
+        except RunFailed:
+            return  # it is opened anew, and tells then what came of the item, which may count
+        except RunLost as error:
+            await asyncio.to_thread(self._withdraw, request, number, str(error))
             result = failure(str(error), "server")
+        except (InferenceError, OSError, ValueError) as error:
+            result = failure(f"{error}{counts}", "server")
         except Exception as error:
             logger.exception("model %s: request %d has no result", self.record.model_id, request.seq_id)
-            result = failure(f"the service failed: {type(error).__name__}: {error}", "server")
+            result = failure(f"the service failed: {type(error).__name__}: {error}{counts}", "server")
         await self._complete(request, result)
+
+    def _withdraw(self, request: Request, number: int, said: str) -> None:
+        """Has an item ask for nothing whose client is told that it has failed: a run that is let in again would carry it out."""
+        if number in self._journal.items() and self._journal.read_answer(number) is None:
+            former = decode_item(self._journal.read_item(number)[0].header)
+            ask = Ask(number, encode_item(ItemHeader(spoils=former.spoils or request.contributes)), None)
+            self._journal.write_item(ask, msgspec.msgpack.encode(msgspec.structs.replace(request, refused=said)))
 
     async def _count(self, number: str, used: Used, answered: Answered) -> None:
         """Has the ledger count an item, once: it counts again what comes again after a kill."""

@@ -7,20 +7,24 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import numpy as np
 import orjson
 import pytest
 
 from counterpoint.inference.base import InferenceError
+from counterpoint.run.items import RESULTS, ItemHeader, decode_item
 from counterpoint.service import daemon
 from counterpoint.service.keys import digest
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.futures import Result, answer
 from counterpoint.service.tinker.models import Model, Request
+from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.service import Service
+from counterpoint.transport.messages import Answered, Ask, Evicted, Ready
 from tests.service.serving import KEYS, serving
 from tests.service.test_models import Run, model_of
 from tests.service.test_rest import a_model
@@ -232,6 +236,116 @@ async def test_a_model_whose_run_has_failed_is_opened_anew(tmp_path: Path, monke
             ),
             "another one in its place",
         )
+
+
+COLUMNS: dict[str, Any] = dict.fromkeys(RESULTS, np.zeros(3, np.float32))
+
+
+class Trainer:
+    """A trainer that carries out each item once, and answers when it may; a run that comes again is answered again."""
+
+    def __init__(self) -> None:
+        self.carried_out: list[int] = []
+        self.headers: dict[int, ItemHeader] = {}
+        self.may_answer = asyncio.Event()
+        self.evicts = False
+
+    def link(self) -> Any:
+        return _Link(self)
+
+
+class _Link:
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._numbers: asyncio.Queue[int] = asyncio.Queue()
+        self._is_new = True
+
+    async def start(self, _: object) -> None:
+        for number in self._trainer.carried_out:
+            self._numbers.put_nowait(number)
+
+    async def close(self) -> None:
+        pass
+
+    def durable_up_to(self, _: int) -> None:
+        pass
+
+    async def receive(self) -> object:
+        if self._is_new:
+            self._is_new = False
+            return Ready(len(self._trainer.carried_out) + 1, 8, 1)
+        number = await self._numbers.get()
+        await self._trainer.may_answer.wait()
+        return Evicted("an operator") if self._trainer.evicts else Answered(number, 0, columns=COLUMNS)
+
+    async def send(self, ask: Ask) -> None:
+        if not self._trainer.evicts:
+            self._trainer.carried_out.append(ask.number)
+        self._trainer.headers[ask.number] = decode_item(ask.header)
+        self._numbers.put_nowait(ask.number)
+
+
+def contribution(model_id: str) -> Request:
+    message = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = bytes(8)
+    target = datum.loss_fn_inputs.add(key="target_tokens").value
+    target.dense, target.dtype = bytes(8), INT32
+    target.shape.append(2)
+    return Request("forward_backward", 1, message.SerializeToString())
+
+
+async def told_by(service: Service, model_id: str, seq_id: int) -> Result:
+    """What a client is told that asks again and again, as the SDK does."""
+    while True:
+        found = await service.retrieve(f"{model_id}:{seq_id}", digest(KEYS[0]).hex(), 1.0)
+        if found is not None:
+            return found
+
+
+@pytest.mark.parametrize("work", ["sender", "receiver"])
+async def test_a_contribution_that_counts_is_not_told_as_failed(
+    work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client would send it again, and the next update would have its gradient twice."""
+    monkeypatch.setattr("counterpoint.service.tinker.service.WATCH_SECONDS", 0.001)
+    trainer = Trainer()
+    async with serving(tmp_path) as (_, service), asyncio.timeout(DEADLINE_SECONDS):
+        service._connection = cast(Any, trainer)
+        record = a_model(service.store, 1, digest(KEYS[0]).hex())
+        await service.start()
+        model = service._models[record.model_id]
+        await model.offer(contribution(record.model_id))
+        await until(lambda: trainer.carried_out == [1], "the trainer has the gradient")
+        next(each for each in model.run._tasks if work in each.get_name()).cancel()
+        await until(lambda: service._models.get(record.model_id) not in (None, model), "another one in its place")
+        trainer.may_answer.set()
+        assert (await told_by(service, record.model_id, 1)).is_protobuf, "it has not failed"
+        await service.offer("optim_step", record.model_id, 2, STEP, record.owner)
+        assert "error" not in orjson.loads((await told_by(service, record.model_id, 2)).body)
+    assert trainer.carried_out == list(range(1, len(trainer.headers) + 1)), "each once"
+    assert [number for number, each in trainer.headers.items() if each.objective] == [1]
+    assert sum(each.updates for each in trainer.headers.values()) == 1
+    assert not any(each.spoils for each in trainer.headers.values())
+
+
+async def test_a_contribution_that_was_told_as_failed_does_not_count_later(tmp_path: Path) -> None:
+    """An operator lets a run in again that was sent away: what its client was told must stay true."""
+    trainer = Trainer()
+    trainer.evicts = True
+    async with serving(tmp_path) as (_, service), asyncio.timeout(DEADLINE_SECONDS):
+        service._connection = cast(Any, trainer)
+        record = a_model(service.store, 1, digest(KEYS[0]).hex())
+        await service.start()
+        await service._models[record.model_id].offer(contribution(record.model_id))
+        trainer.may_answer.set()
+        assert b"operator" in (await told_by(service, record.model_id, 1)).body
+        trainer.evicts = False
+        await service._shut(record.model_id)
+        await service.model(record.model_id, record.owner)
+        await until(lambda: trainer.carried_out == [1], "the run goes on")
+        assert b"operator" in (await told_by(service, record.model_id, 1)).body
+    assert trainer.headers[1] == ItemHeader(spoils=True)
 
 
 async def test_the_load_of_an_adapter_that_is_killed_is_told_and_tried_again(
