@@ -76,7 +76,7 @@ export function chartData(spec, runs, curves, { axis, smoothing, began, isLogX =
       const isRaw = smoothing > 0 && !hasBand && runs.length <= 4;
       parts.push({ x: axis === "elapsed" ? elapsed(one.x, began.get(`${job}/${run}`) ?? one.x[0]) : one.x, columns: [smoothed(metric.name.endsWith("/max") ? one.high : one.mean, smoothing), hasBand ? low : undefined, hasBand ? high : undefined, isRaw ? one.mean : undefined] });
       const name = isOfRuns ? (spec.metrics.length > 1 ? `${label} · ${metric.label}` : label) : metric.label;
-      found.push({ key: `${place}/${metric.name}`, label: name, style: isOfRuns ? styleOf(place, index) : styleOf(index) });
+      found.push({ key: `${job}/${run}/${metric.name}`, label: name, style: isOfRuns ? styleOf(place, index) : styleOf(index) });
     }
   }
   const { x, columns } = joined(parts);

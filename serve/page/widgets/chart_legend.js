@@ -10,7 +10,7 @@ export function legend({ format, onToggle }) {
   const buttons = new Map();
 
   function make(curve) {
-    const button = element("button", { type: "button", class: "legend-item", on: { click: () => onToggle(curve.key) } }, swatch(curve.style), labelled(curve.label), element("span", { class: "legend-value" }));
+    const button = element("button", { type: "button", class: "legend-item", on: { click: () => onToggle(curve.key) } }, swatch(curve.style), nameOf("legend-name"), element("span", { class: "legend-value" }));
     buttons.set(curve.key, button);
     return element("li", {}, button);
   }
@@ -18,6 +18,8 @@ export function legend({ format, onToggle }) {
   function change(curve, hidden) {
     const button = buttons.get(curve.key);
     setAttribute(button, "aria-pressed", String(!hidden.has(curve.key)));
+    setAttribute(button.children[1], "title", visible(curve.label, 200));
+    changeName(button.children[1], curve.label); // the curve of its place may be another run's now
     button.firstChild.dataset.series = curve.style.colour;
     button.firstChild.dataset.dash = curve.style.dash.length;
   }
@@ -39,13 +41,6 @@ export function legend({ format, onToggle }) {
       }
     },
   };
-}
-
-function labelled(label) {
-  const name = nameOf("legend-name");
-  setAttribute(name, "title", visible(label, 200));
-  changeName(name, label);
-  return name;
 }
 
 /** A short line in a curve's colour and dash. */

@@ -120,6 +120,8 @@ async def test_other_runs_lie_over_the_curve_and_in_the_address(reader: Open, tm
         address = page.page.url
         await page.page.get_by_role("button", name="Leave out run-0001").click()
         await expect(compared.get_by_role("listitem")).to_have_count(2)
+        legend = page.page.get_by_role("figure", name="Mismatch KL").locator(".legend .name")
+        await expect(legend).to_have_text(["run-0000", "other/run-0000"])
         await page.page.goto(address)
         await page.page.reload()
         await expect(compared.get_by_role("listitem")).to_have_count(3)
