@@ -61,8 +61,13 @@ class TrainedLines:
         """Returns how many lines of a run are known."""
         return len(self._offsets.get(run_id.encode(), ()))
 
-    def lines_of(self, run_id: str, since: int) -> Iterator[tuple[int, bytes]]:
-        """Yields the lines of a run after the first `since`, each with its offset. Raises `OSError`, `UntrustedFileError`."""
+    def lines_of(
+        self, run_id: str, since: int, until: int | None = None, every: int = 1
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yields the lines of a run after the first `since`, up to `until` (all), with their offsets; of `every` so many, one.
+
+        Raises `OSError`, `UntrustedFileError`.
+        """
         offsets = self._offsets.get(run_id.encode())
         if offsets is None or len(offsets) <= since:
             return
@@ -71,7 +76,7 @@ class TrainedLines:
         except FileNotFoundError:  # it was removed since the last `refresh`
             return
         with file:
-            for offset in offsets[since:]:
+            for offset in offsets[since:until:every]:
                 data = os.pread(file.fileno(), _USUAL_LINE, offset)
                 if b"\n" not in data:
                     data = os.pread(file.fileno(), LONGEST_LINE + 1, offset)

@@ -68,6 +68,8 @@ class RunFacts:
     history: History
     """Its newest steps alone, and what it has discarded since."""
     file: RunFile = field(default_factory=RunFile)
+    rewards: tuple[float, ...] = ()
+    """The mean rewards of some steps, evenly spread over the whole run."""
     is_guest: bool = False
     is_fine_tuning: bool = False
     """Whether it has no orchestrator, and no rollouts: it trains on data, or is driven by others."""
@@ -304,6 +306,7 @@ class JobReader:
             run_id,
             history,
             file,
+            (*steps.reward.values(history.last_shipped),),
             is_guest,
             is_without_orchestrator,
             self._first_phase

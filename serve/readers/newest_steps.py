@@ -1,4 +1,4 @@
-"""The newest steps of runs, read from the ends of the files `metrics.jsonl`, however long these are."""
+"""The newest steps of runs, read from the ends of the files `metrics.jsonl`, however long these are, and the reward's trend."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from counterpoint.job.inspection.history import RATE_STEPS
 from counterpoint.job.inspection.metrics_lines import SHORTEST_BYTES, Line, is_number, step_of
 from counterpoint.job.inspection.trained_lines import METRICS_FILE
+from counterpoint.serve.readers.sampled_lines import Trend
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
 
@@ -39,6 +40,8 @@ class NewestSteps:
         """The lines by step. A new mapping after each look that found something, since others keep it."""
         self.empty: tuple[str, ...] = ()
         """The metrics of the newest step that are `null`: they were not finite."""
+        self.reward = Trend("reward/mean")
+        """The mean reward over the whole run."""
 
     def refresh(self) -> None:
         """Reads what was appended. Raises `OSError`, and `UntrustedFileError` for anything but a regular file."""
@@ -47,6 +50,7 @@ class NewestSteps:
             return
         while not self._look() and self._newest_bytes < MOST_BYTES:
             self._begin(4 * self._newest_bytes)
+        self.reward.refresh(self._path, self._reader.place.offset)
 
     def _look(self) -> bool:
         """Reads on; returns whether enough of the file's end was read."""

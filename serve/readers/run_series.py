@@ -23,13 +23,17 @@ from counterpoint.job.read import metrics_of
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS
 from counterpoint.serve.readers.downsample import Curve, Floats, downsample
+from counterpoint.serve.readers.sampled_lines import of_last_attempt, sampled_steps
 from counterpoint.serve.readers.step_table import LONGEST_NAME, Integers, StepTable
 from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
 NEWEST_BYTES, NEWEST_TRAINED = 2**25, 20_000
-"""What is read of a file that is met anew: of an orchestrator's the bytes at its end, some 20,000 steps; of the trainer's the
-lines."""
+"""What is read in full of a file that is met anew: of an orchestrator's the bytes at its end, some 20,000 steps; of the
+trainer's the lines."""
+
+OLDER_STEPS = 2_000
+"""Steps that are read of what is before it, evenly spread."""
 
 KEPT_BYTES = 2**25
 """Bytes of columns that are kept of one job's runs, besides those of the runs that are asked for."""
@@ -82,6 +86,7 @@ class RunSeries:
         self._results = AppendedLines(self._path.with_name(EVALUATIONS_FILE), NEWEST_BYTES)
         self._generation = -1
         self._seen = 0
+        self._is_new = False
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +99,11 @@ class RunSeries:
         if self._lines.more:
             return self._lines.how_far
         newest = NEWEST_BYTES // 2**20
-        return f"{self._path} is long: the steps in its newest {newest} MiB are shown" if self._lines.left_out else ""
+        return (
+            f"{self._path} is long: some of the steps before its newest {newest} MiB are shown"
+            if self._lines.left_out
+            else ""
+        )
 
     def covers(self, names: Iterable[str]) -> bool:
         """Whether it has the columns for these metrics."""
@@ -102,7 +111,10 @@ class RunSeries:
 
     def refresh(self, trained: TrainedLines) -> None:
         """Reads what is new. Raises as `AppendedLines`."""
-        for offset, block in self._lines.new_blocks(self.shipped.clear):
+        for offset, block in self._lines.new_blocks(self._restart):
+            if self._is_new:
+                self._is_new = False
+                self._add_older()
             for raw in block.split(b"\n"):
                 self.shipped.add(raw, offset)
                 offset += len(raw) + 1
@@ -112,8 +124,11 @@ class RunSeries:
         if trained.generation != self._generation:
             self.trained.clear()
             self._generation, self._seen = trained.generation, 0
-        self._seen = max(self._seen, trained.count_of(self.trained.run_id) - NEWEST_TRAINED)
-        for offset, raw in trained.lines_of(self.trained.run_id, self._seen):
+        run_id, begin, count = self.trained.run_id, self._seen, trained.count_of(self.trained.run_id)
+        self._seen = max(begin, count - NEWEST_TRAINED)
+        for offset, raw in trained.lines_of(run_id, begin, self._seen, -(-(self._seen - begin) // OLDER_STEPS) or 1):
+            self.trained.add(raw, offset)
+        for offset, raw in trained.lines_of(run_id, self._seen):
             self.trained.add(raw, offset)
             self._seen += 1
 
@@ -172,6 +187,7 @@ class RunSeries:
         took, since = (np.append(np.nan, np.diff(each))[: len(times)] for each in (times, uptime))
         took = np.where(took < 0, np.where(since > 0, since, uptime), took)  # the machine's clock was set back
         seconds: Floats = np.fmin(took, uptime)
+        seconds[np.flatnonzero(np.diff(self.shipped.steps()) > 1) + 1] = np.nan  # the step before is not kept
         seconds[~(seconds > 0)] = np.nan
         if name == SECONDS_A_STEP:
             return seconds
@@ -185,6 +201,18 @@ class RunSeries:
         )
         rate: Floats = np.divide(tokens, took, out=np.full(len(took), np.nan), where=took > 0)
         return rate
+
+    def _restart(self) -> None:
+        self.shipped.clear()
+        self._is_new = True
+
+    def _add_older(self) -> None:
+        """Adds some of the steps before those that are read in full."""
+        if end := self._lines.left_out:
+            with open_regular(self._path) as file:
+                places = range(0, end, -(-end // OLDER_STEPS))
+                for offset, line in of_last_attempt(sampled_steps(file.fileno(), places, end)):
+                    self.shipped.add_line(line, offset)
 
     def _add_result(self, rows: list[dict[str, Any]]) -> None:
         """Adds the metrics of one result of an evaluation."""

@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 MISSING = float("nan")
 
 MAX_STEPS = 200_000
-"""Steps that are kept. Once there are so many, the older half is dropped."""
+"""Steps that are kept. Once there are so many, every second one of the older half is dropped."""
 
 MOST_SEEN = 2_000
 """Names of metrics that are noted."""
@@ -75,9 +75,7 @@ class StepTable:
         if run_id != self.run_id and (isinstance(run_id, str) or is_number(run_id)):
             return
         if len(self) >= MAX_STEPS:
-            columns: list[array[Any]] = [self._steps, self._times, self._offsets, *self._columns.values()]
-            for column in columns:
-                del column[: MAX_STEPS // 2]
+            self._thin()
         self._steps.append(step)
         self._times.append(time)  # type: ignore[arg-type]
         self._offsets.append(offset)
@@ -109,6 +107,14 @@ class StepTable:
     def has(self, name: str) -> bool:
         """Whether any step has the metric."""
         return bool(np.isfinite(self.values(name)).any())
+
+    def _thin(self) -> None:
+        """Drops rows whose step has a newer one, and every second one of the older half of the others."""
+        rows = self._rows()
+        kept = np.append(rows[: len(rows) // 2 : 2], rows[len(rows) // 2 :])
+        columns: list[array[Any]] = [self._steps, self._times, self._offsets, *self._columns.values()]
+        for column in columns:
+            column[:] = array(column.typecode, np.array(column)[kept].tobytes())
 
     def _rows(self) -> Integers:
         """The newest row of each step, ascending by step."""
