@@ -164,19 +164,11 @@ def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str], na
 
 def _next_commands(job: SupervisedJob, config: JobConfig, file: Path) -> list[str]:
     """Returns what to look at a result with: its page, its rollouts, its evaluations on the best or newest weights."""
-    directory = shlex.quote(str(config.output_dir))
-    commands = [f"counterpoint serve {directory}", f"counterpoint show {directory} --worst"]
-    for run in config.every_run:
-        history = job.histories[run.run_id]
-        best, newest = history.evaluations.best(), history.weights
-        weights = best.path if best is not None else newest
-        if weights is None:
-            continue
-        if run.evaluations:
-            one = f" --run {shlex.quote(run.run_id)}" if config.runs else ""
-            evaluate = f"counterpoint eval {shlex.quote(str(file))}{one} --checkpoint {shlex.quote(str(weights))}"
-            return [*commands, evaluate]
-    return commands
+    looking = [
+        job.histories[run.run_id].looking_commands(file, bool(config.runs), bool(run.evaluations))
+        for run in config.every_run
+    ]
+    return [f"counterpoint serve {shlex.quote(str(config.output_dir))}", *max(looking, key=len, default=[])]
 
 
 def resuming_command(arguments: Sequence[str], name: str = "run") -> str:

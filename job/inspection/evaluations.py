@@ -118,16 +118,18 @@ class Evaluations:
     @property
     def figure(self) -> tuple[str, float] | None:
         """The newest pass@k of the first evaluation, or its reward: the metric and its value; None without a result."""
-        result = next(iter(self.newest.values()), None)
-        if result is None or not result.metrics:
-            return None
-        metric = next((name for name in result.metrics if name != "reward/mean"), "reward/mean")
-        return metric, result.metrics[metric].value
+        return _figure(next(iter(self.newest.values()), None))
 
     @property
     def headline(self) -> str:
         """The figure in words: `pass@1 0.069`; empty without a result."""
         return f"{_in_words(figure[0])} {number(figure[1])}" if (figure := self.figure) is not None else ""
+
+    @property
+    def curve(self) -> str:
+        """The name of the figure's metric in `metrics.jsonl`: `evaluation/sums/pass@1`; empty while there never was a figure."""
+        figure = self.figure or _figure(next(iter(self.first.values()), None))
+        return f"evaluation/{next(iter(self.newest))}/{figure[0]}" if figure is not None else ""
 
     def as_json(self) -> dict[str, Any]:
         """Returns each evaluation's first and newest result and its best version, by its name, for programs."""
@@ -142,6 +144,13 @@ class Evaluations:
             }
             for name, newest in self.newest.items()
         }
+
+
+def _figure(result: Evaluated | None) -> tuple[str, float] | None:
+    if result is None or not result.metrics:
+        return None
+    metric = next((name for name in result.metrics if name != "reward/mean"), "reward/mean")
+    return metric, result.metrics[metric].value
 
 
 def in_words(evaluations: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ Progress, summary, curves and `status` all read a run's metrics by this class.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -130,6 +131,19 @@ class History:
         steps = published_steps(self._run_dir / "broadcast")
         paths = (self._run_dir / "broadcast" / f"step_{step}" for step in reversed(steps) if step)
         return next((path for path in paths if not is_delta(path)), None)
+
+    def looking_commands(self, file: Path, names_run: bool, is_evaluated: bool) -> list[str]:
+        """Returns what to look at its result with: its worst rollout, and its evaluations on the best or newest weights.
+
+        `file` is the job's; `names_run` where the job has several.
+        """
+        one = f" --run {shlex.quote(self.run_id)}" if names_run else ""
+        show = f"counterpoint show {shlex.quote(str(self.job))}{one} --worst"
+        best = self.evaluations.best() if is_evaluated else None
+        weights = None if not is_evaluated else best.path if best is not None else self.weights
+        if weights is None:
+            return [show]
+        return [show, f"counterpoint eval {shlex.quote(str(file))}{one} --checkpoint {shlex.quote(str(weights))}"]
 
     def refresh(self, deadline: float = math.inf) -> list[Line]:
         """Reads what the files gained; returns the lines of the newly shipped steps.

@@ -10,6 +10,7 @@ from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.jobs import Job, Jobs, kind_of
 from counterpoint.serve.jobs import Kind as JobKind
 from counterpoint.serve.readers.job_facts import JobFacts, JobReader, RunFacts
+from counterpoint.serve.readers.next_steps import NextStep, next_step
 from counterpoint.serve.readers.problems import Kind, Problem, problems_of
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.printable import clipped, printable
@@ -19,6 +20,12 @@ LONGEST_TEXT = 2_000
 
 MOST_PROBLEMS = 500
 """Problems that are listed; the others are counted."""
+
+WITH_RUNS: frozenset[JobKind] = frozenset({"job", "other", "missing"})
+"""The kinds of directories in which runs are, or may begin."""
+
+LONGEST_NAME = 190
+"""Characters of a metric's name, so that its interval's can be asked for, too."""
 
 DISK_UNIT = 2**27
 """Free bytes are rounded down to it, so that an answer is the same while nothing else changes."""
@@ -77,6 +84,10 @@ class JobOverview(Config):
     """Why the job cannot be read; empty if it can."""
     workers: list[WorkerEntry]
     """The workers of the job."""
+    next: str
+    """What its reader does next, in a sentence; empty for kinds without runs."""
+    next_commands: list[str]
+    """The commands for it."""
 
 
 class RunEntry(Config):
@@ -112,8 +123,10 @@ class RunEntry(Config):
     """The newest result of its first evaluation: pass@k, or its reward."""
     evaluation: str
     """The same in words, such as `pass@1 0.069`; empty without a result."""
-    rewards: list[float | None]
-    """Mean rewards of the newest steps, at most twelve, ascending."""
+    evaluation_metric: str
+    """The metric whose curve has that result, such as `evaluation/sums/pass@1`; empty without one."""
+    rewards: list[float]
+    """Mean rewards of steps that are evenly spread over the whole run, at most 49, ascending, the newest last."""
     tokens_per_second: float | None
     """Completion tokens, over the newest ten steps."""
     staleness: float | None
@@ -180,9 +193,10 @@ def overview(jobs: Jobs, parameters: OverviewParameters) -> Overview:
     problems: list[ProblemEntry] = []
     for job in chosen:
         facts = facts_of(jobs, job)
-        entries.append(_job_entry(job, facts))
+        found = [problem_entry(job, problem) for problem in problems_of(facts)]
+        entries.append(_job_entry(job, facts, sum(problem.severity == "error" for problem in found)))
         runs += [run_entry(job, run, facts.balance) for run in facts.runs]
-        problems += [problem_entry(job, problem) for problem in problems_of(facts)]
+        problems += found
     problems.sort(key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
     return Overview(problems=problems[:MOST_PROBLEMS], problem_count=len(problems), jobs=entries, runs=runs)
 
@@ -213,7 +227,8 @@ def run_entry(job: Job, run: RunFacts, balance: str) -> RunEntry:
         loss=trained.get("loss"),
         evaluated=None if (found := history.evaluations.figure) is None else found[1],
         evaluation=_text(history.evaluations.headline),
-        rewards=[line.get("reward/mean") for line in run.lines],
+        evaluation_metric=printable(metric) if len(metric := history.evaluations.curve) <= LONGEST_NAME else "",
+        rewards=[float(f"{value:.4g}") for value in run.rewards],
         tokens_per_second=history.tokens_per_second(),
         staleness=shipped.get("staleness/mean"),
         staleness_lossless=shipped.get(BOUND),
@@ -242,12 +257,14 @@ def problem_entry(job: Job, problem: Problem) -> ProblemEntry:
     )
 
 
-def _job_entry(job: Job, facts: JobFacts) -> JobOverview:
+def _job_entry(job: Job, facts: JobFacts, errors: int) -> JobOverview:
     free = facts.disk_free_bytes
+    kind = kind_of(job.directory)
+    do = next_step(facts, errors) if kind in WITH_RUNS else NextStep("")
     return JobOverview(
         id=job.id,
         directory=_text(str(job.directory)),
-        kind=kind_of(job.directory),
+        kind=kind,
         state=_text(facts.state),
         running=facts.running,
         runs=len(facts.runs),
@@ -255,6 +272,8 @@ def _job_entry(job: Job, facts: JobFacts) -> JobOverview:
         disk_free_bytes=None if free is None else free // DISK_UNIT * DISK_UNIT,
         error=_text(facts.error),
         workers=[_worker_entry(worker) for worker in facts.workers],
+        next=do.text,
+        next_commands=[_text(command) for command in do.commands],
     )
 
 

@@ -1,5 +1,5 @@
 // The line above a run's charts: what is on the x axis, smoothing, other runs to compare with, and a filter of metrics. All of it is in
-// the address, so that a link shows the same.
+// the address, so that a link shows the same. The overview, which is of no run, has only the choice of runs.
 import { element, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
 import { openDialog } from "../widgets/dialog.js";
@@ -17,15 +17,16 @@ const CHOICES = 200;
  * @param {Object} context - The view's.
  * @param {{onChange: function(): void, onRuns: function(): void}} on - Called when charts are to be drawn anew, and when other runs
  *   are wanted.
+ * @param {function(): Array<[string, string]>} [preset] - The runs, as `[job, run]`, of a view of no run, until others are chosen.
  */
-export function chartControls(context, { onChange, onRuns }) {
+export function chartControls(context, { onChange, onRuns }, preset = null) {
   const { query } = context;
   const axes = AXES.map(([name, text]) => element("button", { type: "button", class: "button small", on: { click: () => set({ x: name === "step" ? "" : name }) } }, text));
   const logX = element("button", { type: "button", class: "button small", title: "Logarithmic steps or elapsed time", on: { click: () => set({ logx: isLogX() ? "" : "1" }) } }, "log");
   const value = element("output", { class: "slider-value", for: "smoothing" });
   const slider = element("input", { type: "range", id: "smoothing", min: "0", max: "0.98", step: "0.02", "aria-label": "Smoothing", on: { input: () => set({ smooth: Number(slider.value) > 0 ? slider.value : "" }) } });
   const filter = element("input", { type: "search", class: "filter", placeholder: "Filter metrics", "aria-label": "Filter metrics", value: query.metric ?? null, on: { input: () => set({ metric: filter.value }) } });
-  const compare = element("button", { type: "button", class: "button small", on: { click: () => choose() } }, "Compare with…");
+  const compare = element("button", { type: "button", class: "button small", on: { click: () => choose() } }, preset ? "Choose runs…" : "Compare with…");
   const chosen = element("ul", { class: "compared", "aria-label": "Runs that are compared" });
   slider.value = smoothing();
   show();
@@ -46,6 +47,7 @@ export function chartControls(context, { onChange, onRuns }) {
 
   /** The other runs, as `[job, run]`. */
   function pairs() {
+    if (preset && !query.with) return preset();
     return (query.with ?? "").split(",").filter(Boolean).map((pair) => pair.split("~").map(decode)).filter((pair) => pair.length === 2 && !pair.includes("")).slice(0, MOST_RUNS);
   }
 
@@ -67,16 +69,19 @@ export function chartControls(context, { onChange, onRuns }) {
     setAttribute(logX, "disabled", axis() === "time");
     setText(value, smoothing() > 0 ? smoothing().toFixed(2) : "off");
     const others = pairs();
+    const own = preset ? [] : [item(styleOf(0), context.parameters.run, null)];
+    const remove = (index) => (preset && others.length === 1 ? null : () => setPairs(others.filter((_, place) => place !== index)));
     setAttribute(chosen, "hidden", others.length === 0);
-    setChildren(chosen, others.length > 0 && item(styleOf(0), context.parameters.run, null), others.map(([job, run], index) => item(styleOf(index + 1), labelOf(job, run), () => setPairs(others.filter((_, place) => place !== index)))));
+    setChildren(chosen, own, others.map(([job, run], index) => item(styleOf(own.length + index), labelOf(job, run), remove(index))));
   }
 
   function labelOf(job, run) {
-    return job === context.parameters.job ? run : `${job}/${run}`;
+    const jobs = context.overview()?.jobs ?? [];
+    return job === (context.parameters.job ?? (jobs.length === 1 ? jobs[0].job : null)) ? run : `${job}/${run}`;
   }
 
   async function choose() {
-    const picked = await openDialog({ title: "Compare with", confirm: "Compare", wide: true, body: runChoices(context, pairs()), act: async (values) => Object.keys(values).filter((name) => name.startsWith("run:")).map((name) => name.slice(4).split("~").map(decode)) });
+    const picked = await openDialog({ title: preset ? "Runs whose curves are drawn" : "Compare with", confirm: "Compare", wide: true, body: runChoices(context, pairs()), act: async (values) => Object.keys(values).filter((name) => name.startsWith("run:")).map((name) => name.slice(4).split("~").map(decode)) });
     if (picked) setPairs(picked.slice(0, MOST_RUNS));
   }
 
@@ -93,6 +98,9 @@ export function chartControls(context, { onChange, onRuns }) {
       const one = encode(name);
       context.setQuery({ [list]: (names.includes(one) ? names.filter((each) => each !== one) : [...names, one]).join(",") });
     },
+    /** The choice of runs alone. */
+    choice: [compare, chosen],
+    show,
     /** The other runs, with their labels. */
     others: () => pairs().map(([job, run]) => ({ job, run, label: visible(labelOf(job, run), 200) })),
   };

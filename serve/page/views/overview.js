@@ -1,5 +1,5 @@
-// All jobs and runs at once: what is wrong on top, with the reason and what to do, and then every run with its newest numbers, job by job
-// or in one table. The same view, below a job's path, shows that job alone (views/job.js).
+// All jobs and runs at once: what is wrong on top, with the reason and what to do, what to do next, and then every run with its newest
+// numbers, job by job or in one table; below, curves and the newest rollouts. The list, below a job's path, shows that job alone (views/job.js).
 import { element, keep, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { ago, bytes, count, number, roughly, seconds, visible, whole } from "../shell/format.js";
 import { WORDS } from "../shell/words.js";
@@ -8,6 +8,8 @@ import { badge, changeBadge } from "../widgets/badge.js";
 import { changeName, nameOf } from "../widgets/name.js";
 import { changeProgress, changeSparkline, progress, sparkline } from "../widgets/sparkline.js";
 import { table } from "../widgets/table.js";
+import { newestRollouts } from "./newest_rollouts.js";
+import { overviewCurves } from "./overview_curves.js";
 import { problemList } from "./problems.js";
 import { tagList } from "./run_notes.js";
 
@@ -18,10 +20,39 @@ export const key = "o";
 /** What a directory is that has no runs. */
 const KINDS = { cluster: "a job of roles", experiment: "an experiment", sweep: "a sweep", other: "holds no job yet", missing: "is not there" };
 const RUN = "/jobs/{job}/runs/{run}";
+/** Jobs of which what to do next is said. */
+const MOST_NEXT = 3;
 
 /** Draws the view. */
 export function render(root, context) {
-  return renderJobs(root, context, title, () => true);
+  const list = renderJobs(root, context, title, () => true);
+  const next = element("ul", { class: "next", "aria-label": "What to do next" });
+  const curves = overviewCurves(context);
+  const rollouts = newestRollouts(context);
+  root.children[1].after(next); // behind the problems, to which it refers
+  root.append(curves.element, rollouts.element);
+  return {
+    async update() {
+      await list.update();
+      const jobs = context.overview()?.jobs ?? [];
+      keep(next, jobs.filter((job) => job.next !== "").slice(0, MOST_NEXT), (job) => job.job, makeNext, (line, job) => changeNext(line, job, jobs.length > 1));
+      await rollouts.update(await curves.update(jobs.flatMap((job) => job.runs)));
+    },
+    destroy: () => curves.destroy(),
+  };
+}
+
+/** Makes the line that says what to do next with a job. */
+function makeNext() {
+  return element("li", {}, element("bdi", { class: "next-job" }), element("span", {}), element("span", {}));
+}
+
+function changeNext(line, job, isNamed) {
+  const [name, text, commands] = line.children;
+  setText(name, visible(job.job, 48));
+  setAttribute(name, "hidden", !isNamed);
+  setText(text, visible(job.next, 300));
+  keep(commands, job.next_commands, (command) => command, (command) => element("code", {}, visible(command, 1000)));
 }
 
 /** Draws the jobs for which `isWanted` holds. */
@@ -119,7 +150,7 @@ function columns(context, pickTag, ofSeveral = false) {
     { key: "step", width: 100, title: "Step", number: true, value: (run) => run.step, change: changeStep },
     { key: "reward", width: 66, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
     { key: "evaluated", width: 68, title: "Eval.", number: true, value: (run) => run.evaluated, cell: (run) => (run.evaluation ? element("span", { title: visible(run.evaluation, 60) }, number(run.evaluated, 3)) : "–"), help: "The newest result of the first evaluation: pass@k, or its reward" },
-    { key: "trend", width: 68, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward of the newest steps; sorts by how much it rises" },
+    { key: "trend", width: 68, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward from the first step to the newest; sorts by how much it rises" },
     { key: "throughput", width: 76, title: "Tokens", unit: "/s", number: true, value: (run) => run.tokens_per_second, cell: (run) => count(run.tokens_per_second), help: "Completion tokens, over the newest ten steps" },
     { key: "staleness", width: 78, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: WORDS.staleness },
     { key: "mismatch", width: 80, title: "Mismatch", number: true, value: (run) => run.mismatch_kl, cell: (run) => number(run.mismatch_kl, 2), help: "KL of inference against trainer log-probabilities" },

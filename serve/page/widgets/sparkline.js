@@ -8,7 +8,7 @@ const NAMESPACE = "http://www.w3.org/2000/svg";
 /** An empty sparkline; `changeSparkline` draws it. */
 export function sparkline() {
   const svg = document.createElementNS(NAMESPACE, "svg");
-  for (const [name, value] of Object.entries({ class: "sparkline", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" })) svg.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ class: "sparkline", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(name, value);
   svg.append(document.createElementNS(NAMESPACE, "path"));
   return svg;
 }

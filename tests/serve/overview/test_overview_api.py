@@ -15,6 +15,7 @@ from counterpoint.run.changes import Change, write_journal
 from counterpoint.serve.readers import job_facts
 from counterpoint.serve.readers.problems import Kind, problems_of
 from counterpoint.trainer.metrics import MetricsFile
+from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.json_lines import append_line
 from tests.serve.api_client import api
 from tests.support.jobs import shipped_line, trained_line, write_lines
@@ -71,12 +72,58 @@ async def test_a_run_has_its_newest_evaluation_and_the_keys_of_its_file(tmp_path
     first, second = (await get(tmp_path / "job", "/overview"))["runs"]
     assert (first["evaluated"], first["evaluation"]) == (0.5, "pass@1 0.500")
     assert (second["evaluated"], second["evaluation"]) == (None, "")
+    assert (first["evaluation_metric"], second["evaluation_metric"]) == ("evaluation/held/pass@1", "")
+    failed = {"evaluation": "held", "step": 6, "time": 2.0, "metrics": {}, "failed": 4}
+    write_lines(run / "evaluations.jsonl", [failed])
+    assert (await get(tmp_path / "job", "/overview"))["runs"][0]["evaluation_metric"] == "evaluation/held/pass@1"
     of_all = {"steps": "100", "sampling.temperature": "1.0"}
     given = [(await get(tmp_path / "job", f"/jobs/job/runs/{run_id}"))["given"] for run_id in run_ids]
     assert given == [of_all, {**of_all, "run_id": '"default"', "training.learning_rate": "1e-05"}]
     for hostile in (b"\xff", b"runs = 1\norchestrator = []\n", b"[orchestrator]\n" + b"[orchestrator.a]\n" * 2):
         (tmp_path / "job" / "job.toml").write_bytes(hostile)
         assert (await get(tmp_path / "job", f"/jobs/job/runs/{run_ids[0]}"))["given"] == {}
+
+
+async def test_a_run_has_its_trend_from_the_first_step_on(tmp_path: Path) -> None:
+    (run_id,) = write_job(tmp_path / "job", 1, 300)
+    metrics = tmp_path / "job" / f"run_{run_id}" / "metrics.jsonl"
+    rewards = [json.loads(line)["reward/mean"] for line in metrics.read_text().splitlines()]
+    (run,) = (await get(tmp_path / "job", "/overview"))["runs"]
+    assert 20 < len(run["rewards"]) < 50
+    assert run["rewards"][0] == pytest.approx(rewards[0], rel=1e-3)
+    assert run["rewards"][-1] == pytest.approx(rewards[-1], rel=1e-3)
+
+
+async def test_the_overview_says_what_to_do_next(tmp_path: Path) -> None:
+    job, evaluations = tmp_path / "a job", "evaluations.jsonl"
+
+    async def said() -> tuple[str, list[str]]:
+        (entry,) = (await get(job, "/overview"))["jobs"]
+        return entry["next"], entry["next_commands"]
+
+    job.mkdir()
+    assert (await said())[1] == ["counterpoint run FILE"]
+    (run_id,) = write_job(job, 1, 5, wanted=6)
+    shown = f"'{job}'"
+    assert (await said())[1] == ["counterpoint run FILE --resume"]
+    with running(job, [run_id]):
+        assert (await said())[1] == [f"counterpoint change {run_id} --job {shown}"]
+        lines = (job / f"run_{run_id}" / "metrics.jsonl").rename(tmp_path / "metrics")
+        assert (await said())[1] == [f"counterpoint status {shown}"]
+        lines.rename(job / f"run_{run_id}" / "metrics.jsonl")
+    write_lines(job / f"run_{run_id}" / "metrics.jsonl", [shipped_line(6, time.time())])
+    write_lines(job / "trainer" / "metrics.jsonl", [trained_line(6, run_id)])
+    assert (await said())[1] == [f"counterpoint show {shown} --worst"]
+    result = {"evaluation": "held", "step": 6, "time": 1.0, "metrics": {"pass@1": {"value": 0.5}}}
+    write_lines(job / f"run_{run_id}" / evaluations, [result])
+    weights = job / f"run_{run_id}" / "broadcast" / "step_6"
+    with publish_directory(weights, durable=False) as partial:
+        (partial / "model.safetensors").touch()
+    evaluate = f"counterpoint eval '{job / 'job.toml'}' --checkpoint '{weights}'"
+    assert (await said())[1] == [f"counterpoint show {shown} --worst", evaluate]
+    (job / f"run_{run_id}" / "control" / "evicted.txt").write_text("too long")
+    text, commands = await said()
+    assert ("problems above" in text, commands) == (True, [])
 
 
 async def test_a_run_without_a_step_has_no_curves(tmp_path: Path) -> None:

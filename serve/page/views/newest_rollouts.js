@@ -1,0 +1,46 @@
+// The newest rollouts of some runs, a line each: step, environment, reward and how the last completion begins. A line leads to its
+// rollout (views/rollout.js).
+import { fill } from "../shell/api.js";
+import { element, keep, setAttribute, setText } from "../shell/dom.js";
+import { number, visible, whole } from "../shell/format.js";
+import { withoutEnd } from "./conversation.js";
+import { path as ROLLOUTS, ROLLOUT } from "./rollouts.js";
+
+const LINES = 6;
+const MOST_RUNS = 3;
+
+/** Makes the list; `update` takes runs with their labels, of which the first ones are asked. */
+export function newestRollouts(context) {
+  const list = element("ol", { class: "newest" });
+  const all = element("a", { href: "#/" }, "All rollouts");
+  const root = element("section", { class: "section", hidden: true }, element("div", { class: "section-head" }, element("h2", { id: "newest-rollouts" }, "Newest rollouts"), element("span", { class: "spacer" }), all), list);
+  setAttribute(list, "aria-labelledby", "newest-rollouts");
+
+  function make() {
+    return element("li", {}, element("a", {}), element("bdi", { class: "newest-run" }), element("bdi", { class: "muted" }), element("span", { class: "number" }), element("bdi", { class: "mono newest-text" }));
+  }
+
+  function change(line, entry) {
+    const [step, run, environment, reward, text] = line.children;
+    setAttribute(step, "href", context.link(ROLLOUT, entry));
+    setText(step, entry.step > 0 ? `Step ${whole(entry.step)}` : "No step yet");
+    setText(run, entry.label);
+    setAttribute(run, "hidden", entry.label === "");
+    setText(environment, visible(entry.environment, 24));
+    setText(reward, entry.reward === null ? entry.outcome.replace("_", " ") : number(entry.reward, 3));
+    setText(text, visible(withoutEnd(entry.beginning) || entry.reason || "nothing was written", 160));
+  }
+
+  return {
+    element: root,
+    async update(runs) {
+      const asked = runs.filter((run) => !run.fine_tuning).slice(0, MOST_RUNS);
+      const answers = await Promise.allSettled(asked.map((run) => context.get(fill(ROLLOUTS, run), { sort: "newest", limit: Math.ceil(LINES / asked.length) })));
+      const entries = answers.flatMap(({ value }, index) => (value?.rollouts ?? []).map((entry) => ({ ...entry, job: asked[index].job, run: asked[index].run, label: asked.length > 1 ? asked[index].label : "" })));
+      setAttribute(root, "hidden", entries.length === 0);
+      setAttribute(all, "hidden", asked.length !== 1);
+      if (asked.length === 1) setAttribute(all, "href", context.link(ROLLOUTS, asked[0]));
+      keep(list, entries, (entry) => JSON.stringify([entry.job, entry.run, entry.step, entry.number]), make, change);
+    },
+  };
+}
