@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.run.config import LagConfig
 from counterpoint.run.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
 from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.samplers import Samplers
@@ -42,6 +44,9 @@ from counterpoint.transport.process.stop_requests import StopSignals, end_at_sec
 from counterpoint.transport.wires.open import open_connection
 
 logger = logging.getLogger(__name__)
+
+THREADS = 32
+"""Threads for what waits for the disk: one key's many writes must not take all of them."""
 
 POLL_SECONDS = 0.2
 """The time between two looks for a stop request."""
@@ -63,6 +68,7 @@ def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
     with (
         StopSignals(end_at_second_request) as stop,
         infrequent_gc(),
+        prompt_switching(),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         try:
@@ -76,6 +82,7 @@ def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
 async def _serve(
     config: ServiceConfig, keys: dict[bytes, str], on_ready: Callable[[], None], stop: StopSignals
 ) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "service"))
     bounds = await asyncio.to_thread(read_bounds, Path(config.model))
     store = await asyncio.to_thread(Store, config.output_dir / "service")
     connection = open_connection(config.transport, config.output_dir)

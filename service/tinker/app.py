@@ -10,7 +10,7 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -41,7 +41,7 @@ from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, Noted, Number, Position, SavedRecord, Session
+from counterpoint.service.tinker.store import ModelRecord, Number, Position, SavedRecord, Session
 from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import bearer_token, refused_coding
@@ -245,42 +245,54 @@ class Endpoints:
 
     async def _sessions(self, request: web.Request, owner: str) -> web.Response:
         page = _query(request, Page)
-        found = await self._own_sessions(owner)
-        return _json(sessions=[each.session_id for each in page.of(found)])
+        return await self._listed(
+            owner, lambda: {"sessions": [each.session_id for each in page.of(self._own_sessions(owner))]}
+        )
 
     async def _session(self, request: web.Request, owner: str) -> web.Response:
         session = await self._service.sessions.any(request.match_info["session"], owner)
-        [session] = await self._noted([session])
-        models = await self._service.models(owner, session.session_id)
-        samplers = await self._service.samplers.of(session.session_id)
-        return _json(
-            training_run_ids=[each.model_id for each in models],
-            sampler_ids=[each.sampler_id for each in samplers],
-            user_metadata=session.user_metadata,
-            display_name=session.display_name,
-        )
+        service, session_id = self._service, session.session_id
+
+        def made() -> dict[str, Any]:
+            [noted] = service.store.noted([session])
+            return {
+                "training_run_ids": [each.model_id for each in service.models(owner, session_id)],
+                "sampler_ids": [each.sampler_id for each in service.store.samplers(session_id)],
+                "user_metadata": noted.user_metadata,
+                "display_name": noted.display_name,
+            }
+
+        return await self._listed(owner, made)
 
     async def _search(self, request: web.Request, owner: str) -> web.Response:
-        search, own = await self._body(request, owner, Search), await self._own_sessions(owner)
-        found, cursor = await asyncio.to_thread(search.page, own, lambda each: self._service.store.noted([each])[0])
-        page = await self._noted(found)
-        saved = {each.session_id: await self._saved_in(owner, each.session_id) for each in page}
-        return _json(
-            sessions=[session_summary(each, saved[each.session_id]) for each in page],
-            next_cursor=msgspec.to_builtins(cursor),
-        )
+        search, store = await self._body(request, owner, Search), self._service.store
 
-    async def _noted(self, records: Iterable[Noted]) -> list[Noted]:
-        """Returns records of lists with what clients have noted of them."""
-        return await asyncio.to_thread(self._service.store.noted, records)
+        def made() -> dict[str, Any]:
+            found, cursor = search.page(self._own_sessions(owner), lambda each: store.noted([each])[0])
+            saved = {each.session_id: self._saved_in(owner, each.session_id) for each in found}
+            page = store.noted(found)
+            return {
+                "sessions": [session_summary(each, saved[each.session_id]) for each in page],
+                "next_cursor": msgspec.to_builtins(cursor),
+            }
 
-    async def _own_sessions(self, owner: str) -> list[Session]:
-        found = await asyncio.to_thread(self._service.store.sessions, owner)
+        return await self._listed(owner, made)
+
+    async def _listed(self, owner: str, made: Callable[[], dict[str, Any]]) -> web.Response:
+        """Answers with what is made of the records, which takes long where there are many."""
+        async with self._intake.turn(owner):
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(made()))
+        return web.Response(body=body, content_type="application/json")
+
+    def _own_sessions(self, owner: str) -> list[Session]:
+        """Returns an owner's sessions, the newest first. Blocks."""
+        found = self._service.store.sessions(owner)
         return sorted(found, key=lambda each: (each.created, each.session_id), reverse=True)
 
-    async def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
-        models = await self._service.models(owner, session_id)
-        found = [each for model in models for each in await self._service.weights.all_of(model)]
+    def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
+        """Returns what an owner has saved, the newest first. Blocks."""
+        models = self._service.models(owner, session_id)
+        found = [each for model in models for each in self._service.weights.all_of(model)]
         return sorted(found, key=lambda each: (each.created, each.path), reverse=True)
 
     async def _key(self, request: web.Request, owner: str) -> web.Response:
@@ -294,22 +306,26 @@ class Endpoints:
         return _json(data=usage_events(days, owner, window, service.base_model, price), sessions={})
 
     async def _storage(self, request: web.Request, owner: str) -> web.Response:
-        projects = {each.session_id: each.project for each in await self._own_sessions(owner)}
-        sizes: dict[str, list[int]] = {}
-        for saved in await self._saved_in(owner, None):
-            sizes.setdefault(projects.get(session_of(saved.model_id), ""), []).append(saved.size or 0)
         wanted = request.query.get("project_id")
-        items = [
-            {
-                "project_id": name or None,
-                "checkpoint_count": len(each),
-                "size_bytes": sum(each),
-                "size_gigabytes": sum(each) / 1e9,
-            }
-            for name, each in sorted(sizes.items())
-            if wanted in (None, name)
-        ]
-        return _json(data=items)
+
+        def made() -> dict[str, Any]:
+            projects = {each.session_id: each.project for each in self._own_sessions(owner)}
+            sizes: dict[str, list[int]] = {}
+            for saved in self._saved_in(owner, None):
+                sizes.setdefault(projects.get(session_of(saved.model_id), ""), []).append(saved.size or 0)
+            items = [
+                {
+                    "project_id": name or None,
+                    "checkpoint_count": len(each),
+                    "size_bytes": sum(each),
+                    "size_gigabytes": sum(each) / 1e9,
+                }
+                for name, each in sorted(sizes.items())
+                if wanted in (None, name)
+            ]
+            return {"data": items}
+
+        return await self._listed(owner, made)
 
     async def _assign(self, request: web.Request, owner: str) -> web.Response:
         project = (await self._body(request, owner, _ProjectBody)).project_id
@@ -386,40 +402,51 @@ class Endpoints:
         )
 
     async def _training_runs(self, request: web.Request, owner: str) -> web.Response:
-        page, models = _query(request, Page), await self._service.models(owner)
-        if (project := request.query.get("project_id")) is not None:
-            within = {each.session_id for each in await self._own_sessions(owner) if each.project == project}
-            models = [each for each in models if session_of(each.model_id) in within]
-        return _json(
-            training_runs=[await self._described(each) for each in await self._noted(page.of(models))],
-            cursor=page.cursor(len(models)),
-        )
+        page, project = _query(request, Page), request.query.get("project_id")
+
+        def made() -> dict[str, Any]:
+            models = self._service.models(owner)
+            if project is not None:
+                within = {each.session_id for each in self._own_sessions(owner) if each.project == project}
+                models = [each for each in models if session_of(each.model_id) in within]
+            noted = self._service.store.noted(page.of(models))
+            return {"training_runs": [self._described(each) for each in noted], "cursor": page.cursor(len(models))}
+
+        return await self._listed(owner, made)
 
     async def _training_run(self, request: web.Request, owner: str) -> web.Response:
-        return _json(**await self._described(await self._service.owned_model(request.match_info["model"], owner)))
+        model = await self._service.owned_model(request.match_info["model"], owner)
+        return await self._listed(owner, lambda: self._described(model))
 
-    async def _described(self, model: ModelRecord) -> dict[str, Any]:
-        saved = await self._service.weights.all_of(model)
+    def _described(self, model: ModelRecord) -> dict[str, Any]:
+        """Returns a model as the SDK has it. Blocks."""
+        saved = self._service.weights.all_of(model)
         last = {each.kind: each for each in reversed(saved)}  # the newest of each kind is shown
         return training_run(
             model,
-            await self._noted(last.values()),
+            self._service.store.noted(last.values()),
             self._service.base_model,
             self._service.sessions.last_seen(session_of(model.model_id)),
         )
 
     async def _checkpoints(self, request: web.Request, owner: str) -> web.Response:
-        model = await self._service.owned_model(request.match_info["model"], owner)
-        return _json(
-            checkpoints=[checkpoint(each) for each in await self._noted(await self._service.weights.all_of(model))],
-            cursor=None,
-        )
+        model, service = await self._service.owned_model(request.match_info["model"], owner), self._service
+
+        def made() -> dict[str, Any]:
+            noted = service.store.noted(service.weights.all_of(model))
+            return {"checkpoints": [checkpoint(each) for each in noted], "cursor": None}
+
+        return await self._listed(owner, made)
 
     async def _all_checkpoints(self, request: web.Request, owner: str) -> web.Response:
-        page, found = _query(request, Page), await self._saved_in(owner, None)
-        return _json(
-            checkpoints=[checkpoint(each) for each in await self._noted(page.of(found))], cursor=page.cursor(len(found))
-        )
+        page = _query(request, Page)
+
+        def made() -> dict[str, Any]:
+            found = self._saved_in(owner, None)
+            noted = self._service.store.noted(page.of(found))
+            return {"checkpoints": [checkpoint(each) for each in noted], "cursor": page.cursor(len(found))}
+
+        return await self._listed(owner, made)
 
     async def _delete_checkpoint(self, request: web.Request, owner: str) -> web.Response:
         await self._service.weights.delete(_uri(request), owner)

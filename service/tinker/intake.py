@@ -86,7 +86,7 @@ class Intake:
         self._room = Room(MOST_BYTES)
         self._parsing = asyncio.Semaphore(AT_ONCE)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Held by the large body of each owner that is parsed, or is about to be: one with many delays itself."""
+        """Held by what is computed for each owner, or is about to be: one that asks for much delays itself."""
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
@@ -137,8 +137,12 @@ class Intake:
     async def _parsed(self, parse: Callable[[], Value], owner: str, size: int) -> Value:
         if size <= SMALL_BYTES:
             return parse()
-        async with self._turns.setdefault(owner, asyncio.Lock()), self._parsing:
+        async with self.turn(owner), self._parsing:
             return await asyncio.to_thread(parse)
+
+    def turn(self, owner: str) -> asyncio.Lock:
+        """Returns what is held while something is computed in a thread for an owner."""
+        return self._turns.setdefault(owner, asyncio.Lock())
 
 
 def claimed(request: web.Request) -> int:

@@ -280,7 +280,7 @@ class Service:
         self.results.of(owner).forget(f"{session_id}:")
         await asyncio.to_thread(self.replays.of(owner).routings.forget, session_id)
         await self.store.ledger.end(f"{session_id}:")
-        models = await self.models(owner, session_id)
+        models = await asyncio.to_thread(self.models, owner, session_id)
         # No request of theirs has a result any more.
         self._closed_saving.difference_update(each.model_id for each in models)
         await asyncio.to_thread(end_session, self.store, [each.model_id for each in models])
@@ -336,9 +336,9 @@ class Service:
         async with lock:
             yield
 
-    async def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
-        """Returns an owner's models, or those of a session of its, the newest first."""
-        found = await asyncio.to_thread(self.store.models, owner, session_id or "*")
+    def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
+        """Returns an owner's models, or those of a session of its, the newest first. Blocks."""
+        found = self.store.models(owner, session_id or "*")
         return sorted(found, key=lambda each: (each.created, each.model_id), reverse=True)
 
     async def owned_model(self, model_id: str, owner: str) -> ModelRecord:

@@ -166,8 +166,6 @@ class Store:
         """Records without `user_metadata`, with the numbers of their files: they are not read for each list."""
         self._written = 0
         """Records that were written since the start."""
-        self._listing = threading.Lock()
-        """Held while a list is read: each may take `LISTED_BYTES`."""
         self._saving = threading.Lock()
         """Held while a name of saved weights changes its meaning."""
         for name in ("sessions", "models", "samplers", "losses"):
@@ -346,14 +344,13 @@ class Store:
     def noted(self, records: Iterable[Noted]) -> list[Noted]:
         """Returns records of lists with what clients have noted of them: these are made without `user_metadata`."""
         found, left = list[Noted](), LISTED_BYTES
-        with self._listing:
-            for record in records:
-                path = self._path_of(record)
-                whole = None
-                with suppress(FileNotFoundError):
-                    if (size := path.stat().st_size) <= left:
-                        whole, left = self._read(path, type(record)), left - size
-                found.append(record if whole is None else with_notes_of(record, whole))
+        for record in records:
+            path = self._path_of(record)
+            whole = None
+            with suppress(FileNotFoundError):
+                if (size := path.stat().st_size) <= left:
+                    whole, left = self._read(path, type(record)), left - size
+            found.append(record if whole is None else with_notes_of(record, whole))
         return found
 
     def bytes_of_records(self) -> Counter[str]:

@@ -477,6 +477,6 @@ async def test_a_session_that_was_left_without_a_word_ends(tmp_path: Path) -> No
         assert goes() == [False, True]
         body = {"sampling_session_id": "s0:sample:0", "seq_id": 1, "prompt": {"chunks": []}, "sampling_params": {}}
         assert (await client.post("/api/v1/asample", json=body, headers={"X-API-Key": KEYS[0]})).status == 410
-        assert {each.model_id for each in await service.models(OWNERS[0])} == {left.model_id, goes_on.model_id}
-        assert await service.models(OWNERS[1]) == []
-        assert [each.model_id for each in await service.models(OWNERS[0], "s1")] == [goes_on.model_id]
+        assert {each.model_id for each in service.models(OWNERS[0])} == {left.model_id, goes_on.model_id}
+        assert service.models(OWNERS[1]) == []
+        assert [each.model_id for each in service.models(OWNERS[0], "s1")] == [goes_on.model_id]

@@ -96,10 +96,6 @@ class ClientSamplers:
             await asyncio.to_thread(self._store.write, joined)
             return joined.clones
 
-    async def of(self, session_id: str) -> list[SamplerRecord]:
-        """Returns the samplers of a session."""
-        return await asyncio.to_thread(self._store.samplers, session_id)
-
     async def named(self, sampler_id: str, owner: str) -> SamplerRecord:
         """Returns a sampler. Raises `NotFound`."""
         found = await asyncio.to_thread(self._store.sampler, sampler_id)

@@ -36,9 +36,9 @@ class Weights:
             raise NotFound(f"there are no weights {path[:120]!r}")
         return found
 
-    async def all_of(self, model: ModelRecord) -> list[SavedRecord]:
-        """Returns what is saved of a model, the newest first."""
-        found = await asyncio.to_thread(self._store.all_saved, model.model_id)
+    def all_of(self, model: ModelRecord) -> list[SavedRecord]:
+        """Returns what is saved of a model, the newest first. Blocks."""
+        found = self._store.all_saved(model.model_id)
         return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
 
     async def delete(self, path: str, owner: str) -> None:
