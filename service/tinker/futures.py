@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,14 +78,22 @@ class TooMany(RuntimeError):
 class Futures:
     """The results by the ids of requests, for one client's key: none pushes out another's."""
 
-    def __init__(self, most_pending: int, memory_bytes: int) -> None:
-        """Refuses more than `most_pending` requests without a result; keeps at most `memory_bytes` of results in memory."""
+    def __init__(self, most_pending: int, memory_bytes: int, on_ended: Callable[[str], None] = lambda _: None) -> None:
+        """Refuses more than `most_pending` requests without a result; keeps at most `memory_bytes` of results in memory.
+
+        `on_ended` is called with each request that waits no more.
+        """
         self._most_pending = most_pending
+        self._on_ended = on_ended
         self._memory_bytes = memory_bytes
         self._pending: dict[str, asyncio.Event] = {}
         self._since: dict[str, float] = {}
         """When each of these was begun, in seconds since 1970, the oldest first."""
-        self._results: OrderedDict[str, Result | _Spilled] = OrderedDict()
+        self._held: OrderedDict[str, Result] = OrderedDict()
+        """Results in memory, the oldest first."""
+        self._spilled: OrderedDict[str, _Spilled] = OrderedDict()
+        """Those on the disk, which are older."""
+        self._spilling = asyncio.Lock()
         self._fetched: OrderedDict[str, None] = OrderedDict()
         self.bytes_held = 0
         """Bytes of the results in memory."""
@@ -119,7 +127,7 @@ class Futures:
 
         Raises `TooMany`, but not for one that `is_due`: it was taken before, or others wait for it.
         """
-        if request_id in self._pending or request_id in self._results:
+        if self.knows(request_id):
             return False
         if len(self._pending) >= self._most_pending and not is_due:
             raise TooMany(f"{len(self._pending)} requests have no result yet")
@@ -137,11 +145,14 @@ class Futures:
 
     def knows(self, request_id: str) -> bool:
         """Whether a request is pending, or has a result."""
-        return request_id in self._pending or request_id in self._results
+        return request_id in self._pending or self._found(request_id) is not None
+
+    def _found(self, request_id: str) -> Result | _Spilled | None:
+        return self._held.get(request_id) or self._spilled.get(request_id)
 
     def forget(self, prefix: str) -> None:
         """Drops the results of the requests whose ids begin so, such as those of a session that has ended."""
-        for request_id in [each for each in self._results if each.startswith(prefix)]:
+        for request_id in [each for each in (*self._spilled, *self._held) if each.startswith(prefix)]:
             self._drop(request_id)
         for client in [each for each in self._logs if each[0].startswith(prefix)]:
             del self._logs[client]
@@ -151,6 +162,7 @@ class Futures:
         self._since.pop(request_id, None)
         if (event := self._pending.pop(request_id, None)) is not None:
             event.set()
+            self._on_ended(request_id)
 
     def cancel_all(self, model_id: str) -> None:
         """Forgets the numbered requests of a model without a result."""
@@ -164,23 +176,24 @@ class Futures:
 
         Where the disk takes none, they stay, those that were fetched make room, and nothing new is taken meanwhile.
         """
-        is_first = request_id not in self._results
+        is_first = self._found(request_id) is None
         self._drop(request_id)  # a model that was opened again makes its results anew, and who cancels gets another one
-        self._results[request_id] = result
+        self._held[request_id] = result
         self.bytes_held += len(result.body)
         if is_first and self._logs and (log := self._logs.get(_client_of(request_id))) is not None:
             _note(log, request_id)
         self.cancel(request_id)
-        while len(self._results) > MOST_RESULTS:
-            self._drop(next(iter(self._results)))
+        while len(self._held) + len(self._spilled) > MOST_RESULTS:
+            self._drop(next(iter(self._spilled or self._held)))
         await self._make_room()
 
     async def _make_room(self) -> None:
         try:
-            await self._spill()
+            async with self._spilling:
+                await self._spill()
         except OSError as error:
             for request_id in list(self._fetched):
-                if self.bytes_held > self._memory_bytes and isinstance(self._results.get(request_id), Result):
+                if self.bytes_held > self._memory_bytes and request_id in self._held:
                     self._drop(request_id)
             if not self._is_full:
                 logger.error("results cannot be kept on the disk; %d bytes stay in memory: %s", self.bytes_held, error)
@@ -189,22 +202,20 @@ class Futures:
             self._is_full = False
 
     async def _spill(self) -> None:
-        for request_id, result in list(self._results.items()):
-            if self.bytes_held <= self._memory_bytes:
-                break
-            if not isinstance(result, Result) or not result.body:
-                continue
+        while self.bytes_held > self._memory_bytes:
+            request_id, result = next(iter(self._held.items()))
             self._files += 1
             path = Path(self._directory.name, f"{self._files}.{'pb' if result.is_protobuf else 'json'}")
             await asyncio.to_thread(_write, path, result.body)
-            if self._results.get(request_id) is result:
-                self._results[request_id] = _Spilled(path, len(result.body))
+            if self._held.get(request_id) is result:
+                self._spilled[request_id] = _Spilled(path, len(result.body))
+                del self._held[request_id]
                 self.bytes_held -= len(result.body)
                 self.bytes_spilled += len(result.body)
             else:
                 await asyncio.to_thread(path.unlink)
         while self.bytes_spilled > self._memory_bytes * SPILLED_SHARE:
-            self._drop(next(each for each, result in self._results.items() if isinstance(result, _Spilled)))
+            self._drop(next(iter(self._spilled)))
 
     async def fetch(self, request_id: str, seconds: float) -> Result | None:
         """Returns the result of a request; None if there is none after `seconds`. Raises `KeyError` if it is unknown."""
@@ -214,9 +225,10 @@ class Futures:
                     await event.wait()
             except TimeoutError:
                 return None
-            if request_id not in self._results:
+            if self._found(request_id) is None:
                 return None  # its model was closed meanwhile, which the next poll opens again
-        found = self._results[request_id]
+        if (found := self._found(request_id)) is None:
+            raise KeyError(request_id)
         if isinstance(found, _Spilled):
             try:
                 found = Result(await asyncio.to_thread(found.path.read_bytes), found.path.suffix == ".pb")
@@ -241,7 +253,7 @@ class Futures:
         """
         if (log := self._logs.get(client)) is None:
             log = self._logs[client] = _Log(self._first)
-            for request_id in self._results:
+            for request_id in (*self._spilled, *self._held):
                 if _client_of(request_id) == client:
                     _note(log, request_id)
         self._logs.move_to_end(client)
@@ -268,19 +280,18 @@ class Futures:
                 self._drop(request_id)
 
     def _size_of(self, request_id: str) -> int | None:
-        found = self._results.get(request_id)
+        found = self._found(request_id)
         if isinstance(found, _Spilled):
             return found.size
         return len(found.body) if found is not None and found.is_protobuf else None
 
     def _drop(self, request_id: str) -> None:
-        result = self._results.pop(request_id, None)
         self._fetched.pop(request_id, None)
-        if isinstance(result, Result):
-            self.bytes_held -= len(result.body)
-        elif result is not None:
-            self.bytes_spilled -= result.size
-            result.path.unlink(missing_ok=True)
+        if (held := self._held.pop(request_id, None)) is not None:
+            self.bytes_held -= len(held.body)
+        if (spilled := self._spilled.pop(request_id, None)) is not None:
+            self.bytes_spilled -= spilled.size
+            spilled.path.unlink(missing_ok=True)
 
 
 def _write(path: Path, body: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from counterpoint.inference.base import InferenceError
 from counterpoint.service.config import ServiceConfig
@@ -20,10 +21,11 @@ logger = logging.getLogger(__name__)
 class Results:
     """The results by owner, and the work that makes those of no model."""
 
-    def __init__(self, config: ServiceConfig, tasks: Tasks) -> None:
-        """Works in `tasks`, within the bounds of `config`."""
+    def __init__(self, config: ServiceConfig, tasks: Tasks, on_ended: Callable[[str, str], None]) -> None:
+        """Works in `tasks`, within the bounds of `config`; calls `on_ended` with owner and id of what waits no more."""
         self._config = config
         self._tasks = tasks
+        self._on_ended = on_ended
         self._futures: dict[str, Futures] = {}
 
     def close(self) -> None:
@@ -44,7 +46,8 @@ class Results:
     def of(self, owner: str) -> Futures:
         """Returns the results of an owner."""
         if owner not in self._futures:
-            self._futures[owner] = Futures(self._config.max_pending, self._config.result_bytes)
+            ended = partial(self._on_ended, owner)
+            self._futures[owner] = Futures(self._config.max_pending, self._config.result_bytes, ended)
         return self._futures[owner]
 
     def begin(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> asyncio.Task[None] | None:

@@ -143,8 +143,8 @@ class Service:
         self.intake = Intake()
         self._tasks = Tasks("the service")
         self.sessions = Sessions(store)
-        self.results = Results(config, self._tasks)
-        self.tenants = Tenants(config, keys, store.ledger, lambda owner, name: self.results.of(owner).waits_for(name))
+        self.tenants = Tenants(config, keys, store.ledger)
+        self.results = Results(config, self._tasks, self.tenants.ended)
         self.replays = Replays(config, has_experts=has_experts)
         self.weights = Weights(store, lambda: self._tasks.spawn(self.sweep()))
         self.samplers = ClientSamplers(
@@ -220,12 +220,12 @@ class Service:
 
         async with self._removing:
             await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
+            found = self.tenants.look()
             held = await asyncio.to_thread(bytes_held, self.store, self.config.output_dir)
             known = await asyncio.to_thread(saved_sizes, self.store)
         for each, is_state, size in known:
             self.tenants.saved(each, size, is_state=is_state, is_new=False)
-        self.tenants.disk.clear()
-        self.tenants.disk.update(held)
+        found(held)
 
     async def _watch(self) -> None:
         while True:
@@ -258,8 +258,8 @@ class Service:
             user_metadata=asked.user_metadata, display_name=asked.display_name, created=time.time(),
             project=project,
         )  # fmt: skip
-        self.tenants.take_disk(owner, len(encoded(session)))
-        await self.sessions.begin(session)
+        with self.tenants.writing(owner, len(encoded(session))):
+            await self.sessions.begin(session)
         return session
 
     async def assign_project(self, session_id: str, owner: str, project: str) -> None:
@@ -418,9 +418,10 @@ class Service:
             msgspec.Raw(msgspec.json.encode({"inputs": asked.inputs, "graph": asked.graph})),
         )
         if not self.results.of(owner).knows(record.loss_id):
-            self.tenants.take_disk(owner, len(encoded(record)))
-        if (keeping := self.results.begin(record.loss_id, owner, lambda: self._keep_loss(record))) is not None:
-            await asyncio.wait([keeping])  # after a restart it is known then
+            with self.tenants.writing(owner, len(encoded(record))):
+                keeping = self.results.begin(record.loss_id, owner, lambda: self._keep_loss(record))
+                if keeping is not None:
+                    await asyncio.wait([keeping])  # after a restart it is known then
         return record.loss_id
 
     async def _keep_loss(self, record: LossRecord) -> Result:
@@ -527,8 +528,8 @@ class Service:
                             _, start = await self._start_of(path, record.owner)
                             if any(getattr(record, name) != value for name, value in start.items()):
                                 raise BadRequest(f"{path[:120]} was saved anew meanwhile; load it again")
-                        self.tenants.take_disk(record.owner, size)
-                        await asyncio.to_thread(self.store.write, record)
+                        with self.tenants.writing(record.owner, size):
+                            await asyncio.to_thread(self.store.write, record)
                 elif msgspec.structs.replace(former, created=record.created) != record:
                     raise BadRequest(f"model {record.model_id} is there already, and was made otherwise")
                 elif not self.results.of(record.owner).knows(request_id):
@@ -613,18 +614,22 @@ class Service:
         `OverQuota` and `ValueError`.
         """
         model, refusal = await self.model(model_id, owner), ""
+        request_id = model.request_id(seq_id)
         if model.may_wait(kind, seq_id):
             self.tenants.check_tokens(owner, tokens)
         if tokens and not model.knows(seq_id):
-            self.tenants.reserve_tokens(owner, model.request_id(seq_id), tokens)
+            self.tenants.reserve_tokens(owner, request_id, tokens)
         if kind in SAVES and not model.knows(seq_id):
             try:
-                self.tenants.reserve_disk(
-                    owner, model.request_id(seq_id), model.record, kind, len(body), is_due=model.misses(seq_id)
-                )
+                is_due = model.misses(seq_id)
+                self.tenants.reserve_disk(owner, request_id, model.record, kind, len(body), is_due=is_due)
             except OverQuota as error:
                 refusal = str(error)
-        return await model.offer(Request(kind, seq_id, body, refusal))
+        try:
+            return await model.offer(Request(kind, seq_id, body, refusal))
+        finally:
+            if not self.results.of(owner).waits_for(request_id):  # it was not taken, or has its result already
+                self.tenants.ended(owner, request_id)
 
 
 def _check_optimizer(asked: OptimizerRequest) -> None:

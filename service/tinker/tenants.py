@@ -25,43 +25,47 @@ class Reserved:
     """What requests that were taken may still use, by owner and request. Pure."""
 
     def __init__(self) -> None:
-        self._amounts: dict[str, dict[str, int]] = {}
-        self._held = Counter[str]()
+        self._amounts: dict[tuple[str, str], int] = {}
+        self._sums = Counter[str]()
 
     def note(self, owner: str, request_id: str, amount: int) -> None:
         """Notes what a request that is taken now may use."""
-        self._amounts.setdefault(owner, {})[request_id] = amount
+        self.end(owner, request_id)
+        self._amounts[owner, request_id] = amount
+        self._sums[owner] += amount
+
+    def end(self, owner: str, request_id: str) -> None:
+        """Forgets a request, if it is noted."""
+        self._sums[owner] -= self._amounts.pop((owner, request_id), 0)
 
     @contextmanager
     def held(self, owner: str, amount: int) -> Iterator[None]:
         """Counts what may be used during the block."""
-        self._held[owner] += amount
+        self._sums[owner] += amount
         try:
             yield
         finally:
-            self._held[owner] -= amount
+            self._sums[owner] -= amount
 
-    def of(self, owner: str, is_open: Callable[[str], bool]) -> int:
-        """Returns what an owner's requests may still use. Those that are not open any more are forgotten."""
-        self._amounts[owner] = {name: each for name, each in self._amounts.get(owner, {}).items() if is_open(name)}
-        return sum(self._amounts[owner].values()) + self._held[owner]
+    def of(self, owner: str) -> int:
+        """Returns what an owner's requests may still use."""
+        return self._sums[owner]
 
 
 class Tenants:
     """The owners of all that is here, by the digests of their keys."""
 
-    def __init__(
-        self, config: TinkerConfig, keys: Mapping[bytes, str], ledger: Ledger, is_open: Callable[[str, str], bool]
-    ) -> None:
-        """`keys` has the names of digests; what was used is in `ledger`. `is_open` says of an owner's request that it goes on."""
+    def __init__(self, config: TinkerConfig, keys: Mapping[bytes, str], ledger: Ledger) -> None:
+        """`keys` has the names of digests; what was used is in `ledger`."""
         self._config = config
         self._names = {key.hex(): name for key, name in keys.items()}
         self._ledger = ledger
-        self._is_open = is_open
         self.tokens = Reserved()
         """The tokens that requests may still use."""
         self.disk = Counter[str]()
         """The bytes of records and saved weights by owner, as of the last look at the disk, and of what was written since."""
+        self._writing, self._written = Counter[str](), Counter[str]()
+        """Of these what is being written, and what was while the disk was looked at: whether it was seen is not known."""
         self._saves = Reserved()
         """The bytes that saves without a result will take."""
         self._sizes: dict[tuple[bool, int, tuple[str, ...]], int] = {}
@@ -110,7 +114,7 @@ class Tenants:
                 f"it goes on at {midnight:%Y-%m-%d %H:%M} UTC",
                 ends_by_itself=True,
             )
-        reserved = self.tokens.of(owner, lambda name: self._is_open(owner, name))
+        reserved = self.tokens.of(owner)
         if used + reserved + max(count, 1) > most:
             raise TooMany(
                 f"the request may use {count:,} tokens, {used:,} are used today, requests that have no result yet may use "
@@ -122,14 +126,43 @@ class Tenants:
         if self.quota(owner).tokens_per_day is not None:
             self.tokens.note(owner, request_id, count)
 
-    def take_disk(self, owner: str, count: int) -> None:
-        """Counts a record of so many bytes that is about to be written. Raises `OverQuota`.
+    def ended(self, owner: str, request_id: str) -> None:
+        """Keeps nothing any more for a request."""
+        self.tokens.end(owner, request_id)
+        self._saves.end(owner, request_id)
+
+    @contextmanager
+    def writing(self, owner: str, count: int) -> Iterator[None]:
+        """Counts a record of so many bytes that is written in the block. Raises `OverQuota`.
 
         A small one is written all the same: without a session nobody could delete anything.
         """
         if count > SMALL_BYTES:
             self._check_disk(owner, count)
+        self._count(owner, count)
+        self._writing[owner] += count
+        try:
+            yield
+        finally:
+            self._writing[owner] -= count
+
+    def _count(self, owner: str, count: int) -> None:
         self.disk[owner] += count
+        self._written[owner] += count
+
+    def look(self) -> Callable[[Mapping[str, int]], None]:
+        """Is called before the disk is looked at; what it returns takes what was found there, by owner.
+
+        What was written meanwhile counts in any case: it may count twice until the next look, and is never left out.
+        """
+        self._written = Counter(self._writing)
+
+        def found(held: Mapping[str, int]) -> None:
+            self.disk.clear()
+            self.disk.update(held)
+            self.disk.update(self._written)
+
+        return found
 
     def reserve_disk(
         self, owner: str, request_id: str, model: ModelRecord, kind: str, notes: int, *, is_due: bool = False
@@ -142,7 +175,7 @@ class Tenants:
         if self.quota(owner).disk_bytes is None:
             return
         size = self._sizes.get(_kind_of(model, is_state=kind == "save_weights"), 0)
-        reserved = self._saves.of(owner, lambda name: self._is_open(owner, name))
+        reserved = self._saves.of(owner)
         if not size and reserved and not is_due:
             raise TooMany("what a save of this model weighs is known once an earlier one is done; send it again")
         self._check_disk(owner, size + notes + reserved)
@@ -152,7 +185,7 @@ class Tenants:
         """Notes what a save of a model weighs; counts it if it `is_new`."""
         kind = _kind_of(model, is_state=is_state)
         self._sizes[kind] = max(size, self._sizes.get(kind, 0))
-        self.disk[model.owner] += size * is_new
+        self._count(model.owner, size * is_new)
 
     def _check_disk(self, owner: str, count: int) -> None:
         most = self.quota(owner).disk_bytes

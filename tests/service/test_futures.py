@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -180,4 +183,29 @@ async def test_a_request_that_gets_another_result_is_named_once() -> None:
     for said in ("it was ended", "its client has cancelled it"):
         await futures.complete("s:sample:0:1", failure(said))
     assert (await futures.completions(client, cursor, 0.0))[0] == [("s:sample:0:1", None)]
+    futures.close()
+
+
+async def test_what_is_spilled_does_not_grow_with_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result looks at those that it spills, and not at thousands that are on the disk."""
+    looked: list[str] = []
+
+    class Counting(OrderedDict[str, Result]):
+        def __iter__(self) -> Iterator[str]:
+            for each in super().__iter__():
+                looked.append(each)
+                yield each
+
+        def items(self) -> Any:
+            for each in self:
+                yield each, self[each]
+
+    monkeypatch.setattr(futures_module, "_write", lambda *_: None)
+    futures = Futures(10, 1000)
+    futures._held, futures._spilled = Counting(), cast(Any, Counting())
+    for index in range(200):
+        await futures.complete(f"request {index}", Result(bytes(500)))
+    assert (len(futures._held), len(futures._spilled)) == (2, 32)
+    assert len(looked) <= 3 * 200
+    futures._spilled.clear()
     futures.close()

@@ -256,7 +256,7 @@ async def test_the_ledger_tells_a_forward_pass_from_training(tmp_path: Path, onl
     )
     message.forward_only = only
     await model.offer(Request("forward_backward", 1, message.SerializeToString()))
-    await until(lambda: "s1:train:0:1" in model._futures._results, "the result")
+    await until(lambda: "s1:train:0:1" in model._futures._held, "the result")
     await model.close()
     model._futures.close()
     used = Used(forward=5, seconds=0.5) if only else Used(trained=5, seconds=0.5)
@@ -342,7 +342,7 @@ async def test_the_ledger_counts_an_item_once_however_often_its_model_is_opened(
     for _ in range(2):
         model = model_of(tmp_path, Run())
         await model.start()
-        await until(lambda: "s1:train:0:1" in model._futures._results, "the result")  # noqa: B023
+        await until(lambda: "s1:train:0:1" in model._futures._held, "the result")  # noqa: B023
         await model.close()
         model._futures.close()
     assert Store(tmp_path).ledger.days()[day_now()] == {"": Used(seconds=0.5)}
@@ -353,7 +353,7 @@ async def test_a_failure_without_an_item_is_told_again_after_a_new_start_and_the
     first = model_of(tmp_path, Run())
     await first.start()
     await first.offer(Request("forward_backward", 1, message.SerializeToString()))
-    await until(lambda: "s1:train:0:1" in first._futures._results, "the failure")
+    await until(lambda: "s1:train:0:1" in first._futures._held, "the failure")
     told = await first._futures.fetch("s1:train:0:1", 0)
     await first.close()
     first._futures.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from counterpoint.service.ledger import Ledger, Used
 from counterpoint.service.tinker import store as store_module
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import tokens_of
-from counterpoint.service.tinker.futures import TooMany
+from counterpoint.service.tinker.futures import Futures, Result, TooMany
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import OverQuota
@@ -31,7 +33,7 @@ from tests.service.test_fuzz import message
 from tests.service.test_models import Run, model_of
 from tests.service.test_rest import OWNERS, a_model, a_state, answered, published
 from tests.service.test_sampling import PROMPT, Servers, parameters, sampling
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +47,7 @@ def test_a_keys_quotas_are_its_own_and_else_those_of_all(tmp_path: Path) -> None
     config = TinkerConfig(
         quota=QuotaConfig(models=2, disk_bytes=5), quotas={"anna": QuotaConfig(models=3, tokens_per_day=7)}
     )
-    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(tmp_path), lambda *_: True)
+    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(tmp_path))
     assert tenants.quota(OWNERS[0]) == QuotaConfig(models=3, tokens_per_day=7, disk_bytes=5)
     assert tenants.quota(OWNERS[1]) == QuotaConfig(models=2, disk_bytes=5)
     assert tenants.name(OWNERS[1]) == f"key-{OWNERS[1][:8]}"
@@ -207,14 +209,14 @@ def test_reserved_is_what_open_requests_may_use(events: list[tuple[str, int, int
         name = str(number)
         if what == "close":
             amounts.pop((owner, name), None)
+            reserved.end(owner, name)
         else:
             reserved.note(owner, name, amount)
             amounts[owner, name] = amount
         with reserved.held(owner, 7):
             for each in "ab":
                 wanted = sum(count for (whose, _), count in amounts.items() if whose == each)
-                found = reserved.of(each, lambda name, each=each: (each, name) in amounts)  # type: ignore[misc]
-                assert found == wanted + 7 * (each == owner)
+                assert reserved.of(each) == wanted + 7 * (each == owner)
 
 
 async def test_a_save_over_the_quota_keeps_its_place_and_saves_nothing(tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ async def test_a_save_over_the_quota_keeps_its_place_and_saves_nothing(tmp_path:
     model = model_of(tmp_path, run)
     await model.start()
     await model.offer(Request("save_weights", 1, b'{"model_id": "", "seq_id": 1}', "there is no room"))
-    await until(lambda: "s1:train:0:1" in model._futures._results, "the refusal")
+    await until(lambda: "s1:train:0:1" in model._futures._held, "the refusal")
     told = await model._futures.fetch("s1:train:0:1", 1)
     assert told is not None
     assert b"there is no room" in told.body
@@ -251,8 +253,9 @@ async def test_the_disk_is_counted_by_owner_and_place(tmp_path: Path) -> None:
         with pytest.raises(OverQuota, match=r"tinker\.quota\.disk_bytes"):
             tenants.reserve_disk(OWNERS[0], "x", models[0], "save_weights_for_sampler", 0)
         with pytest.raises(OverQuota):
-            tenants.take_disk(OWNERS[0], SMALL_BYTES + 1)
-        tenants.take_disk(OWNERS[0], SMALL_BYTES)
+            tenants.writing(OWNERS[0], SMALL_BYTES + 1).__enter__()
+        with tenants.writing(OWNERS[0], SMALL_BYTES):
+            pass
         tenants.reserve_disk(OWNERS[1], "x", models[1], "save_weights_for_sampler", 0)
         store.delete(shown)
         await service.sweep()
@@ -263,7 +266,7 @@ async def test_the_disk_is_counted_by_owner_and_place(tmp_path: Path) -> None:
 async def test_saves_at_once_keep_to_the_quota_of_bytes(tmp_path: Path) -> None:
     """The first says what one weighs; then as many as fit, however many are asked for at once."""
     opened, config = set[str](), TinkerConfig(quota=QuotaConfig(disk_bytes=1000))
-    tenants = Tenants(config, {}, Ledger(tmp_path), lambda _, name: name in opened)
+    tenants = Tenants(config, {}, Ledger(tmp_path))
     model = ModelRecord("s1:train:0", "s1_train_0", "", 4, ["q_proj"])
 
     def reserve(name: str, *, is_due: bool = False) -> str:
@@ -277,13 +280,69 @@ async def test_saves_at_once_keep_to_the_quota_of_bytes(tmp_path: Path) -> None:
     assert [reserve(name) for name in "abc"] == ["", "TooMany", "TooMany"]
     assert reserve("d", is_due=True) == ""
     tenants.saved(model, 280, is_state=True)
-    opened.clear()
+    for name in opened:
+        tenants.ended("", name)
     assert [reserve(name) for name in "efgh"] == ["", "", "OverQuota", "OverQuota"]
     for name in "ef":
-        opened.discard(name)
+        tenants.ended("", name)
         tenants.saved(model, 280, is_state=True)
     assert reserve("i") == "OverQuota"
     assert tenants.disk[""] == 840
+
+
+async def test_what_is_written_while_the_disk_is_looked_at_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the look has passed its place already, or the file is not there yet: else the quota is open for a minute."""
+    async with serving(tmp_path, quota={"disk_bytes": 2_500_000}) as (client, service):
+        noted = {"user_metadata": {"text": "x" * 900_000}, "tags": [], "sdk_version": "0"}
+        looked, may_end, may_write = threading.Event(), threading.Event(), threading.Event()
+        write = service.store.write
+
+        def slowly(record: Any) -> None:
+            assert may_write.wait(DEADLINE_SECONDS)
+            write(record)
+
+        def looks(*given: Any) -> Counter[str]:
+            found = bytes_held(*given)
+            looked.set()
+            assert may_end.wait(DEADLINE_SECONDS)
+            return found
+
+        monkeypatch.setattr("counterpoint.service.tinker.service.bytes_held", looks)
+        monkeypatch.setattr(service.store, "write", slowly)
+        before = asyncio.create_task(asked(client, "create_session", noted))
+        await until(lambda: service.tenants.disk[OWNERS[0]] > 0, "it counts, and is not on the disk")
+        sweeping = asyncio.create_task(service.sweep())
+        assert await asyncio.to_thread(looked.wait, DEADLINE_SECONDS)
+        may_write.set()
+        assert (await before)[0] == 200
+        assert (await asked(client, "create_session", noted))[0] == 200
+        may_end.set()
+        await sweeping
+        assert (await asked(client, "create_session", noted))[0] == 403
+        await service.sweep()
+        assert service.tenants.disk == bytes_held(service.store, tmp_path), "the next look has what is there"
+
+
+def test_a_request_that_ends_gives_back_what_it_kept_however_it_ends(tmp_path: Path) -> None:
+    ended: list[str] = []
+    futures = Futures(10, 1000, ended.append)
+    for name in ("one", "two", "s1:train:0:3"):
+        futures.begin(name)
+    asyncio.run(futures.complete("one", Result(b"")))
+    futures.cancel("two")
+    futures.cancel_all("s1:train:0")
+    assert ended == ["one", "two", "s1:train:0:3"]
+    futures.close()
+
+
+async def test_a_request_that_is_not_taken_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, quota={"tokens_per_day": 1000}) as (_, service):
+        record = a_model(service.store, 1, OWNERS[0])
+        with pytest.raises(ValueError, match="without gaps"):
+            await service.offer("forward_backward", record.model_id, 2**30, b"", OWNERS[0], 900)
+        assert service.tenants.tokens.of(OWNERS[0]) == 0
 
 
 async def test_what_clients_note_counts_and_is_not_read_for_lists(

@@ -111,7 +111,7 @@ async def test_samples_come_with_all_that_was_asked_for(tmp_path: Path, flags: l
         assert await answered(sampler.compute_logprobs(PROMPT, 1)) == [None, None, -2.0]
         if flags:
             futures = service.results.of(digest(KEYS[0]).hex())
-            await until(lambda: not futures._results, "the results that the client has are dropped")
+            await until(lambda: not futures._held, "the results that the client has are dropped")
 
 
 async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path:
             (await (await raw.post("/api/v1/asample", json=body, headers=HEADERS)).json())["request_id"] for _ in "ab"
         ]
         futures = service.results.of(owner)
-        await until(lambda: ids[0] in futures._results, "the sample")
+        await until(lambda: ids[0] in futures._held, "the sample")
         assert service.store.ledger.today(owner) == 10
         assert Store(tmp_path / "service").ledger.today(owner) == 5
         for request_id in ids:

@@ -82,9 +82,9 @@ class ClientSamplers:
             record = SamplerRecord(sampler_id, owner)
         else:
             raise BadRequest("neither base_model nor model_path is given")
-        if await asyncio.to_thread(self._store.sampler, sampler_id) is None:
-            self._tenants.take_disk(owner, len(encoded(record)))
-        await asyncio.to_thread(self._store.write, record)
+        is_new = await asyncio.to_thread(self._store.sampler, sampler_id) is None
+        with self._tenants.writing(owner, len(encoded(record)) * is_new):
+            await asyncio.to_thread(self._store.write, record)
         return record
 
     async def join(self, sampler_id: str, owner: str) -> int:
