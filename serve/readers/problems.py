@@ -155,7 +155,8 @@ _CAUSES: Mapping[Kind, frozenset[Kind]] = {
         | {Kind.NO_DIFFERENCE}
     ),
 }
-"""The errors of which a problem of the same run is only the effect, so that it is not shown beside them."""
+"""The causes of which a problem of the same run is only the effect, so that it is not shown beside them: errors, and that nothing
+ships, which is as severe as the stall that it causes."""
 
 
 def _is_effect(problem: Problem, found: Sequence[Problem]) -> bool:
@@ -169,7 +170,12 @@ def _is_effect(problem: Problem, found: Sequence[Problem]) -> bool:
         ended = sum(one.kind in _ENDED and one.worker.startswith(role) for one in found)
         return sum(one.kind is problem.kind for one in found) <= ended
     causes = _CAUSES.get(problem.kind, frozenset())
-    return any(one.kind in causes and one.severity == "error" and one.run in ("", problem.run) for one in found)
+    return any(
+        one.kind in causes
+        and (one.severity == "error" or one.kind is Kind.NOTHING_SHIPS)
+        and one.run in ("", problem.run)
+        for one in found
+    )
 
 
 _ENDED = (Kind.WORKER_FAILED, Kind.WORKER_RESTARTING)
@@ -288,7 +294,9 @@ def _discarded(run: RunFacts, now: float) -> Iterator[Problem]:
     report = run.history.discarded
     if report.get("notable") and run.history.no_difference is None:
         advice = "see one of them: step 0 of the run's rollouts; make the task solvable, or change the filters"
-        yield Problem(Kind.NOTHING_SHIPS, "warning", in_words(report), advice, report.get("time"), run.run_id)
+        stalls = _stalled(run, now) if run.alive else ()
+        severity: Literal["error", "warning"] = next((stall.severity for stall in stalls), "warning")
+        yield Problem(Kind.NOTHING_SHIPS, severity, in_words(report), advice, report.get("time"), run.run_id)
 
 
 def _failures(run: RunFacts, now: float) -> Iterator[Problem]:

@@ -162,6 +162,15 @@ def test_what_is_discarded_without_end_is_a_problem() -> None:
     assert problems_of(healthy_job(run)) == []
 
 
+@pytest.mark.parametrize(("late", "severity"), [(1.0, "warning"), (300.0, "warning"), (3000.0, "error")])
+def test_a_stall_of_which_the_cause_is_known_is_one_problem(late: float, severity: str) -> None:
+    run = healthy_run(late=late)
+    report = {"step": 60, "time": NOW, "discarded": 900, "reason": "their advantages are 0", "notable": True}
+    run.history.discarded = report
+    problem = only(healthy_job(run))
+    assert (problem.kind, problem.severity) == (Kind.NOTHING_SHIPS, severity)
+
+
 def failing(run: RunFacts) -> RunFacts:
     """The run, of which no rollout has completed since its newest step."""
     counts = {"rollouts/failed": 568, "failures/guess-number/KeyError": 568}
