@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.reward import NoReward
 
 MAX_PARTS = 32
 """Most parts that a function may return, and that a rubric may have."""
@@ -45,6 +46,10 @@ class RewardFunction(Protocol):
     """A kind of reward. One instance serves all rollouts of an environment."""
 
     @property
+    def columns(self) -> frozenset[str]:
+        """The columns of a row that it reads by their names in the configuration."""
+
+    @property
     def bounds(self) -> tuple[float, float] | None:
         """The least and the greatest value that it can give; None if that is not certain."""
 
@@ -61,7 +66,7 @@ class RewardFunction(Protocol):
 def as_value(returned: object, where: str) -> Value:
     """Converts what a user's function returned: a finite number, or a mapping of names to such, whose sum is the value.
 
-    Raises `TypeError` or `ValueError`, which begin with `where`.
+    Raises `NoReward`, or `ValueError` for names, which begin with `where`.
     """
     if not isinstance(returned, Mapping):
         return Value(_as_number(returned, where))
@@ -79,8 +84,8 @@ def as_value(returned: object, where: str) -> Value:
 
 def _as_number(value: object, where: str) -> float:
     if not isinstance(value, Real | np.bool_):
-        raise TypeError(f"{where} returned {short_repr(value)} ({type(value).__name__}); expected a number")
+        raise NoReward(f"{where} returned {short_repr(value)} ({type(value).__name__}); expected a number")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{where} returned {number}; expected a finite number")
+        raise NoReward(f"{where} returned {number}; expected a finite number")
     return number

@@ -27,6 +27,7 @@ class FunctionReward:
     """Calls `function(example, completion, state)`: on the loop if it is async, else in a thread or a process."""
 
     bounds = None
+    columns = frozenset[str]()
 
     def __init__(self, config: FunctionConfig, name: str) -> None:
         """Raises `ValueError` for a path that names no function of three arguments, or one that cannot run in a thread."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.data.rows import lacks
 from counterpoint.environments.rewards.base import MAX_PARTS, Attempt, RewardFunction, Value
 from counterpoint.environments.rewards.code.config import CodeConfig
 from counterpoint.environments.rewards.code.reward import CodeReward
@@ -68,6 +69,12 @@ class Rubric:
         """Starts every part. Call it from the environment's `start`."""
         for part in self._parts:
             await part.function.start(context)
+
+    def require_columns(self, row: Mapping[str, Any], where: str) -> None:
+        """Raises `ValueError`, which begins with `where`, if a part reads a column that the row lacks."""
+        for part in self._parts:
+            for column in sorted(part.function.columns - row.keys()):
+                raise ValueError(f"{where}: part {part.name!r}: {lacks(column, list(row))}")
 
     @property
     def state_keys(self) -> tuple[str, ...] | None:

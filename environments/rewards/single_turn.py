@@ -52,7 +52,8 @@ class SingleTurn:
             processes: How many processes work on hostile completions at once.
 
         Raises:
-            ValueError: The first row lacks a column, or its answer is a list or the like; something else is wrong with a key.
+            ValueError: The first row lacks a column, also one of the rubric's, or its answer is a list or the like; something
+                else is wrong with a key.
         """
         self._rows = load_rows(data)
         self.fingerprint = self._rows.fingerprint
@@ -64,7 +65,9 @@ class SingleTurn:
         self._rubric = Rubric(rubric, processes)
         own = self._rubric.state_keys
         self.state_keys: tuple[str, ...] | None = None if own is None else ("completion", *own)
-        self._messages(self.example(0))  # a wrong column is an error at the start
+        first = self.example(0)
+        self._messages(first)  # a wrong column is an error at the start
+        self._rubric.require_columns(first.info, self._rows.where(0))
 
     @property
     def reward_bounds(self) -> RewardBounds | None:

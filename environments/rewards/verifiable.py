@@ -33,6 +33,7 @@ def seconds_for(cpu_seconds: float) -> float:
 
 class _OfProcesses:
     bounds = (0.0, 1.0)
+    columns = frozenset[str]()
 
     def __init__(self, name: str, processes: BoundedProcesses, cpu_seconds: float) -> None:
         self.name = name
@@ -97,6 +98,7 @@ class ExactReward(_OfProcesses):
     def __init__(self, config: ExactConfig, name: str, processes: BoundedProcesses) -> None:
         super().__init__(name, processes, config.cpu_seconds)
         self._config = config
+        self.columns = frozenset[str]() if config.answers_column is None else frozenset({config.answers_column})
 
     async def score(self, attempt: Attempt) -> Value:
         """See `RewardFunction`."""

@@ -1,5 +1,8 @@
 """Rehearses a job's own environments before a server starts: in a child process, with made-up answers in the model's place.
 
+So it does with rows that a function of one's own scores. What reaches beyond the machine's memory is left out of them: judges,
+programs that are run, MCP servers.
+
 The parent, `counterpoint run` and its `--dry-run`, refuses the job if every rollout fails for a reason that no model can change,
 such as a `score` that returns None. Whatever else is odd is one line, since a made-up answer proves less than a model's: the
 rewards do not tell a right answer from wrong ones, or an environment takes long to start. `counterpoint env check` says more.
@@ -12,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -45,13 +49,19 @@ pattern does not match it."""
 
 _LONGEST = 80
 
+_WITH_ROWS = ("single-turn", "tools")
+"""The built-in kinds with a rubric."""
+
+_LEFT_OUT = frozenset({"judge", "code", "mcp"})
+"""Kinds of a rubric's parts and of tools that are not played."""
+
 
 def rehearse_runs(config: JobConfig, model: Path) -> None:
-    """Rehearses the environments of the job's own kinds; prints what is odd on standard error.
+    """Rehearses the environments in which code of one's own decides; prints what is odd on standard error.
 
     `model` is the model's directory. Raises `UserError` for an environment of which nothing can succeed.
     """
-    runs = [run for run in config.every_run if any(_is_own(each) for each, _ in run.every_environment.values())]
+    runs = [run for run in config.every_run if any(_played(each) for each, _ in run.every_environment.values())]
     if not runs:
         return
     given = b"\n".join(run.model_copy(update={"model": str(model)}).model_dump_json().encode() for run in runs)
@@ -74,29 +84,38 @@ def main() -> int:
     with own_answer() as answer:
         for run in runs:
             chat = Chat(run.model)
-            for config, sampling in _different(run):
-                kind, text = _rehearsed(run, config, sampling, chat, context)
+            for config, sampling, is_whole in _different(run):
+                kind, text = _rehearsed(run, config, sampling, chat, context, is_whole)
                 if text:
                     found[kind].append(f"{f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{text}")
         answer.write(orjson.dumps(found).decode())
     return 0
 
 
-def _different(run: RunConfig) -> Iterator[tuple[EnvironmentConfig, SamplingConfig]]:
-    """Yields each environment of the run's own kinds once, however often training and evaluations name it."""
+def _different(run: RunConfig) -> Iterator[tuple[EnvironmentConfig, SamplingConfig, bool]]:
+    """Yields each environment that is played once, however often training and evaluations name it, and whether it is whole."""
     seen: list[tuple[str, object]] = []
     for config, sampling in run.every_environment.values():
-        if _is_own(config) and (config.kind, config.args) not in seen:
+        if (played := _played(config)) is not None and (config.kind, config.args) not in seen:
             seen.append((config.kind, config.args))
-            yield config, sampling
+            yield played, sampling, played == config
 
 
-def _is_own(config: EnvironmentConfig) -> bool:
-    return ":" in config.kind
+def _played(config: EnvironmentConfig) -> EnvironmentConfig | None:
+    """Returns the environment as it is played; None where no code of one's own decides."""
+    if ":" in config.kind:
+        return config
+    rubric, tools = config.args.get("rubric", []), config.args.get("tools", [])
+    if config.kind not in _WITH_ROWS or not any(part["kind"] == "function" for part in rubric):
+        return None
+    kept: dict[str, Any] = {"rubric": [part for part in rubric if part["kind"] not in _LEFT_OUT]}
+    if tools:
+        kept["tools"] = [tool for tool in tools if isinstance(tool, str) or tool["kind"] not in _LEFT_OUT]
+    return config.model_copy(update={"args": config.args | kept})
 
 
 def _rehearsed(
-    run: RunConfig, config: EnvironmentConfig, sampling: SamplingConfig, chat: Chat, context: int
+    run: RunConfig, config: EnvironmentConfig, sampling: SamplingConfig, chat: Chat, context: int, is_whole: bool
 ) -> tuple[str, str]:
     """Returns the list that a sentence about the environment belongs to, and the sentence; an empty one if all is well."""
     where = f"environment {config.name!r} ({config.kind})"
@@ -113,7 +132,7 @@ def _rehearsed(
             config.name, Path(directory), Path(run.model), seed=0, own_process=config.workers > 0
         )
         try:
-            return _verdict(where, asyncio.run(played()), environment.example(0))
+            return _verdict(where, asyncio.run(played()), environment.example(0), is_whole)
         except TimeoutError:
             return "odd", f"{where} was not rehearsed: it does not start and play within {PATIENCE_SECONDS:g} s"
         except ValueError as error:  # of its start, which may need what runs only beside the job
@@ -124,15 +143,15 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{printable(text)}\n")
 
 
-def _verdict(where: str, played: list[Rollout], example: Example) -> tuple[str, str]:
+def _verdict(where: str, played: list[Rollout], example: Example, is_whole: bool) -> tuple[str, str]:
     failed = [rollout.error for rollout in played if rollout.error is not None]
     if failed:
-        hopeless = len(failed) == len(played) and all(kind_of(error) in _HOPELESS for error in failed)
+        hopeless = len(failed) == len(played) and all(map(_is_hopeless, failed))
         words = f"{where}: with made-up answers in the model's place {len(failed)} of {len(played)} rollouts failed: {failed[-1]}"
         return "hopeless" if hopeless else "odd", words
     rewards = [rollout.reward for rollout in played if rollout.reward is not None]
     right, *wrong = answers_to(example)
-    if example.answer and len(rewards) == 1 + len(wrong) and not differ(rewards):
+    if is_whole and example.answer and len(rewards) == 1 + len(wrong) and not differ(rewards):
         shown, others = shortened(right, _LONGEST), " and ".join(map(repr, wrong))
         return "odd", (
             f"{where}: the first example's own answer {shown!r} has the reward {rewards[0]:g}, as {others} have. That is right "
@@ -140,6 +159,11 @@ def _verdict(where: str, played: list[Rollout], example: Example) -> tuple[str, 
             "(`counterpoint env check` plays a model)"
         )
     return "odd", ""
+
+
+def _is_hopeless(error: str) -> bool:
+    """Whether no answer of a model changes the error, which a function in a process of its own may have raised."""
+    return not _HOPELESS.isdisjoint((kind_of(error), kind_of(error.partition(" raised ")[2])))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class CodeReward:
     def __init__(self, config: CodeConfig, name: str) -> None:
         self._config = config
         self._name = name
+        self.columns = frozenset({config.tests_column})  # rows may leave out the others
         self._sandbox = Sandbox(config.sandbox, output_bytes=_OUTPUT_BYTES)
 
     async def start(self, context: EnvironmentContext) -> None:

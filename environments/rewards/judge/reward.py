@@ -34,6 +34,7 @@ class JudgeReward:
         self._name = name
         self._processes = processes
         self._prompt = Template(config.prompt, "prompt")
+        self.columns = self._prompt.fields - {"prompt", "answer", "completion", "least", "most"}
         self._client = JudgeClient(config)
         self._budget = Budget(config.budget, None)
         self._cache: AnswerCache | None = None

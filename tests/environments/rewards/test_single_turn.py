@@ -23,6 +23,7 @@ from counterpoint.environments.workers.load import load_environment
 REPOSITORY = Path(__file__).parents[3]
 ROWS = {"rows": [{"question": "2 + 2", "answer": "#### 4", "n": 3}, {"question": "{n}", "answer": "#### 1\n#### 2"}]}
 RUBRIC = [{"kind": "exact", "weight": 2.0}]
+JUDGE = {"kind": "judge", "base_url": "http://127.0.0.1:9/v1", "model": "some"}
 
 
 def load(**args: Any) -> Any:
@@ -65,6 +66,9 @@ async def test_a_row_is_an_example_and_the_rubric_its_reward(chat: Chat) -> None
         ({"data": {"path": "/no/such.jsonl"}}, "such.jsonl"),
         ({"rubric": [{"kind": "exakt"}]}, r"rubric\[0\].*exakt"),
         ({"rubric": []}, "0 parts"),
+        ({"rubric": [{"kind": "exact", "answers_column": "anser"}]}, "part 'exact': .*'anser'; did you mean 'answer'"),
+        ({"rubric": [{"kind": "code", "style": "stdio"}]}, "part 'code': there is no column 'tests'"),
+        ({"rubric": [JUDGE | {"prompt": "{completion} {hints}"}]}, "part 'judge': there is no column 'hints'"),
     ],
 )
 def test_what_is_wrong_is_said_at_the_start(args: dict[str, Any], message: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from counterpoint.cli.main import main
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.environments.before_start import rehearse_runs
+from counterpoint.job.resolve_model import resolve_model
 from counterpoint.models import build
 from counterpoint.transport.errors import UserError
 from tests.orchestrator.toy_model import make_toy_model
@@ -106,6 +109,92 @@ def test_what_is_only_odd_is_said_and_refuses_nothing(
     assert len(warnings) == bool(said)
     if said:
         assert re.search(said, warnings[0])
+
+
+OWN_SCORES = """
+def always_none(example, completion, state):
+    return None
+
+async def later_none(example, completion, state):
+    return None
+
+def misspelt(example, completion, state):
+    return rigth
+
+def right(example, completion, state):
+    return float(completion == example.answer)
+
+def none_for_wrong_ones(example, completion, state):
+    return 1.0 if completion == example.answer else None
+"""
+
+
+@pytest.fixture
+def rows(sums: Path, tmp_path: Path) -> list[str]:
+    """Flags for an environment of rows, after the directory of a toy model; a rubric is to follow."""
+    (tmp_path / "own_scores.py").write_text(OWN_SCORES)
+    return ["--orchestrator.environments.0.kind", "single-turn", "--orchestrator.environments.0.args"]
+
+
+def args_of(*parts: dict[str, Any], **more: Any) -> str:
+    return json.dumps({"data": {"rows": [{"question": "1 + 1?", "answer": "2"}]}, "rubric": parts} | more)
+
+
+def function(name: str, **keys: Any) -> dict[str, Any]:
+    return {"kind": "function", "path": f"own_scores:{name}"} | keys
+
+
+JUDGE = {"kind": "judge", "base_url": "http://127.0.0.1:9/v1", "model": "nobody"}
+
+
+@pytest.mark.parametrize(
+    ("name", "isolation", "reason"),
+    [
+        ("always_none", "thread", r"NoReward: part 'function': own_scores:always_none returned None"),
+        ("always_none", "process", r"NoReward: part 'function': own_scores:always_none returned None"),
+        ("later_none", "thread", r"NoReward: part 'function': own_scores:later_none returned None"),
+        ("misspelt", "thread", r"NameError: name 'rigth'"),
+        ("misspelt", "process", r"own_scores:misspelt raised NameError: name 'rigth'"),
+    ],
+)
+def test_rows_that_a_function_never_scores_are_refused(
+    rows: list[str], sums: Path, job_file: Path, name: str, isolation: str, reason: str
+) -> None:
+    given = args_of({"kind": "exact"}, function(name, isolation=isolation), JUDGE)
+    with pytest.raises(UserError, match=rf"\(single-turn\): .* 3 of 3 rollouts failed: .*{reason}"):
+        rehearse_runs(load(JobConfig, job_file, [*rows, given]), sums)
+
+
+def test_rows_with_tools_are_played_without_servers_of_tools(rows: list[str], job_file: Path) -> None:
+    rows[1] = "tools"
+    given = args_of(function("always_none"), tools=["calculator", {"kind": "mcp", "command": ["/nowhere"]}])
+    with pytest.raises(UserError, match=r"\(tools\): .* 3 of 3 rollouts failed: NoReward: .*always_none returned None"):
+        rehearse_runs(load(JobConfig, job_file, [*rows, given]), resolve_model("tiny-dense"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([function("right")], ""),
+        ([function("right", weight=0)], "own answer '2' has the reward 0, as"),
+        ([function("right", weight=0), JUDGE], ""),
+        ([function("none_for_wrong_ones")], "2 of 3 rollouts failed: NoReward"),
+        ([JUDGE], ""),
+        ([{"kind": "regex", "pattern": "never"}], ""),
+    ],
+)
+def test_of_rows_what_is_only_odd_is_said(
+    rows: list[str],
+    sums: Path,
+    job_file: Path,
+    capfd: pytest.CaptureFixture[str],
+    parts: list[dict[str, Any]],
+    said: str,
+) -> None:
+    rehearse_runs(load(JobConfig, job_file, [*rows, args_of(*parts)]), sums)
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
 
 
 def test_a_dry_run_rehearses_with_a_model_that_is_here(
