@@ -7,7 +7,7 @@ change the base model while PEFT loads them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,12 @@ def describe(
         "inference_mode": True,
     }
     if parameters:
-        description |= {"target_parameters": parameters, **_patterns(config)}
+        description |= {"target_parameters": parameters, **_patterns(config.rank, config.alpha)}
     return description
 
 
-def _patterns(config: LoraConfig) -> dict[str, dict[str, float]]:
-    return {"rank_pattern": {_FUSED: 2 * config.rank}, "alpha_pattern": {_FUSED: 2 * config.alpha}}
+def _patterns(rank: float, alpha: float) -> dict[str, dict[str, float]]:
+    return {"rank_pattern": {_FUSED: 2 * rank}, "alpha_pattern": {_FUSED: 2 * alpha}}
 
 
 def read_description(directory: Path) -> dict[str, Any]:
@@ -141,10 +141,35 @@ def check_description(directory: Path, config: LoraConfig) -> dict[str, Any]:
             raise ValueError(
                 f"the adapter has {key} = {description.get(key)!r}, and training.lora.{name} = {wanted:g}; they must be the same"
             )
+    require_one_scale(description)
+    return description
+
+
+def require_one_scale(description: Mapping[str, Any]) -> None:
+    """Raises `ValueError` unless all layers have one rank and one scale."""
+    for key in ("r", "lora_alpha"):
+        value = description.get(key)
+        if not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"the adapter has {key} = {value!r}; expected a number above 0")
     # Both or none: one of them alone is another scale of these layers.
-    given = {key: description.get(key) or {} for key in _patterns(config)}
-    if any(given.values()) and given != _patterns(config):
+    usual = _patterns(description["r"], description["lora_alpha"])
+    given = {key: description.get(key) or {} for key in usual}
+    if any(given.values()) and given != usual:
         raise ValueError(
             f"the adapter has {' and '.join(f'{key} = {each!r}' for key, each in given.items())}; {_CONVERT}"
         )
-    return description
+
+
+def require_targets(description: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises `ValueError` for a tensor of a layer that PEFT would leave bare, by the description's list of layers.
+
+    A pattern is not run, since it may take any time, and weights that are named by themselves are not told from layers.
+    """
+    targets = description.get("target_modules") or []
+    if isinstance(targets, str) or description.get("target_parameters"):
+        return
+    ends = tuple(f".{target}" for target in targets)
+    for name in names:
+        layer = name.rpartition(".lora_")[0]
+        if not layer.endswith(ends):
+            raise ValueError(f"it has {name}, of a layer that its target_modules = {targets!r} do not name")

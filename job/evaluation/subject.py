@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.inference.base import Probe, WeightUpdate
+from counterpoint.inference.checkpoint import ADAPTER_WEIGHTS, read_header
 from counterpoint.orchestrator.evaluation.alone import Subject
 from counterpoint.orchestrator.evaluation.versions import adapter_name
+from counterpoint.run.adapter_description import read_description, require_one_scale, require_targets
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import STABLE, published_steps
-from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 ADAPTER_SETTINGS = "adapter_config.json"
-
-_MAX_BYTES = 2**24
-"""The size of `adapter_config.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +57,30 @@ def find_checkpoint(given: Path) -> Checkpoint:
     step = probe.version if probe is not None else step
     if (directory / ADAPTER_SETTINGS).is_file():
         try:
-            rank = int(read_json(directory / ADAPTER_SETTINGS, _MAX_BYTES)["r"])
-        except (OSError, KeyError, TypeError, ValueError, UntrustedFileError) as error:
-            raise UserError(f"--checkpoint {directory}: {ADAPTER_SETTINGS} cannot be used: {error!r}") from None
-        return Checkpoint(directory, step, rank, probe)
+            return Checkpoint(directory, step, _rank_of_adapter(directory), probe)
+        except (OSError, ValueError) as error:
+            raise UserError(f"--checkpoint {directory}: {error}") from None
     if (directory / "config.json").is_file():
         return Checkpoint(directory, step, None, probe)
     raise UserError(
         f"--checkpoint {directory}: it holds neither {ADAPTER_SETTINGS} (an adapter) nor config.json (a model); expected a "
         "directory such as run_default/broadcast/step_10 or run_default/best"
     )
+
+
+def _rank_of_adapter(directory: Path) -> int:
+    """Returns an adapter's rank.
+
+    Raises `OSError` and `ValueError`, as for one that is more than plain LoRA: vLLM goes by rank, alpha and the tensors' names.
+    """
+    description = read_description(directory)
+    require_one_scale(description)
+    tensors, rank = read_header(directory / ADAPTER_WEIGHTS), description["r"]
+    require_targets(description, tensors)
+    for name, entry in tensors.items():
+        if ".lora_A." in name and entry.shape[:1] != (rank,) and not description.get("target_parameters"):
+            raise ValueError(f"it has {name} of shape {[*entry.shape]}, and its r is {rank}")
+    return int(rank)
 
 
 def subject_of(run: RunConfig, checkpoint: Checkpoint | None, model: str | None, servers: list[str]) -> Subject:

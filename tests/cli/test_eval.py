@@ -77,9 +77,19 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def adapter(directory: Path, version: int, *, probe: bool = True) -> Path:
+def adapter(directory: Path, version: int, *, probe: bool = True, **keys: Any) -> Path:
+    """An adapter's directory: its description, with `keys`, and the header of two tensors."""
+    described = {"peft_type": "LORA", "r": 16, "lora_alpha": 16, "target_modules": ["q_proj"]} | keys
+    tensors = {
+        "model.layers.0.self_attn.q_proj.lora_A.weight": [16, 0],
+        "model.layers.0.self_attn.q_proj.lora_B.weight": [0, 16],
+    }
+    header = orjson.dumps(
+        {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
+    )
     with publish_directory(directory) as partial:
-        (partial / "adapter_config.json").write_text('{"r": 16}')
+        (partial / "adapter_config.json").write_bytes(orjson.dumps(described))
+        (partial / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         if probe:
             answer = probe_answer(version, PROBE_TOKENS)
             content = {"version": version, "token_ids": PROBE_TOKENS, "log_probabilities": answer}
@@ -309,6 +319,32 @@ def test_the_server_of_each_kind_of_checkpoint(file: Path, tmp_path: Path) -> No
     (full / "STABLE").unlink()
     with pytest.raises(UserError, match="being written or removed"):
         find_checkpoint(full)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
+        ({"use_rslora": True}, "use_rslora = True"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens = [1]"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern = {'q_proj': 4}"),
+        ({"r": 8}, "of shape [16, 0], and its r is 8"),
+        ({"r": "16"}, "r = '16'"),
+        ({"target_modules": ["v_proj"]}, "target_modules = ['v_proj'] do not name"),
+        ({"of_a_later_peft": 1}, "of_a_later_peft = 1"),
+        ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
+    ],
+)
+def test_an_adapter_that_the_server_would_take_for_another_is_refused(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: dict[str, Any], said: str
+) -> None:
+    directory = adapter(tmp_path / "adapter", 3, probe=False, **keys)
+    command = ["eval", str(file), "--server", "http://127.0.0.1:9", "--checkpoint", str(directory)]
+    for words in ([*command, "--dry-run"], command):
+        assert main(words) == 2
+        assert f"--checkpoint {directory}: " in (error := capsys.readouterr().err)
+        assert said in error
+    assert find_checkpoint(adapter(tmp_path / "plain", 3, probe=False, lora_dropout=0.5)).rank == 16
 
 
 @pytest.mark.slow

@@ -10,15 +10,14 @@ checkpoints: a resume before the first one begins there again. Where it is the r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from counterpoint.run.adapter_description import check_description
+from counterpoint.run.adapter_description import check_description, require_targets
 from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer.lora.multi_lora import export_adapter
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
@@ -88,7 +87,7 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
         description = check_description(directory, config)
         own = state()
         given = _read(directory / "adapter_model.safetensors", own)
-        _require_targets(description, own)
+        require_targets(description, own)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])
@@ -101,21 +100,6 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
                 )
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"training.lora.start_from = {str(directory)!r}: {error}") from error
-
-
-def _require_targets(description: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raises `ValueError` for a tensor of a layer that PEFT would leave bare, by the description's list of layers.
-
-    A pattern is not run, since it may take any time, and weights that are named by themselves are not told from layers.
-    """
-    targets = description.get("target_modules") or []
-    if isinstance(targets, str) or description.get("target_parameters"):
-        return
-    ends = tuple(f".{target}" for target in targets)
-    for name in names:
-        layer = name.rpartition(".lora_")[0]
-        if not layer.endswith(ends):
-            raise ValueError(f"it has {name}, of a layer that its target_modules = {targets!r} do not name")
 
 
 def _read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

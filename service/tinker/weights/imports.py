@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from counterpoint.run.adapter_description import read_description
+from counterpoint.run.adapter_description import read_description, require_one_scale
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.store import ModelRecord
 from counterpoint.transport.errors import UserError
@@ -59,4 +59,6 @@ def check_adapters(adapters: Mapping[str, Path], max_rank: int) -> None:
 
 def _read(directory: Path) -> _Description:
     """Raises `OSError` and `ValueError`."""
-    return msgspec.convert(read_description(directory), _Description)
+    description = read_description(directory)
+    require_one_scale(description)
+    return msgspec.convert(description, _Description)
