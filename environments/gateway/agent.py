@@ -19,13 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from counterpoint.environments.base import Example, Model
+from counterpoint.environments.base import EnvironmentContext, Example, Model
 from counterpoint.environments.data.load import load_rows
 from counterpoint.environments.data.rows import DataError, unwritable
-from counterpoint.environments.gateway.agent_process import AgentResult, run_agent
+from counterpoint.environments.gateway.agent_process import AgentResult, run_agent, started
 from counterpoint.environments.gateway.responses import MODEL
 from counterpoint.environments.gateway.server import Gateway
 from counterpoint.environments.gateway.session import Limits
+from counterpoint.environments.gateway.warm import WarmProgram
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
 from counterpoint.environments.reward import number_in
 from counterpoint.transport.exact_json import dumps
@@ -60,6 +61,7 @@ class AgentEnvironment:
         agent_sampling: bool = False,
         reward_file: bool = False,
         requests_waiting: int = 1024,
+        warm: bool = False,
     ) -> None:
         """Checks the arguments.
 
@@ -69,8 +71,11 @@ class AgentEnvironment:
         in a new one for each rollout. `score` is an import path, `module:function`, of a function of an example and a
         rollout. With `agent_sampling` the agent's own sampling parameters are used. With `reward_file` the agent is given the
         path of a file for its reward, as is whatever it starts. Of a rollout's requests 64 are answered at once, and
-        `requests_waiting` wait for that; more are refused.
+        `requests_waiting` wait for that; more are refused. With `warm` the command is a Python interpreter and a file, and each
+        rollout is a fork of a process that has imported what the file imports at its top.
         """
+        if not isinstance(warm, bool):
+            raise ValueError(f"warm = {warm!r}: expected true or false")
         if type(requests_waiting) is not int or requests_waiting < 0:
             raise ValueError(f"requests_waiting = {requests_waiting!r}: expected a whole number of at least 0")
         if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
@@ -81,6 +86,7 @@ class AgentEnvironment:
         self.weights = self._rows.weights
         self._directory = None if directory is None else Path(directory).resolve(strict=True)
         self._variables = _environment(variables or {}, pass_on)
+        self._warm = WarmProgram(self._command, self._variables, self._directory) if warm else None
         self._score = None if score is None else _imported(score)
         reported = ("exit_code", "output", "errors", "refused", "reward", "times")
         self.state_keys = reported if self._score is None else None
@@ -88,8 +94,15 @@ class AgentEnvironment:
         self._reward_file = reward_file
         self._gateway = Gateway(Limits(requests_waiting=requests_waiting), agent_sampling=agent_sampling)
 
+    async def start(self, context: EnvironmentContext) -> None:
+        """See `Environment`."""
+        if self._warm is not None:
+            await self._warm.start()
+
     async def close(self) -> None:
         """See `Environment`."""
+        if self._warm is not None:
+            await self._warm.close()
         await self._gateway.close()
 
     def __len__(self) -> int:
@@ -123,18 +136,15 @@ class AgentEnvironment:
                 variables = self._variables | {
                     "OPENAI_BASE_URL": session.base_url,
                     "OPENAI_API_KEY": session.api_key,
-                    "OPENAI_MODEL": MODEL,
-                    "OPENAI_DEFAULT_MODEL": MODEL,
                     "ANTHROPIC_BASE_URL": session.anthropic_url,
                     "ANTHROPIC_API_KEY": session.api_key,
-                    "ANTHROPIC_MODEL": MODEL,
                     "AGENT_EXAMPLE_FILE": str(given),
                     "TMPDIR": str(own),
                 }
                 if self._reward_file:
                     variables["AGENT_REWARD_FILE"] = str(own / "reward")
                 begun = time.monotonic()
-                result = await run_agent(self._command, variables, self._directory or work, given)
+                result = await self._run(variables, self._directory or work, given)
                 state |= {"exit_code": result.exit_code, "output": result.output, "errors": result.errors}
                 state |= {"refused": list(session.errors), "times": session.times.metrics(begun)}
                 _check(result, calls=len(session.turns), refused=state["refused"])
@@ -155,6 +165,11 @@ class AgentEnvironment:
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
         """See `Environment`."""
         raise NotImplementedError("agent scores each rollout by itself")
+
+    async def _run(self, variables: Mapping[str, str], directory: Path, given: Path) -> AgentResult:
+        if self._warm is not None:
+            return await self._warm.run(variables, directory, given)
+        return await run_agent(started(self._command, variables, directory), given)
 
     def _shown(self, example: Example) -> dict[str, Any]:
         """The example as the agent gets it: with its answer only where the agent itself is to judge."""
@@ -232,7 +247,8 @@ def _environment(variables: Mapping[str, str], pass_on: Sequence[str]) -> dict[s
     inherited = {name: os.environ[name] for name in (*PASSED_ON, *pass_on) if name in os.environ}
     # The endpoint is on this machine, whatever proxy the agent is given. OpenAI's Agents SDK would send what it sees to OpenAI.
     fixed = {"NO_PROXY": "127.0.0.1,localhost", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
-    return {**inherited, **fixed, **{name: str(value) for name, value in variables.items()}}
+    named = dict.fromkeys(("OPENAI_MODEL", "OPENAI_DEFAULT_MODEL", "ANTHROPIC_MODEL"), MODEL)
+    return {**inherited, **fixed, **{name: str(value) for name, value in variables.items()}, **named}
 
 
 def _imported(path: str) -> Callable[[Example, Rollout], Any]:
