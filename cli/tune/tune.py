@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -23,7 +25,7 @@ from counterpoint.cli.display.tune_table import LiveTable
 from counterpoint.cli.tune import status
 from counterpoint.job.configuration.layers import forget_environment
 from counterpoint.transport.errors import Obstructed, UserError
-from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.files.lock import holder_of, take_lock
 from counterpoint.transport.process.stop_requests import StopRequests
 from counterpoint.tune.check import check_experiment
 from counterpoint.tune.config import TuneConfig
@@ -150,15 +152,23 @@ async def _run_until_signal(begin: Callable[[asyncio.Event], Coroutine[Any, Any,
 
 def _move_aside(directory: Path) -> None:
     """Renames an experiment's directory. Raises `UserError` if a runner is at work in it: it would go on, beside the new one."""
-    if (holder := holder_of(directory / LOCK_NAME)) is not None:
-        raise UserError(
-            f"{directory}: process {holder.pid} on {holder.host} runs this experiment; stop it before --fresh"
-        )
-    if directory.exists():
+    if not directory.exists():
+        return
+    try:
+        lock = take_lock(directory / LOCK_NAME, "a runner has it")  # and keeps it: one may begin meanwhile
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        holder = holder_of(directory / LOCK_NAME)
+        who = f"process {holder.pid} on {holder.host}" if holder is not None and holder.pid else "another process"
+        raise UserError(f"{directory}: {who} runs this experiment; stop it before --fresh") from None
+    try:
         number = 1
         while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
             number += 1
         directory.rename(aside)
+    finally:
+        os.close(lock)
 
 
 def _log_above_table(console: Console) -> None:

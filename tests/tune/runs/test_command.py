@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 
 from counterpoint.cli.main import main
+from counterpoint.cli.tune import tune
 from counterpoint.job.configuration.load import load
 from counterpoint.transport.files.lock import Holder, take_lock
 from counterpoint.tune.config import TuneConfig
@@ -87,6 +88,24 @@ def test_an_experiment_that_runs_is_not_moved_aside(command: Command, capsys: py
         os.close(lock)
     assert f"process {os.getpid()} on" in capsys.readouterr().err
     assert [path.name for path in command.directory.parent.iterdir()] == ["exp"]
+
+
+def test_no_runner_begins_while_an_experiment_is_moved_aside(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on in what is moved, and write by its old path into the new experiment."""
+    command.directory.mkdir(parents=True)
+    rename, begun = Path.rename, list[str]()
+
+    def renamed(path: Path, target: Path) -> Path:
+        try:
+            os.close(take_lock(command.directory / LOCK_NAME, "taken"))
+        except OSError as error:
+            begun.append(str(error.strerror))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    tune._move_aside(command.directory)
+    assert begun == ["taken"]
+    assert not command.directory.exists()
 
 
 @pytest.mark.slow
