@@ -280,8 +280,7 @@ class Endpoints:
 
     async def _listed(self, owner: str, made: Callable[[], dict[str, Any]]) -> web.Response:
         """Answers with what is made of the records, which takes long where there are many."""
-        async with self._intake.turn(owner):
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(made()))
+        body = await self._intake.computed(owner, lambda: msgspec.json.encode(made()))
         return web.Response(body=body, content_type="application/json")
 
     def _own_sessions(self, owner: str) -> list[Session]:

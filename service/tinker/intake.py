@@ -7,8 +7,9 @@ body is read, and again for what it unpacks to. What is large is unpacked, count
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -36,6 +37,9 @@ SMALL_BYTES = 2**16
 
 READ_SECONDS = 60.0
 """How long a body may take to come."""
+
+REST = 3
+"""How much longer than it has computed a key rests, where there are others: it has a quarter of a core, whatever it sends."""
 
 AT_ONCE = 2
 """Large bodies that are parsed at once."""
@@ -82,11 +86,13 @@ class Message:
 class Intake:
     """Where bodies are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = True) -> None:
+        """`alone`: there is one key, or none."""
+        self._alone = alone
         self._room = Room(MOST_BYTES)
         self._parsing = asyncio.Semaphore(AT_ONCE)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Held by what is computed for each owner, or is about to be: one that asks for much delays itself."""
+        """Held while something is computed for an owner, and while that rests: one that asks for much delays itself."""
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
@@ -137,12 +143,28 @@ class Intake:
     async def _parsed(self, parse: Callable[[], Value], owner: str, size: int) -> Value:
         if size <= SMALL_BYTES:
             return parse()
-        async with self.turn(owner), self._parsing:
-            return await asyncio.to_thread(parse)
+        return await self.computed(owner, parse, self._parsing)
 
-    def turn(self, owner: str) -> asyncio.Lock:
-        """Returns what is held while something is computed in a thread for an owner."""
-        return self._turns.setdefault(owner, asyncio.Lock())
+    async def computed(
+        self, owner: str, compute: Callable[[], Value], among: AbstractAsyncContextManager[object] | None = None
+    ) -> Value:
+        """Returns what a function returns, the only one that computes in a thread for its owner; within `among`."""
+        turn, used = self._turns.setdefault(owner, asyncio.Lock()), 0.0
+
+        def timed() -> Value:
+            nonlocal used
+            began = time.thread_time()
+            try:
+                return compute()
+            finally:
+                used = time.thread_time() - began
+
+        await turn.acquire()
+        try:
+            async with among or nullcontext():
+                return await asyncio.to_thread(timed)
+        finally:
+            asyncio.get_running_loop().call_later(0 if self._alone else REST * used, turn.release)
 
 
 def claimed(request: web.Request) -> int:

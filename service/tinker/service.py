@@ -140,7 +140,7 @@ class Service:
         """A lock for each model that is opened or closed, which takes a while."""
         self._removing = asyncio.Lock()
         self._room = Room(MOST_WAITING_BYTES)
-        self.intake = Intake()
+        self.intake = Intake(alone=len(keys) <= 1)
         self._tasks = Tasks("the service")
         self.sessions = Sessions(store)
         self.tenants = Tenants(config, keys, store.ledger)

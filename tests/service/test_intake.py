@@ -162,3 +162,24 @@ def test_a_key_that_has_its_share_of_room_sends_small_bodies_all_the_same() -> N
     bodies = intake.Intake()
     with bodies.room("a", intake.MOST_BYTES // 2), bodies.room("b", intake.MOST_BYTES // 4), bodies.room("a", 100):
         pass
+
+
+async def test_a_key_that_asks_for_much_rests_and_another_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "REST", 1e9)
+    bodies, done = intake.Intake(alone=False), list[str]()
+
+    async def compute(owner: str) -> None:
+        await bodies.computed(owner, lambda: sum(range(10_000)))
+        done.append(owner)
+
+    for owner in "ab":
+        await compute(owner)
+    resting = [asyncio.create_task(compute(owner)) for owner in "aab"]
+    await compute("c")
+    assert done == ["a", "b", "c"]
+    for each in resting:
+        each.cancel()
+    await asyncio.gather(*resting, return_exceptions=True)
+    alone = intake.Intake()
+    for _ in range(3):
+        assert await alone.computed("", lambda: 7) == 7
