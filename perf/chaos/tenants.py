@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
@@ -26,8 +26,9 @@ import orjson
 import tinker
 import zstandard
 
+from counterpoint.job.processes_file import read_workers
 from counterpoint.service.tinker.proto import INT32, MESSAGES
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.launch import descendants, guarded
 from perf.chaos.disk import json_lines
 from perf.chaos.progress import say
 from perf.figures import Figure
@@ -46,6 +47,9 @@ FLOODS = 40
 
 TIMES = 10.0
 """How many times its time alone the slowest small sample of a hundred may take."""
+
+MOST_RESIDENT = 1024.0
+"""The MiB that the service may have at any look. Bodies come and go: what stays is compared by the least sizes."""
 
 REST_SECONDS = 0.2
 """The pause of a key after a refusal."""
@@ -272,6 +276,7 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
     losses, alone = fifth.rounds()
     differing, slow, times, began = 0.0, list[float](), 0, time.monotonic()
     with loaded(url, log := directory / "load.log") as process:
+        before = cpu_seconds(directory / "job", process.pid)
         while time.monotonic() < began + 60 * minutes or not times:
             found, seconds = fifth.rounds()
             differing = max(differing, *(abs(a - b) / abs(b) for a, b in zip(found, losses, strict=True)))
@@ -279,12 +284,13 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
             say(f"  {times} times beside the others: {time.monotonic() - began:.0f} s, {percentile(slow):.2f} s")
             if process.poll() is not None:
                 raise RuntimeError(f"the load has ended: {log.read_text()[-2000:]}")
+        lasted, after = time.monotonic() - began, cpu_seconds(directory / "job", process.pid)
     lines = list(json_lines(directory / "job" / "service" / "health.jsonl"))
     resident = [
         line["resident_bytes"] / 2**20 for line in lines if line["time"] > time.time() - (time.monotonic() - began)
     ]
     quarter = max(1, len(resident) // 4)
-    later, earlier = (median(each or [0.0]) for each in (resident[-quarter:], resident[quarter : 2 * quarter]))
+    later, earlier = (min(each or [1.0]) for each in (resident[-quarter:], resident[quarter : 2 * quarter]))
     say(f"answers: {log.read_text().splitlines()[-1][:400] if log.read_text() else 'none'}")
     return [
         Figure("times that the rounds were trained beside the others", times, ""),
@@ -293,13 +299,28 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
         Figure("small sample alone: 99th percentile", percentile(alone), "s"),
         Figure("small sample beside the others: 99th percentile, over that", percentile(slow) / percentile(alone), "x", TIMES),
         Figure("small sample beside the others: median", sorted(slow)[len(slow) // 2], "s"),
-        Figure("service: resident size at most", max(resident, default=0.0), "MiB", timed=False),
+        *(Figure(f"{name}: cores used beside the others", (after[name] - before[name]) / lasted, "") for name in before),
+        Figure("service: resident size at most", max(resident, default=0.0), "MiB", MOST_RESIDENT, timed=False),
         Figure(
-            "service: median resident size of the last quarter, over the second", later / (earlier or 1.0),
-            "x", 1.2, timed=False,
+            "service: least resident size of the last quarter, over the second", later / earlier, "x", 1.1, timed=False,
         ),
         Figure("service: p99 of the loop's lag, at most", max(1e3 * line["event_loop_lag/p99"] for line in lines), "ms"),
     ]  # fmt: skip
+
+
+def cpu_seconds(output: Path, load_pid: int) -> dict[str, float]:
+    """Returns the processor time of each role until now, and of the load: on few cores they take it from each other."""
+    found = {worker["name"].partition("_")[0]: int(worker["pid"]) for worker in read_workers(output) if worker["pid"]}
+    found["load"] = load_pid
+    return {name: sum(map(_cpu_seconds, [pid, *descendants(pid)])) for name, pid in found.items()}
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def percentile(seconds: list[float]) -> float:
