@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.inference.pool.sources import Sources
 from counterpoint.job.admin.reload import Reload, flat
-from counterpoint.job.check import check_backend, check_fit, check_job, check_memory, check_ports
+from counterpoint.job.check import check_backend, check_fit, check_job, check_memory, check_port_of_service
 from counterpoint.job.claim_directory import check_directory, claim_directory
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
@@ -38,6 +39,7 @@ from counterpoint.job.inspection.redaction import redact
 from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left
 from counterpoint.job.plan.at_start import with_choice
 from counterpoint.job.resolve_model import resolve_model
+from counterpoint.job.server_ports import as_started, held_ports
 from counterpoint.job.serving.config import STATE, links_of, token_files
 from counterpoint.job.supervision import SupervisedJob
 from counterpoint.job.workers import is_done, needs_servers, specification
@@ -74,10 +76,10 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
     command = parse(name, model, words, switches, check, show=_rehearsed)
     if command is None:
         return 0
-    config, fresh = command.config, "fresh" in command.switches
     variables = forget_environment()
     console = console_for(lasting(sys.stdout), pipe_width=PIPE_WIDTH, markup=False, soft_wrap=True)
-    check_directory(config, fresh)
+    config = command.config
+    check_directory(config, "fresh" in command.switches)
     if is_done(config):
         _print_done(config, console)
         notify_ready()
@@ -85,22 +87,31 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
     if config.backend == "local":
         servers = SERVING if needs_servers(config) and config.inference.replicas else ()
         require("a job's trainer and its servers" if servers else "a job's trainer", *TRAINING, *servers)
+    left_running = has_agents(control_directory(config.output_dir))  # by a killed command
+    with held_ports(config, left_running=left_running) as config:
+        say = partial(console.print, highlight=False)
+        reload = Reload(config.output_dir, name, arguments, config, say, variables)
+        resuming = resuming_command(arguments, name)
+        return _play(replace(command, config=config), left_running, reload, console, resuming)
+
+
+def _play(command: Command[JobConfig], left_running: bool, reload: Reload, console: Console, resuming: str) -> int:
+    """Starts a job whose ports are held, and plays it to its end. Returns its exit code."""
+    config, fresh = command.config, "fresh" in command.switches
     options = check_backend(config)
-    own_servers = has_agents(control_directory(config.output_dir))  # left by a killed command
-    if config.backend == "local" and needs_servers(config) and not own_servers:
-        check_ports(config.inference)
-        check_memory(config.inference)
-    if config.tinker is not None and not own_servers:
-        check_ports(config.tinker)
+    if not left_running:
+        if config.backend == "local" and needs_servers(config):
+            check_memory(config.inference)
+        if config.tinker is not None:
+            check_port_of_service(config.tinker)
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
     if config.backend == "local" and not config.resume:
         rehearse_runs(resolved, Path(resolved.model))
     say = partial(console.print, highlight=False)
-    resolved = with_choice(resolved, say, left_running=own_servers and config.resume)
+    resolved = with_choice(resolved, say, left_running=left_running and config.resume)
     given = command.file.read_bytes()
-    reload = Reload(config.output_dir, name, arguments, config, say, variables)
     with claim_directory(config.output_dir, fresh) as moved:
         if moved:
             console.print(f"moved the previous job to {moved}", highlight=False)
@@ -111,7 +122,7 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
         files = write_job(as_begun(resolved), given)
         if resolved.sft is not None:
             if code := fine_tune(resolved, say):
-                console.print(f"\nIt goes on with: {resuming_command(arguments, name)}", highlight=False)
+                console.print(f"\nIt goes on with: {resuming}", highlight=False)
                 return code
             resolved = as_begun(resolved)
             files = write_job(resolved, given)
@@ -123,7 +134,7 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
                 console.print(f"  {'' if number else 'next':<8} {line}", highlight=False)
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
-        console.print(f"\n{_how_to_go_on(resolved, outcome, arguments, name)}", highlight=False)
+        console.print(f"\n{_how_to_go_on(resolved, outcome, resuming)}", highlight=False)
     return outcome.code
 
 
@@ -142,12 +153,11 @@ def _rehearsed(command: Command[JobConfig]) -> str:
             rehearse_runs(config, model)
         else:
             print(f"environments are not rehearsed: the model {config.model} is not here yet", file=sys.stderr)
-    return to_toml(config)
+    return to_toml(as_started(config))
 
 
-def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str], name: str = "run") -> str:
-    """Returns how a job goes on that has ended before it was done."""
-    command = resuming_command(arguments, name)
+def _how_to_go_on(job: JobConfig, outcome: Outcome, command: str) -> str:
+    """Returns how a job goes on that has ended before it was done; `command` resumes it."""
     if not job.stay and evictions_of_all_left(job.every_run):
         return f"Once that is removed, it goes on with: {command}"
     if outcome.code == NOTHING_LEARNED:
@@ -241,6 +251,8 @@ def _print_done(config: JobConfig, console: Console) -> None:
 
 def _print_beginning(config: JobConfig, console: Console) -> None:
     console.print(f"model {config.model}", highlight=False)
+    if config.backend == "local" and config.inference.replicas and needs_servers(config):
+        console.print(f"servers at {', '.join(config.orchestrator.inference.urls)}", highlight=False)
     if config.resume:
         if not (config.output_dir / JOB_FILE).exists():
             console.print(f"--resume: no job in {config.output_dir} yet; it begins at step 0", highlight=False)

@@ -2,7 +2,8 @@
 
 Two processes may bind one port while neither listens, and vLLM listens half a minute after its start. So the port is claimed by
 an abstract UNIX socket, whose name the kernel gives to one process at a time, in the network namespace that has the port, and
-takes back however that process ends. Nothing is sent over it: the kernel tells who holds it.
+takes back however that process ends. Nothing is sent over it: the kernel tells who holds it. A job's command claims the ports of
+its servers by other names, before they start and between two of their starts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from counterpoint.transport.printable import shortened
 
@@ -25,40 +27,62 @@ _PENDING = 128
 
 _LONGEST_COMMAND = 300
 
+Whose = Literal["server", "job"]
+"""Who claims a port: a server, or the command of the job that it belongs to."""
+
 
 @contextmanager
-def claimed(host: str, port: int) -> Iterator[None]:
+def claimed(host: str, port: int, whose: Whose = "server") -> Iterator[None]:
     """Holds the claim of a port during the block. Raises `OSError`, which names the holder, if another process has it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as claim:
         try:
-            claim.bind(_name(port))
+            claim.bind(_name(port, whose))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise OSError(
-                errno.EADDRINUSE,
-                f"cannot listen on {host}:{port}: {_holder(port) or 'another process'} has a server there, or starts one; end "
-                "that, or set another port",
-            ) from None
+            raise _taken(host, port, _holder(port, whose) or "another process") from None
         claim.listen(_PENDING)
         yield
 
 
-def is_claimed(port: int) -> bool:
-    """Returns whether a process holds the claim of a port."""
-    return bool(_holder(port))
+def check_free(host: str, port: int) -> None:
+    """Raises `OSError` if a server or a job's command claims the port, or nothing can listen there now."""
+    if holder := _holder(port, "server") or _holder(port, "job"):
+        raise _taken(host, port, holder)
+    check_port(host, port)
 
 
-def _name(port: int) -> str:
-    return f"\0counterpoint/server/{port}"
+def check_port(host: str, port: int) -> None:
+    """Raises `OSError` if nothing can listen there now, as where another process does."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it, or set another port",
+        ) from error
 
 
-def _holder(port: int) -> str:
+def _taken(host: str, port: int, holder: str) -> OSError:
+    return OSError(
+        errno.EADDRINUSE,
+        f"cannot listen on {host}:{port}: {holder} has a server there, or starts one; end that, or set another port",
+    )
+
+
+def _name(port: int, whose: Whose) -> str:
+    return f"\0counterpoint/{whose}/{port}"
+
+
+def _holder(port: int, whose: Whose) -> str:
     """Describes the process that holds a claim; empty if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
-            asking.connect(_name(port))
+            asking.connect(_name(port, whose))
         except BlockingIOError:  # too many have asked
             return "another process"
         except ConnectionRefusedError:

@@ -40,7 +40,7 @@ from counterpoint.inference.model_facts import (
     longest_context,
     text_part,
 )
-from counterpoint.inference.port_claim import claimed
+from counterpoint.inference.port_claim import check_port, claimed
 from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_cause
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left
@@ -135,7 +135,7 @@ def serve(
             StopSignals() as signals,
             _temporary(environment),
         ):
-            _check_port(config.host, config.port)
+            check_port(config.host, config.port)
             own = _Output(config)
             child = _start(config, environment, output)
             try:
@@ -432,19 +432,6 @@ def address_of(host: str) -> str:
     return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
 
 
-def _check_port(host: str, port: int) -> None:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port or set another one",
-            ) from error
-
-
 @contextmanager
 def _output(log_file: Path | None) -> Iterator[IO[bytes] | None]:
     if log_file is None:
@@ -534,7 +521,7 @@ def _trouble(child: subprocess.Popen[bytes]) -> str:
 def _listens(host: str, port: int) -> bool:
     """Whether any process listens there, without a connection to it."""
     try:
-        _check_port(host, port)
+        check_port(host, port)
     except OSError as error:
         return error.errno == errno.EADDRINUSE
     return False

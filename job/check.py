@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.errors import BackendError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import variable_of
+from counterpoint.inference.port_claim import check_port
 from counterpoint.inference.server import check_configuration, on_cpu
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
@@ -154,20 +154,14 @@ def check_memory(config: ServersConfig) -> None:
     )
 
 
-def check_ports(config: ServersConfig | TinkerConfig) -> None:
-    """Raises `UserError` if a server could not listen on its address, and its subclass `Obstructed` if the port is in use."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    section, count = ("inference", config.replicas) if isinstance(config, ServersConfig) else ("tinker", 1)
-    for port in range(config.port, config.port + count):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.host, port))
-            except OSError as error:
-                raise (UserError if is_permanent(error) else Obstructed)(
-                    f"{section}.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
-                    f"stop what uses it, or choose another with --{section}.port"
-                ) from None
+def check_port_of_service(config: TinkerConfig) -> None:
+    """Raises `UserError` if the service could not listen on its address, and its subclass `Obstructed` if the port is in use."""
+    try:
+        check_port(config.host, config.port)
+    except OSError as error:
+        raise (UserError if is_permanent(error) else Obstructed)(
+            f"tinker.port = {config.port}: {error.strerror}"
+        ) from None
 
 
 def check_backend(config: JobConfig) -> dict[str, Any]:

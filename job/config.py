@@ -14,9 +14,9 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.configuration.load import merge
-from counterpoint.job.derive import derive
+from counterpoint.job.derive import derive, pool_of
 from counterpoint.job.directory import is_only_run
-from counterpoint.job.sections import JobSections
+from counterpoint.job.sections import FIRST_PORT, JobSections
 from counterpoint.run.config import RunConfig
 from counterpoint.service.config import TinkerConfig
 from counterpoint.transport.config import Config
@@ -90,9 +90,13 @@ class JobConfig(JobSections):
     def table(self) -> dict[str, Any]:
         """Does as `Config.table`; beside runs, `[orchestrator]` has only what was set there.
 
-        The runs inherit all that it has, and the defaults of its kind of loss may have no meaning for theirs.
+        The runs inherit all that it has, and the defaults of its kind of loss may have no meaning for theirs. The addresses of
+        servers are left out where their port is not chosen yet.
         """
         values = super().table()
+        if self.inference.replicas and not self.inference.port:
+            for run in (values["orchestrator"], *values["runs"]):
+                del run["inference"]["urls"]
         if self.runs:
             values["orchestrator"] = self.orchestrator.model_dump(
                 mode="json", exclude_none=True, exclude_unset=True, exclude=set(SHARED["orchestrator"])
@@ -107,8 +111,20 @@ class JobConfig(JobSections):
 
     def server(self, position: int) -> InferenceConfig:
         """Returns the configuration of one server, for its role's file."""
-        own = self.inference.model_dump(exclude={"replicas"}) | {"port": self.inference.port + position}
+        first = self.inference.port or FIRST_PORT  # before a start: where the search for a free one begins
+        own = self.inference.model_dump(exclude={"replicas"}) | {"port": first + position}
         return InferenceConfig.model_validate(own)
+
+    def with_port(self, port: int) -> JobConfig:
+        """Returns the job with its first server at `port`, where its runs ask for it."""
+        if port == self.inference.port:
+            return self
+        job = self.model_copy(update={"inference": self.inference.model_copy(update={"port": port})})
+
+        def of(run: Run) -> Run:
+            return run.model_copy(update={"inference": pool_of(job, run.run_id, run.inference)})
+
+        return job.model_copy(update={"orchestrator": of(self.orchestrator), "runs": [*map(of, self.runs)]})
 
     def with_model(self, directory: Path) -> JobConfig:
         """Returns the job with its model resolved to `directory` and with absolute paths, as its roles get it.
@@ -140,6 +156,7 @@ def _with_service(given: dict[str, Any]) -> dict[str, Any]:
 
 
 Section = TypeVar("Section", bound=Config)
+Run = TypeVar("Run", bound=RunConfig)
 
 
 def _absolute(section: Section) -> Section:

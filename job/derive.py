@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig
 from counterpoint.job.placement import check_placement, servers_file, servers_move
-from counterpoint.job.sections import JobSections, ServersConfig
+from counterpoint.job.sections import FIRST_PORT, JobSections, ServersConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
@@ -29,6 +29,8 @@ IDENTITY_FILE = "servers.key"
 
 def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     """Sets the derived values in place and checks the job. `runs` are the job's own, by their names in the file."""
+    if job.backend != "local" and not job.inference.port:
+        job.inference = job.inference.model_copy(update={"port": FIRST_PORT})
     _check_names(job, runs)
     for name, run in runs.items():
         for key in ("output_dir", "model", "resume", "transport"):
@@ -47,7 +49,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         if job.tracing is not None and "trace_rollouts" not in run.model_fields_set:
             run.trace_rollouts = job.tracing.rollouts
-        run.inference = _pool_of(job, f"{name}.inference", run.inference)
+        run.inference = pool_of(job, f"{name}.inference", run.inference)
     for name, run in runs.items():
         check_fits(name, run, job.inference, job.trainer)
     if job.trainer.row_tokens < job.inference.max_model_len:
@@ -136,21 +138,32 @@ def _check_ports(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
                 f"prometheus_port = {port} is that of {count} runs; give each its own under [[runs]], or leave it out: each "
                 "then takes a free one"
             )
+    servers = range(job.inference.replicas if job.inference.port else 0)
+    ports = set_ports(job, runs) | {f"inference.port + {n}": job.inference.port + n for n in servers}
+    keys: dict[int, str] = {}
+    for key, port in ports.items():
+        if (other := keys.setdefault(port, key)) != key:
+            raise ValueError(f"{key} = {port} is the port of {other}, too; leave it out, and a free one is taken")
+
+
+def set_ports(job: JobSections, runs: Mapping[str, RunConfig]) -> dict[str, int]:
+    """Returns the ports of the job's other roles, but for those of the page, by their keys; without those that are left free."""
     ports = {
         "prometheus_port": job.prometheus_port,
         "trainer.prometheus_port": job.trainer.prometheus_port,
         **({"tinker.port": job.tinker.port} if job.tinker is not None else {}),
         **{f"{name}.prometheus_port": run.prometheus_port for name, run in runs.items()},
-        **{f"inference.port + {n}": job.inference.port + n for n in range(job.inference.replicas)},
     }
-    keys: dict[int, str] = {}
-    for key, port in ports.items():
-        if port and (other := keys.setdefault(port, key)) != key:
-            raise ValueError(f"{key} = {port} is the port of {other}, too; leave it out, and a free one is taken")
+    return {key: port for key, port in ports.items() if port}
 
 
-def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
-    """A run's view of the servers, with their addresses and key from the job."""
+def pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
+    """Returns a run's view of the servers, with their addresses and key from the job.
+
+    Without a port of theirs, as before a start, the addresses are left as they are by default.
+
+    Raises `ValueError` if `pool` has others.
+    """
     servers = job.inference
     if not servers.replicas:
         if not pool.model_fields_set & {"urls", "dns", "urls_file"}:
@@ -161,6 +174,15 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
         return pool
     if servers_move(job):
         derived: dict[str, object] = {"urls": [], "urls_file": servers_file(job)}
+    elif not servers.port:
+        if pool.urls != PoolConfig().urls:
+            raise ValueError(
+                f"{name}.urls = {pool.urls!r} does not fit [inference], whose servers are the job's own, at a free port, since "
+                "inference.port is unset; set that, or leave urls out"
+            )
+        pool = pool.model_copy()
+        pool.model_fields_set.discard("urls")
+        derived = {}
     else:
         derived = {"urls": _urls(servers)}
     derived |= {"api_key_file": servers.api_key_file, "identity_file": servers.identity_file}
@@ -307,5 +329,5 @@ def _check_server_of_the_page(job: JobSections) -> None:
             f"serve is set, and with backend = {job.backend!r} it would run on any node: leave it out, and run "
             "`counterpoint serve DIRECTORY` where you want to look from"
         )
-    if 0 <= job.serve.port - job.inference.port < job.inference.replicas:
+    if job.inference.port and 0 <= job.serve.port - job.inference.port < job.inference.replicas:
         raise ValueError(f"serve.port = {job.serve.port} is a server's, from inference.port = {job.inference.port} on")

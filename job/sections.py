@@ -32,8 +32,17 @@ class GpuConfig(Config):
     """The trainer's; `trainer.processes` of them for each of `trainer.nodes`."""
 
 
+FIRST_PORT = 8000
+"""From here on a free port is looked for, below those that the kernel gives to connections (32768 and above)."""
+
+
 class ServersConfig(InferenceConfig):
     """The vLLM servers, all alike."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """TCP port of the first server; further ones take those after it. Unset, or 0: the first that is free from 8000 on, which the
+    start chooses and `job.json` has; a resume takes it again if it is free. With `backend = "ray"`, whose nodes are not looked at
+    from here: 8000. A port that is set and taken is refused before anything is started."""
 
     replicas: int = Field(default=1, ge=0)
     """Servers, each with the whole model, on `port` and the ports after it. 0 starts none: `[orchestrator.inference]` then names

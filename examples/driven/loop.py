@@ -1,7 +1,7 @@
 """A loop of one's own: contributions and updates of a driven run, a publication, and samples from it.
 
 counterpoint tinker configs/demo-tinker.toml          # a trainer and a server, until they are stopped
-python -m examples.driven.loop outputs/demo-tinker MODEL_DIRECTORY http://127.0.0.1:8000
+python -m examples.driven.loop outputs/demo-tinker MODEL_DIRECTORY http://127.0.0.1:8000    # as the job says
 """
 
 from __future__ import annotations

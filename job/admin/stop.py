@@ -1,4 +1,4 @@
-"""Ends one run in order, so that it can be resumed, or evicts it. `job/stop_run.py` has the steps."""
+"""Ends one run in order, so that it can be resumed, or evicts it. `job/admin/stop_run.py` has the steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import Field
 
 from counterpoint.job.admin.ask import Outcome, run_directory
+from counterpoint.job.admin.stop_run import await_end, await_orchestrator, stop_timeout, terminate
 from counterpoint.job.directory import orchestrator_of, steps_of
 from counterpoint.job.inspection.history import History
 from counterpoint.job.number_format import duration
-from counterpoint.job.stop_run import await_end, await_orchestrator, stop_timeout, terminate
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.lock import Holder

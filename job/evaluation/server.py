@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
 from counterpoint.inference.pool.sources import parse_listing, read_text
-from counterpoint.inference.port_claim import is_claimed
+from counterpoint.inference.port_claim import check_free
 from counterpoint.inference.root_cause import root_cause
 from counterpoint.inference.server import check_configuration
 from counterpoint.job.check import SAFE_PATH
@@ -153,14 +153,13 @@ def cause_in(log_file: Path) -> str:
 
 def free_port(host: str, port: int) -> int:
     """Returns `port`, or another if it is in use, as by a job that runs."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for each in (port, 0):
-        if each and is_claimed(each):
-            continue
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((host, each))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise UserError(f"inference.host = {host!r}: no port of it is free")
+    if port:
+        with contextlib.suppress(OSError):
+            check_free(host, port)
+            return port
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            raise UserError(f"inference.host = {host!r}: no port of it is free") from None
+        return int(probe.getsockname()[1])

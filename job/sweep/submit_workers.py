@@ -54,7 +54,8 @@ def check_workers(config: SweepConfig, targets: Sequence[Target], file: str) -> 
             if other is not target:
                 raise UserError(
                     f"{file}: workers = {config.workers}: targets {other.target_id} and {target.target_id} both start a server "
-                    f"at port {port} of this machine; set inference.port for each, as with [[zip]], or let them `join` one job"
+                    f"at port {port} of this machine; leave inference.port out, or set it for each, as with [[zip]], or let them "
+                    "`join` one job"
                 )
 
 

@@ -222,8 +222,8 @@ class Target:
 
     @property
     def ports(self) -> range:
-        """The ports of the servers that it starts. Raises as `runs`."""
-        if self._job is None:
+        """The ports that it sets for the servers that it starts. Raises as `runs`."""
+        if self._job is None or not self._job.inference.port:
             return range(0)
         servers = self._job.inference
         return range(servers.port, servers.port + servers.replicas)

@@ -1,6 +1,7 @@
 """A program for the tests: `counterpoint run` with workers that only pretend, and write the metrics real ones would.
 
-Its curves are drawn if the workers' behaviour has the word `picture`: `finish,picture`.
+Its curves are drawn if the workers' behaviour has the word `picture`: `finish,picture`. With `listen` the server
+listens at its port.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import counterpoint.cli.run
 import counterpoint.cluster.manager.ending
+import counterpoint.job.server_ports
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.job.config import JobConfig
 from counterpoint.job.placement import placements
@@ -19,9 +21,10 @@ from counterpoint.job.workers import worker_of
 from tests.support.polling import DEADLINE_SECONDS
 
 SERVICE = """
-import signal, sys, time
+import signal, socket, sys, time
 from counterpoint.transport.process.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+listening = [socket.create_server(("127.0.0.1", int(port))) for port in sys.argv[1:]]
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
 """
@@ -34,7 +37,7 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
     default = behaviour.partition(",")[0]
     service = RoleSpec(
         name="inference_0",
-        command=(sys.executable, "-c", SERVICE),
+        command=(sys.executable, "-c", SERVICE, *([str(config.inference.port)] if "listen" in behaviour else [])),
         log_file=output / "inference_0.log",
         ready_timeout_seconds=DEADLINE_SECONDS,
         silence_timeout_seconds=None,
@@ -74,6 +77,7 @@ if __name__ == "__main__":
     if "picture" not in behaviour:  # its library takes most of a second of CPU, at each job's end
         counterpoint.cli.run._draw_curves = lambda *_: None
         counterpoint.cli.run._prepare_curves = lambda: None
+    counterpoint.job.server_ports.FIRST_PORT = int(os.environ.get("PORTS_FROM", "8000"))  # type: ignore[attr-defined]
     counterpoint.cli.run.specification = pretend  # type: ignore[attr-defined]
     from counterpoint.cli.main import main
 

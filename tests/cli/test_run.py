@@ -184,6 +184,43 @@ def test_a_copy_of_a_running_jobs_directory_is_another_job(job: FakeJob, tmp_pat
     assert orchestrator_of(job.output, "test") == before
 
 
+def test_jobs_of_one_file_that_sets_no_port_run_at_once(
+    job: FakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps its port: when its file is read again, by a dry run beside it, and when it is resumed."""
+    monkeypatch.setenv("PORTS_FROM", str(free_port()))
+    job.arguments = job.arguments[: job.arguments.index("--inference.port")]
+    outputs = [job.output, tmp_path / "another"]
+    started = [job.start("hang,listen", "--output-dir", str(output)) for output in outputs]
+    try:
+        wait_until(lambda: all(orchestrator_of(output, "test") for output in outputs), "the runs, and so their servers")
+        ports = [json.loads((output / "job.json").read_text())["inference"]["port"] for output in outputs]
+        assert ports[0] != ports[1]
+        for output, port in zip(outputs, ports, strict=True):
+            assert load(RunConfig, output / "roles" / "orchestrator.toml", []).inference.urls == [
+                f"http://127.0.0.1:{port}"
+            ]
+        code, shown, _ = job.run("", "--output-dir", str(outputs[1]), "--dry-run")
+        assert (code, f"port = {ports[1]}" in shown) == (0, True)
+        started[1].send_signal(signal.SIGHUP)
+        assert started[1].stdout is not None
+        deadline = threading.Timer(DEADLINE_SECONDS, started[1].kill)
+        deadline.start()
+        said = next((line for line in started[1].stdout if "SIGHUP" in line), "")
+        deadline.cancel()
+        deadline.join()
+        assert "nothing that is known here has changed" in said
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_SECONDS) == 143
+        code, shown, errors = job.run("finish,listen", "--resume", "--output-dir", str(outputs[1]))
+        assert code == 0, errors
+        assert f"servers at http://127.0.0.1:{ports[1]}\n" in shown
+        assert "changed since the last start" not in shown
+    finally:
+        end_agents(control_directory(outputs[1]))
+
+
 def test_a_run_that_was_stopped_while_its_command_was_dead_goes_on_with_resume(job: FakeJob) -> None:
     first = job.start("wait")
     job.wait_for_steps(count=3)
@@ -350,10 +387,11 @@ def test_a_job_that_its_configuration_ended_goes_on_if_a_step_was_done(job: Fake
     if steps:
         run = config.orchestrator
         write_checkpoint(run.run_dir, Checkpoint(steps, identity_of(run), {}, {}, []), keep=1)
-    said = _how_to_go_on(config, Outcome(2, "trainer ended with exit code 2"), job.arguments)
+    command = resuming_command(job.arguments)
+    said = _how_to_go_on(config, Outcome(2, "trainer ended with exit code 2"), command)
     assert "--resume" in said
     assert ("--fresh" in said) == (not steps)
-    assert _how_to_go_on(config, Outcome(1, "it was killed"), job.arguments).endswith("--resume")
+    assert _how_to_go_on(config, Outcome(1, "it was killed"), command).endswith("--resume")
 
 
 def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:

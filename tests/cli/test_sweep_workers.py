@@ -136,11 +136,13 @@ def test_what_cannot_run_is_told_before_anything_is_submitted(
     assert "backend = 'rai': expected one of local, ray" in capsys.readouterr().err
     del fleet.settings["join"]
     fleet.settings["file"] = str(job_file)
-    fleet.settings["base"] = {}
+    fleet.settings["base"] = {"inference": {"port": 8000}}
     fleet.settings["grid"] = {"seed": [1, 2]}
     assert main(["sweep", fleet.write(), *SUBMIT]) == 2
     assert "targets seed-1 and seed-2 both start a server at port 8000 of this machine" in capsys.readouterr().err
     assert main(["sweep", fleet.write(), "--dry-run", "--worker", *SUBMIT]) == 0
+    fleet.settings["base"] = {}
+    assert main(["sweep", fleet.write(), "--dry-run", *SUBMIT]) == 0
     fleet.settings["zip"] = [{"seed": [1, 2], "inference": {"port": [8000, 8100]}}]
     del fleet.settings["grid"]
     assert main(["sweep", fleet.write(), "--dry-run", *SUBMIT]) == 0

@@ -8,7 +8,6 @@ import pytest
 
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.admin.reload import Reload
-from counterpoint.job.check import check_ports
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load, to_toml
 from counterpoint.job.workers import sections_of, specification
@@ -138,7 +137,6 @@ def test_a_job_may_use_servers_that_run_already(file: Path) -> None:
     assert list(sections_of(job)) == ["trainer", "orchestrator_plain", "orchestrator_quick", "orchestrator_guess"]
     workers = specification(job, dict.fromkeys(sections_of(job), file)).roles
     assert [worker.name for worker in workers] == list(sections_of(job))
-    check_ports(job.inference)
     job = load(
         JobConfig, file, ["--orchestrator.inference.urls", "[]", "--orchestrator.inference.dns", "http://vllm:8000"]
     )
@@ -219,8 +217,8 @@ def test_a_run_has_no_penalty_or_limit_of_the_shared_kind_after_its_file_was_res
         ("lora = { rank = 4 }", "", ["runs[0].training.lora is not set", "trainer.max_runs = 3"]),
         ("steps = 20", "stepps = 20", ["1 error", "orchestrator.stepps = 20", "nearest is orchestrator.steps"]),
         ("steps = 20", "prometheus_port = 9100", ["prometheus_port = 9100 is that of 3 runs"]),
-        ("steps = 10", "prometheus_port = 8000", ["inference.port + 0 = 8000 is the port of runs[1].prometheus_port"]),
-        ("[trainer]", "[trainer]\nprometheus_port = 8000", ["8000 is the port of trainer.prometheus_port"]),
+        ("[trainer]", "port = 8002\nreplicas = 3\n[trainer]\nprometheus_port = 8004",
+         ["inference.port + 2 = 8004 is the port of trainer.prometheus_port"]),
         ("max_tokens = 32, ", "max_tokens = 300, ", ["runs[0].sampling.max_tokens = 300 leaves no room"]),
         ('[[orchestrator.environments]]\nname = "reverse"\nkind = "reverse-text"', "", ["runs[0].environments is required"]),
         ("[inference]", "[inference]\nlora = { max_rank = 8 }", ["runs[1].training.lora.rank = 16 is above"]),
