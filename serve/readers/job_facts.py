@@ -1,7 +1,7 @@
 """What is known of a job at one moment, for the overview and for its problems.
 
 `JobReader` reads a job's directory again and again. It reads the ends of files, so that a first look at 1,000 runs of 10,000
-steps takes less than a second, and then only those that have changed. States, rates and reasons are computed by the functions
+steps takes some two seconds, and then only those that have changed. States, rates and reasons are computed by the functions
 that `counterpoint status` uses (`job/inspection/status.py`, `job/inspection/run_state.py`).
 """
 

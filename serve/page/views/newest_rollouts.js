@@ -1,12 +1,13 @@
-// The newest rollouts of some runs, a line each: step, environment, reward and how the last completion begins. A line leads to its
-// rollout (views/rollout.js).
+// The newest rollouts of some runs, a line each: step, environment, reward and how the last completion begins. They are of several
+// environments and groups: those of one group are answers to the same prompt. A line leads to its rollout (views/rollout.js).
 import { fill } from "../shell/api.js";
 import { element, keep, setAttribute, setText } from "../shell/dom.js";
 import { number, visible, whole } from "../shell/format.js";
-import { withoutEnd } from "./conversation.js";
-import { path as ROLLOUTS, ROLLOUT } from "./rollouts.js";
+import { changeBeginning, path as ROLLOUTS, ROLLOUT } from "./rollouts.js";
 
 const LINES = 6;
+/** Rollouts of a run of which the lines are chosen. */
+const ASKED = 100;
 const MOST_RUNS = 3;
 
 /** Makes the list; `update` takes runs with their labels, of which the first ones are asked. */
@@ -14,10 +15,11 @@ export function newestRollouts(context) {
   const list = element("ol", { class: "newest" });
   const all = element("a", { href: "#/" }, "All rollouts");
   const root = element("section", { class: "section", hidden: true }, element("div", { class: "section-head" }, element("h2", { id: "newest-rollouts" }, "Newest rollouts"), element("span", { class: "spacer" }), all), list);
+  let shown = "";
   setAttribute(list, "aria-labelledby", "newest-rollouts");
 
   function make() {
-    return element("li", {}, element("a", {}), element("bdi", { class: "newest-run" }), element("bdi", { class: "muted" }), element("span", { class: "number" }), element("bdi", { class: "mono newest-text" }));
+    return element("li", {}, element("a", {}), element("bdi", { class: "newest-run" }), element("bdi", { class: "muted" }), element("span", { class: "number" }), element("span", { class: "newest-text" }));
   }
 
   function change(line, entry) {
@@ -28,19 +30,37 @@ export function newestRollouts(context) {
     setAttribute(run, "hidden", entry.label === "");
     setText(environment, visible(entry.environment, 24));
     setText(reward, entry.reward === null ? entry.outcome.replace("_", " ") : number(entry.reward, 3));
-    setText(text, visible(withoutEnd(entry.beginning) || entry.reason || "nothing was written", 160));
+    changeBeginning(text, entry);
   }
 
   return {
     element: root,
     async update(runs) {
       const asked = runs.filter((run) => !run.fine_tuning).slice(0, MOST_RUNS);
-      const answers = await Promise.allSettled(asked.map((run) => context.get(fill(ROLLOUTS, run), { sort: "newest", limit: Math.ceil(LINES / asked.length) })));
-      const entries = answers.flatMap(({ value }, index) => (value?.rollouts ?? []).map((entry) => ({ ...entry, job: asked[index].job, run: asked[index].run, label: asked.length > 1 ? asked[index].label : "" })));
+      const key = JSON.stringify(asked.map(({ job, run, step, label }) => [job, run, step, label]));
+      if (key === shown) return; // a page that is open for days reads the records once a step
+      const answers = await Promise.allSettled(asked.map((run) => context.get(fill(ROLLOUTS, run), { sort: "newest", limit: ASKED })));
+      const entries = answers.flatMap(({ value }, index) => ofGroups(value?.rollouts ?? [], Math.ceil(LINES / asked.length)).map((entry) => ({ ...entry, job: asked[index].job, run: asked[index].run, label: asked.length > 1 ? asked[index].label : "" })));
+      shown = answers.every(({ value }) => value?.progress.is_complete) ? key : "";
       setAttribute(root, "hidden", entries.length === 0);
       setAttribute(all, "hidden", asked.length !== 1);
       if (asked.length === 1) setAttribute(all, "href", context.link(ROLLOUTS, asked[0]));
       keep(list, entries, (entry) => JSON.stringify([entry.job, entry.run, entry.step, entry.number]), make, change);
     },
   };
+}
+
+/** So many: the first rollout of each group, of each environment in turn, before a second one of a group. */
+function ofGroups(entries, most) {
+  const counts = new Map();
+  const count = (...parts) => {
+    const key = JSON.stringify(parts);
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+    return counts.get(key);
+  };
+  const placed = entries.map((entry) => {
+    const ofGroup = count("group", entry.group_id ?? [entry.step, entry.number]);
+    return { entry, ofGroup, ofEnvironment: count("environment", ofGroup, entry.environment) };
+  });
+  return placed.sort((a, b) => a.ofGroup - b.ofGroup || a.ofEnvironment - b.ofEnvironment).slice(0, most).map(({ entry }) => entry);
 }

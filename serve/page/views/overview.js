@@ -44,7 +44,7 @@ export function render(root, context) {
 
 /** Makes the line that says what to do next with a job. */
 function makeNext() {
-  return element("li", {}, element("bdi", { class: "next-job" }), element("span", {}), element("span", {}));
+  return element("li", {}, element("bdi", { class: "next-job" }), element("span", {}), element("span", { class: "next-commands" }));
 }
 
 function changeNext(line, job, isNamed) {

@@ -138,7 +138,8 @@ function changeOutcome(cell, entry) {
   setAttribute(cell, "title", entry.reason ? visible(entry.reason, 300) : null);
 }
 
-function changeBeginning(cell, entry) {
+/** Shows in an element the right answer, and how the last completion begins. */
+export function changeBeginning(cell, entry) {
   if (!cell.firstChild) cell.append(element("bdi", { class: "muted mono" }), element("bdi", { class: "mono" }));
   setText(cell.firstChild, entry.answer ? `right: ${visible(entry.answer, 40)} · ` : ""); // first: the end of the cell is cut
   setText(cell.lastChild, visible(entry.reason && !entry.beginning ? entry.reason : withoutEnd(entry.beginning), 160));

@@ -36,10 +36,8 @@ def job_with_rollouts(directory: Path, runs: int) -> Path:
             for step in (0, 20, 40)
         ]
         write_lines(directory / f"run_{run}" / "evaluations.jsonl", results)
-        rollouts = [
-            spoken(chat, 7, f"said by {run}", reward=0.25),
-            spoken(chat, 8, HOSTILE * 20, reward=-1.0, environment=HOSTILE),
-        ]
+        rollouts = [spoken(chat, 7, f"said by {run}", reward=0.25) for _ in range(8)]
+        rollouts.append(spoken(chat, 8, HOSTILE * 20, reward=-1.0, environment=HOSTILE))
         write_step(directory, run, 40, rollouts, chat)
     return directory
 
@@ -57,12 +55,15 @@ async def test_a_single_run_has_its_curves_and_rollouts(reader: Open, tmp_path: 
         following = page.page.get_by_role("list", name="What to do next")
         await expect(following.get_by_role("code")).to_have_text(["counterpoint run FILE --resume"])
         lines = page.page.get_by_role("list", name="Newest rollouts").get_by_role("listitem")
-        await expect(lines).to_have_count(2)
+        await expect(lines).to_have_count(6)
+        await expect(
+            lines.filter(has_text="<script>"), "of each group one stands before more of another"
+        ).to_have_count(1)
         await expect(lines.filter(has_text="<script>").first).to_contain_text("\N{MINUS SIGN}1")
         assert await page.page.evaluate("window.hacked ?? null") is None
         assert await page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert await findings(page) == []
-        await lines.filter(has_text="said by").get_by_role("link", name="Step 40").click()
+        await lines.filter(has_text="said by").first.get_by_role("link", name="Step 40").click()
         await expect(page.page.locator(".turns")).to_contain_text("said by run-0000")
 
 
