@@ -11,6 +11,7 @@
 #   make test         every test, in four processes, on two cores in 40 minutes
 #   make test-changed the test files that the change against main reaches, by what imports what (tests/changed.py)
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in two minutes on two cores
+#   make test-agents  agents that others wrote, unchanged (Claude Code, Codex, mini-swe-agent, ...), through the gateway; npm, 800 MB
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
@@ -30,6 +31,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.smollm2
 COOKBOOK := build/cookbook
+AGENTS := build/agents/python build/agents/npm
 TINKERS := $(addprefix build/tinker/,0.25.0 0.27.2 0.29.1 0.33.1)
 LOCK := requirements/cpu.lock
 
@@ -46,7 +48,7 @@ COMPILE = $(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
 
 BASE_LOCK := requirements/base.lock
 
-.PHONY: sbom setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-changed test-fast wheel-test image-test systemd-test docs lint format lock help
+.PHONY: sbom setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-changed test-fast test-agents wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -82,6 +84,15 @@ $(COOKBOOK): $(INSTALLED) requirements/cookbook.txt
 $(TINKERS): build/tinker/%: | $(BIN)/uv
 	$(UV) install --quiet --no-deps --target $@ tinker==$*
 
+build/agents/python: requirements/agents.txt | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $@
+	$(BIN)/uv pip install --quiet --no-deps --python $@/bin/python --requirement $<
+	touch $@
+
+build/agents/npm: requirements/agents.txt
+	rm -rf $@
+	npm install --silent --no-audit --no-fund --prefix $@ $$(sed -n 's/^# npm: //p' $<)
+
 demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
 
@@ -107,11 +118,11 @@ demo-tune: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
-test: $(SMOLLM2) $(COOKBOOK) $(TINKERS)
+test: $(SMOLLM2) $(COOKBOOK) $(TINKERS) build/agents/python
 	$(COMPILE)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-test-changed: $(SMOLLM2) $(COOKBOOK) $(TINKERS)
+test-changed: $(SMOLLM2) $(COOKBOOK) $(TINKERS) build/agents/python
 	$(COMPILE)
 	files=$$($(BIN)/python -m tests.changed) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS) $$files
 
@@ -119,6 +130,9 @@ test-changed: $(SMOLLM2) $(COOKBOOK) $(TINKERS)
 test-fast: $(INSTALLED)
 	$(COMPILE)
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not vllm" $(ARGS)
+
+test-agents: $(INSTALLED) $(AGENTS)
+	$(BIN)/pytest -n 0 tests/environments/gateway/test_agents_as_they_are.py $(ARGS)
 
 # With base dependencies alone, as in the image, and from elsewhere: what is missing from the wheel is not found in this folder.
 # A build leaves copies in build/, and the next one would pack them; so it works on a copy of the sources.

@@ -136,7 +136,9 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         if content := text_of(f"{where}.content", item.get("content"), ("reasoning_text",)):
             _assistant(messages, "reasoning_content")["reasoning_content"] = content
     else:
-        refuse(f"{where}.type", kind, "expected message, function_call, function_call_output or reasoning")
+        advice = "; Codex sends it for a model that it knows: name another, as with -m policy"
+        expected = "expected message, function_call, function_call_output or reasoning"
+        refuse(f"{where}.type", kind, expected + (advice if kind == "additional_tools" else ""))
 
 
 def _assistant(messages: list[dict[str, Any]], field: str) -> dict[str, Any]:
