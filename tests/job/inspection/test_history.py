@@ -253,15 +253,6 @@ def test_of_a_very_long_file_the_newest_steps_are_read(tmp_path: Path, monkeypat
     assert sorted(history.trained) == list(range(961, 1001))
 
 
-def test_the_page_shows_the_newest_of_too_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_table, "MAX_STEPS", 10)
-    table = StepTable("test", ["reward/mean"])
-    for step in range(1, 34):
-        table.add(json.dumps(shipped_line(step, float(step))).encode(), step)
-    assert table.steps().tolist() == list(range(26, 34))
-    assert len(table.values("reward/mean")) == len(table.times()) == len(table.offsets()) == 8
-
-
 def test_a_look_keeps_of_many_lines_only_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 4096)
     (tmp_path / "run_test").mkdir()

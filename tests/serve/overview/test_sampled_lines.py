@@ -133,6 +133,7 @@ def test_a_table_that_is_full_thins_its_older_half(monkeypatch: pytest.MonkeyPat
         assert len(table) <= 100
     steps, values = table.steps(), table.values("value")
     assert (steps[0], steps[-1]) == (1, 1_000)
+    assert len(values) == len(table.times()) == len(steps) > 40
     assert (np.diff(steps) > 0).all()
     assert (values == np.where(steps % 7 == 0, steps, 0)).all(), "the later line of each"
     assert (table.offsets() == np.where(steps % 7 == 0, 2 * steps, steps)).all()
