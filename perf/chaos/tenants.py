@@ -51,6 +51,9 @@ TIMES = 10.0
 MOST_RESIDENT = 1024.0
 """The MiB that the service may have at any look. Bodies come and go: what stays is compared by the least sizes."""
 
+WARM_MINUTES = 5
+"""The length from which on the second quarter is no longer the time in which the service fills."""
+
 REST_SECONDS = 0.2
 """The pause of a key after a refusal."""
 
@@ -302,7 +305,8 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
         *(Figure(f"{name}: cores used beside the others", (after[name] - before[name]) / lasted, "") for name in before),
         Figure("service: resident size at most", max(resident, default=0.0), "MiB", MOST_RESIDENT, timed=False),
         Figure(
-            "service: least resident size of the last quarter, over the second", later / earlier, "x", 1.1, timed=False,
+            "service: least resident size of the last quarter, over the second", later / earlier, "x",
+            1.1 if minutes >= WARM_MINUTES else None, timed=False,
         ),
         Figure("service: p99 of the loop's lag, at most", max(1e3 * line["event_loop_lag/p99"] for line in lines), "ms"),
     ]  # fmt: skip
