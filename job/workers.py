@@ -37,6 +37,9 @@ from counterpoint.transport.process.start_time import LONGEST_STARTS
 COMPUTE_NICE = 10
 """The niceness of vLLM and the trainer. Orchestrators come first on the CPU: their loops must answer at once and need little."""
 
+BEHIND_SERVERS_NICE = 5
+"""Added to the trainer's niceness beside a service: a client waits for each sample, and a token is a step of the server's."""
+
 SILENCE_SECONDS = 60.0
 """Silence after which an orchestrator or a server monitor counts as stuck. An orchestrator's event loop sends its heartbeats."""
 
@@ -174,7 +177,7 @@ def _trainer(config: JobConfig, file: Path) -> RoleSpec:
         "name": "trainer",
         "log_file": config.output_dir.absolute() / "trainer" / "trainer.log",
         "stop_timeout_seconds": TRAINER_STOP_SECONDS,
-        "nice": COMPUTE_NICE,
+        "nice": COMPUTE_NICE + (BEHIND_SERVERS_NICE if config.tinker is not None else 0),
         "environment": _environment(config, "trainer"),
         "resources": placed.resources,
         "collocate": placed.collocate,

@@ -32,6 +32,8 @@ def test_the_service_gets_what_the_job_knows(tmp_path: Path) -> None:
     names = [role.name for role in specification(config, files).roles]
     assert names == ["inference_0", "trainer", "service"]
     assert specification(config, files).stay
+    servers, trainer, service = (role.nice for role in specification(config, files).roles)
+    assert service < servers < trainer, "a client waits for each sample"
 
 
 def test_with_keys_no_call_waits_within_a_server_of_the_job(tmp_path: Path) -> None:
