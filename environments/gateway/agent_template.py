@@ -1,4 +1,4 @@
-"""A process that has imported what an agent's program imports at its top, and is forked for each rollout.
+"""A process that has imported what an agent's program and its clients import, and is forked for each rollout.
 
 It runs as a script (`python agent_template.py CONTROL NAMES PROGRAM ARGUMENTS...`) by the interpreter of the program, on the
 standard library alone; `warm.py` is the other end of the socket CONTROL. It says, as a line of JSON, which of the operator's
@@ -20,6 +20,8 @@ _AT_START = frozenset(sys.modules)
 import ast
 import gc
 import importlib.machinery
+import importlib.util
+import itertools
 import json
 import os
 import select
@@ -28,6 +30,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -37,6 +40,13 @@ del sys.path[0], sys.modules["agent_guard"], sys.modules["launch"]  # the progra
 
 MOST_REQUEST_BYTES = 2 << 20
 """As much as Linux takes as the arguments and the environment of a command."""
+LATER = {
+    "openai": ("openai.resources.chat", "openai.resources.responses"),
+    "anthropic": ("anthropic.resources.messages",),
+    "httpx": ("httpcore", "certifi"),
+    "httpx2": ("httpcore2", "certifi"),
+}
+"""What clients import at their first use, by the library; it is up to a third of what a program imports."""
 OLDEST = (3, 9)
 """The first Python that passes descriptors and waits for processes by them."""
 _THREAD_SECONDS = 1.0
@@ -125,7 +135,7 @@ def _import(program: str) -> dict[str, list[int]]:
     files = {program: _state(program)}
     began: dict[str, str] = {}
     os.environ.__class__ = Environment
-    for name, names in _imports(program):
+    for name, names in itertools.chain(_imports(program), _later()):
         try:
             __import__(name, {}, {}, names)
         except BaseException as error:
@@ -162,6 +172,13 @@ def _imports(program: str) -> Iterator[tuple[str, list[str]]]:
             yield statement.module, [alias.name for alias in statement.names]
         elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
             return
+
+
+def _later() -> Iterator[tuple[str, list[str]]]:
+    for module in itertools.chain.from_iterable(later for name, later in LATER.items() if name in sys.modules):
+        with suppress(ModuleNotFoundError):  # another version may not have it
+            if importlib.util.find_spec(module) is not None:
+                yield module, []
 
 
 def _state(file: str) -> list[int]:

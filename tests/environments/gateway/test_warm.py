@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 
 from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import agent_process
 from counterpoint.environments.gateway.agent import AgentEnvironment
 from counterpoint.environments.gateway.agent_process import AgentResult, run_agent, started
 from counterpoint.environments.gateway.warm import NAMES, NotWarm, WarmProgram
@@ -261,6 +263,11 @@ async def test_a_changed_file_is_read_again(tmp_path: Path, changed: str) -> Non
             "import helper  # threading.Thread(target=threading.Event().wait, name='a poller', daemon=True).start()",
             "'a poller'",
         ),
+        (
+            "import helper  # import ctypes; libc = ctypes.CDLL(None); libc.pthread_create("
+            "ctypes.byref(ctypes.c_ulong()), None, ctypes.cast(libc.pause, ctypes.c_void_p), None)",
+            "importing helper started the thread",
+        ),
         ("import helper  # raise SystemExit('not today')", "importing helper failed: SystemExit: not today"),
         ("import helper  # os.environ.get('OPENAI_API_KEY')", "importing helper reads or sets OPENAI_API_KEY"),
         ("import helper  # os.environ.setdefault('OPENAI_BASE_URL', 'http://elsewhere')", "sets OPENAI_BASE_URL"),
@@ -283,11 +290,31 @@ async def test_what_must_not_be_forked_is_refused(tmp_path: Path, code: str, why
             await program.run_warm()
 
 
+async def test_a_template_that_ends_before_it_forks_says_why(tmp_path: Path) -> None:
+    async with bench(tmp_path, "import helper") as program:
+        program.write(
+            "import os\nos.register_at_fork(before=lambda: os._exit(os.write(2, b'no fork today')))", "helper.py"
+        )
+        with pytest.raises(NotWarm, match="does not fork: no fork today"):
+            await program.run_warm()
+
+
 async def test_a_library_that_stops_its_threads_before_a_fork_is_taken(tmp_path: Path) -> None:
     async with bench(
         tmp_path, "import numpy\nprint((numpy.ones((300, 300)) @ numpy.ones((300, 300)))[0, 0])"
     ) as program:
         assert (await program.run_warm()).output == "300.0\n"
+
+
+async def test_what_clients_import_at_their_first_use_is_imported(tmp_path: Path) -> None:
+    template = Path(agent_process.__file__).with_name("agent_template.py").read_text()
+    statement = next(each for each in ast.parse(template).body if "LATER" in ast.unparse(each)[:5])
+    later = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+    expected = sorted({module for modules in later.values() for module in modules})
+    code = f"import openai, anthropic, httpx, sys\nprint(*sorted({expected!r} & sys.modules.keys()))"
+    async with bench(tmp_path, code.replace("[", "{").replace("]", "}")) as program:
+        result = await program.run_warm()
+        assert result.output.split() == expected, result.errors
 
 
 async def test_own_code_runs_in_rollouts_only(tmp_path: Path) -> None:
