@@ -58,12 +58,14 @@ def chat_fields(fields: dict[str, Any], chat: Chat, places: dict[str, str] | Non
         raise Refused(message, parameter="thread", code="thread_unsupported_request")
     check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
-    made["messages"] = _messages(fields.get("system"), fields.get("messages"), {} if places is None else places)
+    made["tools"] = tools = _tools(fields.get("tools"))
+    given = fields.get("messages")
+    definitions = {name: tool for tool in tools or () if isinstance(name := tool["function"].get("name"), str)}
+    made["messages"] = _messages(fields.get("system"), given, definitions, {} if places is None else places)
     made["max_tokens"] = count_of("max_tokens", fields.get("max_tokens"))
     made["stop"] = fields.get("stop_sequences")
-    made["tools"] = _tools(fields.get("tools"))
     choice = table_of("tool_choice", fields.get("tool_choice"), {"type", "name", "disable_parallel_tool_use"})
-    made["tool_choice"] = _tool_choice(choice, made["tools"])
+    made["tool_choice"] = _tool_choice(choice, tools)
     one_call = choice.get("disable_parallel_tool_use")
     if not isinstance(one_call, bool | None):
         refuse("tool_choice.disable_parallel_tool_use", one_call, "expected true or false")
@@ -75,7 +77,14 @@ def chat_fields(fields: dict[str, Any], chat: Chat, places: dict[str, str] | Non
     return {name: value for name, value in made.items() if value is not None}
 
 
-def _messages(system: object, given: object, places: dict[str, str]) -> list[dict[str, Any]]:
+def deferred_tools(fields: dict[str, Any]) -> set[str]:
+    """Returns the tools that the prompt has where a result refers to them, and nowhere else. The `fields` were read before."""
+    return {tool["name"] for tool in fields.get("tools") or () if tool.get("defer_loading") is True}
+
+
+def _messages(
+    system: object, given: object, definitions: dict[str, Any], places: dict[str, str]
+) -> list[dict[str, Any]]:
     instructions = text_of("system", system, _TEXT)
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for where, message in list_of("messages", given, "expected a list of at least one message"):
@@ -89,7 +98,8 @@ def _messages(system: object, given: object, places: dict[str, str]) -> list[dic
             for at, block in list_of(f"{where}.content", content, "") if content else []:
                 _add_to_assistant(messages, block, at)
         else:
-            messages += _of_user(list_of(f"{where}.content", content, "expected text, or at least one block"))
+            blocks = list_of(f"{where}.content", content, "expected text, or at least one block")
+            messages += _of_user(blocks, definitions)
         places |= {f"messages[{index}]": where for index in range(before, len(messages))}
     if messages[-1]["role"] == "assistant":
         refuse(
@@ -98,13 +108,13 @@ def _messages(system: object, given: object, places: dict[str, str]) -> list[dic
     return messages
 
 
-def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _of_user(blocks: list[tuple[str, dict[str, Any]]], definitions: dict[str, Any]) -> list[dict[str, Any]]:
     """The messages of a user's blocks."""
     messages: list[dict[str, Any]] = []
     for where, block in blocks:
         kind = block.get("type")
         if kind == "tool_result":
-            content = text_of(f"{where}.content", block.get("content"), _TEXT)
+            content = text_of(f"{where}.content", _defined(block.get("content"), definitions, where), _TEXT)
             identity = _string(block, "tool_use_id", where)
             messages.append({"role": "tool", "tool_call_id": identity, "content": content})
         elif kind == "text":
@@ -114,6 +124,25 @@ def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
         else:
             refuse(f"{where}.type", kind, "expected text or tool_result")
     return messages
+
+
+def _defined(content: object, definitions: dict[str, Any], where: str) -> object:
+    """The content of a result, with a tool's definition as text where it refers to one: so Anthropic's model reads it.
+
+    Once in a request, or 80,000 references to a long definition would be gigabytes; from then on its name.
+    """
+    if not isinstance(content, list):
+        return content
+    made = []
+    for index, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") == "tool_reference":
+            name = part.get("tool_name")
+            if not isinstance(name, str) or name not in definitions:
+                refuse(f"{where}.content[{index}].tool_name", name, "expected the name of one of the tools")
+            part = {"type": "text", "text": dumps(definitions[name]).decode()}
+            definitions[name] = name
+        made.append(part)
+    return made
 
 
 def _add_to_assistant(messages: list[dict[str, Any]], block: dict[str, Any], where: str) -> None:
@@ -150,9 +179,9 @@ def _string(block: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _tools(tools: object) -> object:
-    if not tools:
-        return tools
+def _tools(tools: object) -> list[dict[str, Any]]:
+    if tools is None or tools == []:
+        return []
     made = []
     for where, tool in list_of("tools", tools, "expected a list of tools"):
         if tool.get("type") not in (None, "custom"):

@@ -158,7 +158,8 @@ class Session:
         places = dict(anthropic_request.PLACES)
         read = anthropic_request.chat_fields(fields, self._model.chat, places)
         with named_as(places, anthropic_request.WORDS):
-            yield self._read(read)
+            request, deferred = self._read(read), anthropic_request.deferred_tools(fields)
+            yield replace(request, tools=[tool for tool in request.tools if tool["function"]["name"] not in deferred])
 
     def _read(self, fields: dict[str, Any]) -> ChatRequest:
         model = self._model

@@ -77,7 +77,10 @@ AGENTS = {
     ),
     "Claude Code": Agent(
         (str(NPM / "claude"), "-p", "--allowedTools", "Bash"),
-        calling("Bash", command=COMMAND, description="Writes."),
+        (
+            write_hermes("ToolSearch", {"query": "select:WebFetch"}),
+            *calling("Bash", command=COMMAND, description="Writes."),
+        ),
         folder=NPM,
     ),
 }

@@ -23,6 +23,7 @@ from counterpoint.environments.gateway.errors import Refused
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.sampling import SamplingOverrides
 from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.tools.hermes import write_hermes
 from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 
@@ -87,6 +88,31 @@ async def test_calls_and_their_results_continue_the_recorded_tokens(
     first_turn, second_turn, third_turn = model.turns
     assert extends(second_turn, first_turn)
     assert extends(third_turn, second_turn)
+
+
+async def test_a_tool_whose_definition_is_deferred_is_in_the_prompt_where_a_result_refers_to_it(
+    gateway: Gateway, chat: Chat
+) -> None:
+    """As Claude Code has it: it declares the tool beside the result, which would else be a branch."""
+    model = ScriptedModel(chat, [write_hermes("look", {"at": "it"}), write_hermes("find", {}), "one"])
+    find = {"name": "find", "description": "Finds.", "input_schema": {"type": "object"}, "defer_loading": True}
+    messages: list[Any] = [*HELLO]
+    async with gateway.session(model) as session, anthropic_of(session) as client:
+        for tools in ([LOOK, find | {"name": "never"}], [LOOK, find], [LOOK, find]):
+            answer = await _ask(client, messages, tools=tools)
+            messages.append({"role": "assistant", "content": answer.content})
+            if answer.content[0].type == "tool_use":
+                said = [{"type": "tool_reference", "tool_name": "find"}] * 2 if len(messages) == 2 else "found"
+                result = {"type": "tool_result", "tool_use_id": answer.content[0].id, "content": said}
+                messages.append({"role": "user", "content": [result]})
+    first, second, third = model.turns
+    assert messages[3]["content"][0].name == "find"
+    assert extends(second, first)
+    assert extends(third, second)
+    [prompt, read] = (chat.decode(turn.prompt_ids.tolist()) for turn in (first, third))
+    assert "never" not in prompt
+    assert read.count('"description":"Finds."') == 1
+    assert first.trained_tokens == len(first.completion_ids)
 
 
 class ReasoningModel(RecordingModel):
@@ -254,6 +280,25 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": HELLO, "system": 3}, "system"),
         ({"messages": HELLO, "max_tokens": True}, "max_tokens"),
         ({"messages": HELLO, "tools": "x"}, "tools"),
+        (
+            {
+                "messages": [
+                    *HELLO,
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "1",
+                                "content": [{"type": "tool_reference", "tool_name": ["x"]}],
+                            }
+                        ],
+                    },
+                ],
+                "tools": [LOOK],
+            },
+            "messages[1].content[0].content[0].tool_name",
+        ),
         ({"messages": HELLO, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"messages": HELLO, "tool_choice": {"type": "some"}}, "tool_choice.type"),
         (
