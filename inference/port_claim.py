@@ -62,7 +62,7 @@ def check_port(host: str, port: int) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it, or set another port",
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port or set another one",
         ) from error
 
 
