@@ -20,7 +20,7 @@ import orjson
 from counterpoint.environments.rewards.judge.budget import Budget, Cost
 from counterpoint.environments.rewards.judge.cache import Answer
 from counterpoint.environments.rewards.judge.config import JudgeConfig
-from counterpoint.environments.rewards.judge.score import NoScore
+from counterpoint.environments.rewards.judge.only_number import NoScore
 from counterpoint.transport.files.untrusted import read_text
 from counterpoint.transport.printable import printable, shortened
 

@@ -91,13 +91,10 @@ class JudgeConfig(PartConfig):
     most: float = Field(default=10.0, allow_inf_nan=False)
     """The highest score, which becomes the value 1. A score outside of the two fails the request."""
 
-    score_pattern: Pattern = (
-        r"(?i)\bscore\b(?:[\s*_`\"':=]{0,16}([-+]?[0-9][\w.,]*(?:(?<=[eE])[-+][0-9]+)?)|[\s*_`\"']{0,8}[:=])"
-    )
-    """The score is the first group of this expression's last match in the answer, behind its reasoning. The default finds
-    whatever begins as a number, so that `1e400` or `0x10` is no score, and not 1 or 0; and a label without one, so that none
-    before it counts. A number that is a part of another, of another scale (`4/5` where `most` is 10) or one of two (`7-8`) is
-    no score."""
+    score_pattern: Pattern | None = None
+    """The score is the first group of this expression's last match in the answer, behind its reasoning. Unset: what stands at the
+    last `Score:`, or without one at `Rating:` or in `The score is 8`. In both cases a number that is a part of another, of
+    another scale (`4/5` where `most` is 10) or one of two (`7-8`) is no score."""
 
     score_key: str | None = None
     """Instead of `score_pattern`: the answer has a JSON object, and the score is the number at this key."""

@@ -14,7 +14,8 @@ from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhaust
 from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
 from counterpoint.environments.rewards.judge.client import JudgeClient, JudgeFailed
 from counterpoint.environments.rewards.judge.config import JudgeConfig
-from counterpoint.environments.rewards.judge.score import NoScore, score_of
+from counterpoint.environments.rewards.judge.only_number import NoScore
+from counterpoint.environments.rewards.judge.score import score_of
 from counterpoint.environments.rewards.processes import BoundedProcesses
 from counterpoint.environments.rewards.template import Template
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from counterpoint.environments.rewards.judge.config import JudgeConfig
-from counterpoint.environments.rewards.judge.score import NoScore, score_of
+from counterpoint.environments.rewards.judge.only_number import NoScore
+from counterpoint.environments.rewards.judge.score import score_of
 from counterpoint.environments.rewards.processes import BoundedProcesses
 
 TO_FIVE: dict[str, Any] = {"least": 1.0, "most": 5.0}
@@ -83,6 +84,86 @@ OF_THE_DEFAULT_PATTERN: list[tuple[str, float | None, dict[str, Any]]] = [
     ("Score: 7 because 2 of 3 are right", 0.7, {}),
     ("Score: 7 (see lines 3-5), reason: half of it is wrong", 0.7, {}),
     ("Score: 7 - it has 2 mistakes", 0.7, {}),
+    ("Score: 7\n1. The sum is right.\n2. It is short.", 0.7, {}),
+    ("Score: 3 because the answer 5 is wrong", 0.3, {}),
+    ("Score: 7, since 8 would need a proof", 0.7, {}),
+    ("Score: 8, style: 7", 0.8, {}),
+    ("Score: 8 (maximum: 10)", 0.8, {}),
+    ("Score: 7, with 2 mistakes, 3 of them small", 0.7, {}),
+    ("Score: 7. In line 3, x = 2.", 0.7, {}),
+    ("Score: 7. The answer is 5.", 0.7, {}),
+    ("Score: 7, found in 2019", 0.7, {}),
+    # Forms of a label.
+    ("Score: [8]", 0.8, {}),
+    ("Score\uff1a8", 0.8, {}),
+    ("Score: (8)", 0.8, {}),
+    ("Score: $8$", 0.8, {}),
+    ("Score: \\(8\\)", 0.8, {}),
+    ("Score: $\\boxed{8}$", 0.8, {}),
+    ("Score: <8>", 0.8, {}),
+    ("<score>8</score>", 0.8, {}),
+    ("**Score:** 8", 0.8, {}),
+    ("**Score**: **8**", 0.8, {}),
+    ("**Score**\n8", 0.8, {}),
+    ("### Score\n\n8/10", 0.8, {}),
+    ("Score - 8", 0.8, {}),
+    ("Score \u2013 8", 0.8, {}),
+    ("Score -> 8", 0.8, {}),
+    ("Score 8", 0.8, {}),
+    ("| Score | 8 |", 0.8, {}),
+    ("Score (out of 10): 8", 0.8, {}),
+    ("Score (0-10): 8", 0.8, {}),
+    ("Score out of 10: 8", 0.8, {}),
+    ("Score (out of 5): 4", None, {}),
+    ("Score (1-5): 4", None, {}),
+    ("Score (out of five): 4", None, {}),
+    ("Rating: 8.", 0.8, {}),
+    ("Rating: [[8]]", 0.8, {}),
+    ("Overall rating: 8/10", 0.8, {}),
+    ("Rating: 4/5", None, {}),
+    ("Rating: 7\nScore: 8", 0.8, {}),
+    ("Score: 8\nRating: good", 0.8, {}),
+    # Sentences.
+    ("The score is 8", 0.8, {}),
+    ("The final score is **8**.", 0.8, {}),
+    ("My rating is 8 out of 10.", 0.8, {}),
+    ("I give it a score of 8.", 0.8, {}),
+    ("The score is 8/5", None, {}),
+    ("The score is 7 or 8", None, {}),
+    ("The score is not 8", None, {}),
+    ("The score would be 8 if it had a proof.", None, {}),
+    ("If it had a proof, the score is 8.", None, {}),
+    ("A score of 10 would need a proof.", None, {}),
+    ("A wrong answer gets score 0.", None, {}),
+    ("The maximum score is 10.", None, {}),
+    ("The score is 8. Then again, the score is 7.", None, {}),
+    ("Score: 8\nA perfect answer would get score 10.", 0.8, {}),
+    ("Score: 8. The highest score is 10.", 0.8, {}),
+    ("Score: 8\nMaximum score: 10", 0.8, {}),
+    # Ratings that differ.
+    ("Score: 7 at first, 8 on reflection", None, {}),
+    ("Score: 7 (was 8)", None, {}),
+    ("Score: 7, down from 8", None, {}),
+    ("Score: 7 for content; 8 for style", None, {}),
+    ("Score: 7 (content), 8 (style)", None, {}),
+    ("Score: 7. On reflection, 8.", None, {}),
+    ("Score: 7. Actually, 8.", None, {}),
+    ("Score: 7... no, wait, 8", None, {}),
+    ("Score: 7? No: 8", None, {}),
+    ("Score: 7\nFinal: 8", None, {}),
+    ("Score: 7\nRating: 8/10", None, {}),
+    ("Score: 7\n8", None, {}),
+    ("Score: 7. 8 on reflection", None, {}),
+    ("Score: 7, else 8", None, {}),
+    ("Content score: 7\nStyle score: 9", None, {}),
+    ("Score (content): 7\nScore (style): 9", None, {}),
+    ("Content score: 7\nStyle score: 9\nScore: 8", 0.8, {}),
+    ("Overall score: 8\nStyle score: 7", 0.8, {}),
+    ("Quality score: 8", 0.8, {}),
+    ("Score: 3, score: 8", None, {}),
+    ('{"score": 3, "score": 8}', None, {}),
+    ('{"why": "2 of 3", "score": 8}', 0.8, {}),
+    ("Score: 8\nScore: 8/10", 0.8, {}),
     # Reasoning.
     ("<think>Wrong would be score 0.</think>It is right.", None, {}),
     ("<think>Score: 3", None, {}),
@@ -90,6 +171,10 @@ OF_THE_DEFAULT_PATTERN: list[tuple[str, float | None, dict[str, Any]]] = [
     # Hostile.
     ("Score: 8" + " " * 500_000 + "/5", 0.8, {}),
     ("Score: 8" + "( " * 250_000, 0.8, {}),
+    ("score " * 100_000 + "\nScore: 8", 0.8, {}),
+    ("the score is the " * 50_000 + "\nScore: 8", 0.8, {}),
+    ("Score: 8. " + "no, " * 100_000, 0.8, {}),
+    ("Score: 8 with" + " 9 mistakes," * 50_000, 0.8, {}),
     ("<think>" * 100_000 + "Score: 8", None, {}),
 ]
 
@@ -107,6 +192,8 @@ OF_OTHER_PATTERNS: list[tuple[str, str, float | None]] = [
     (r"(\d+)\s*\Z", "It is right.\n8\n", 0.8),
     (r"good|(\d+)", "8, good", None),
     (r"\d+", "8", 0.8),
+    (r"Rating: (\d+)", "Rating: 7 at first, 8 on reflection", None),
+    (r"Rating: (\d+)", "Rating: 7. Actually, 8.", None),
 ]
 
 AT_A_KEY: list[tuple[str, float | None]] = [
