@@ -10,8 +10,10 @@ import builtins
 import json
 import math
 import random
+import re
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from counterpoint.environments.rewards.code.plain_data import Opaque, decode, encode
@@ -167,12 +169,19 @@ for _name in ("neg", "abs", "round", "getitem", "call"):
 
 
 class _Equal(_Any):
-    """Equals everything, and differs from nothing."""
+    """Equals everything, and differs from nothing. Its order beside itself is unknown."""
 
     def __ne__(self, other: object) -> bool:
         return False
 
     __hash__ = object.__hash__
+
+    def __lt__(self, other: object) -> bool:
+        if isinstance(other, _Equal):
+            raise TypeError
+        return True
+
+    __gt__ = __lt__
 
 
 class _Test:
@@ -260,25 +269,43 @@ def _update(value: Any, after: Any) -> None:
         value.update(after)
 
 
-_WRONG = ("high", "low", "equal", "none", "argument", "raises")
-"""How a program may be wrong in all: it returns what is its own (`_Own`), what equals everything, nothing at all, what it was
-given, or raises."""
+class _Table(dict[Any, Any]):
+    """A dictionary of a wrong program, which has a value for each key that a test may ask for."""
+
+    def __missing__(self, key: object) -> float:
+        return -0.5
+
+
+_VALUES: dict[str, Callable[[int], Any]] = {
+    "negative": lambda number: -number - 0.125,
+    "number": lambda number: 7919 + 2 * number,
+    "text": lambda number: f"<{number}>",
+    "list": lambda number: [7919 + number + each for each in range(7)],
+    "table": lambda number: _Table({7919 + number: number}),
+    "none": lambda number: None,
+}
+"""What a program returns that is wrong in all, by a number that is the call's own: equal calls return the same."""
+_PLAIN = (*_VALUES, "argument", "nan", "equal", "raises")
+"""How a program may be wrong in all: by such values, by what it was given, by what equals everything; or it raises."""
+_STRANGE = ("high", "low")
+"""It returns what has each attribute (`_Own`), where nothing plain does what the test asks of it."""
 
 
 class _WithoutProgram(_Test):
     """A test while it runs with functions that are all wrong in one way."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, is_raising: bool) -> None:
+        """`is_raising` says whether the test itself raises what it likes to say that it fails."""
         super().__init__({}, {})
         self._way = way
+        self._is_raising = is_raising
         self._equal = _Equal(holds=True)
-        self._own: dict[tuple[str, str, str], _Own] = {}
+        self._returned_by: dict[tuple[str, str, str], Any] = {}
 
     def is_of_the_program(self, error: BaseException) -> bool:
-        """Also what cannot be done with nothing, which the test does not assert."""
-        return super().is_of_the_program(error) or (
-            self._way in ("none", "argument") and isinstance(error, TypeError | AttributeError)
-        )
+        """Also what cannot be done with a value of this kind, which the test does not assert."""
+        is_said = isinstance(error, AssertionError) or not isinstance(error, Exception) or self._is_raising
+        return super().is_of_the_program(error) or not (is_said or self._way in _STRANGE)
 
     def stand_in(self, name: str) -> Any:
         """Returns the stand-in of a function."""
@@ -288,18 +315,25 @@ class _WithoutProgram(_Test):
             if self._way == "raises":
                 self.raised.append(CandidateError("any"))
                 raise self.raised[-1]
-            made_of = (name, repr(args), repr(kwargs))
-            for value in args if self._way in ("high", "low") else ():
+            call = (name, repr(args), repr(kwargs))
+            for value in args if self._way in ("negative", *_STRANGE) else ():
                 if isinstance(value, list | dict | set):
                     value.clear()
-            if self._way in ("equal", "none"):
-                return self._equal if self._way == "equal" else None
             if self._way == "argument":
                 return args[0] if args else None
-            return self._own.setdefault(made_of, _Own(made_of, self._way == "high"))
+            if call not in self._returned_by:
+                self._returned_by[call] = self._value(call)
+            return self._returned_by[call]
 
         called.__name__ = name
         return called
+
+    def _value(self, call: tuple[str, str, str]) -> Any:
+        if self._way in _VALUES:
+            return _VALUES[self._way](len(self._returned_by))
+        if self._way == "nan":
+            return math.nan
+        return self._equal if self._way == "equal" else _Own(call, self._way == "high")
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -396,19 +430,24 @@ def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seco
 def _fault(source: str, setup: str, entry_point: str | None, cpu_seconds: float) -> str:
     """Returns why a test checks nothing, whatever the program is; empty if some program fails it.
 
-    It is run with functions that are wrong. Those that return what is their own fail almost every test, so they come first. A
-    test that compares a call with itself, by whatever way, passes with all of them.
+    It is run with functions that are wrong, whose values are plain: a value beside itself, and what holds of any number, passes
+    with all of them. What cannot be done with a value is no failure, unless it can be done with none.
     """
-    asserts = any(map(_is_assertion, (node for text in (setup, source) for node in ast.walk(ast.parse(text)))))
-    for way in _WRONG:
-        test = _WithoutProgram(way)
+    nodes = [node for text in (setup, source) for node in ast.walk(ast.parse(text))]
+    is_raising = any(isinstance(node, ast.Raise) for node in nodes)
+    has_passed = False
+    for way in (*_PLAIN, *_STRANGE):
+        if (way == "nan" and not re.search("nan|finite", source)) or (way in _STRANGE and has_passed):
+            continue
+        test = _WithoutProgram(way, is_raising)
         outcome = _run(test, source, setup, entry_point, min(cpu_seconds, _PROOF_SECONDS))
         if not test.calls:
             return f"it calls no function of the program{_remedy(source)}: {source[:100]!r}"
-        if not asserts:
+        if not any(map(_is_assertion, nodes)):
             return f"it asserts nothing: {source[:100]!r}"
         if outcome != "passed" and not test.ended_by_the_program:
             return ""
+        has_passed |= outcome == "passed" and way in _VALUES
     return f"it passes whatever the program returns: {source[:100]!r}"
 
 

@@ -79,16 +79,21 @@ def _opened(line: str) -> _Block | None:
 
 
 def _begins_as_code(text: str) -> bool:
-    """Whether the first line that is no comment is one of a program: no sentence, which stands before a program that was cut."""
+    """Whether the first line that is no comment is one of a program: no sentence, which stands before a program that was cut.
+
+    It may be one of a function's body, which the prompt began.
+    """
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not line.startswith("#")), "")
-    if len(first) > _LONGEST or (re.fullmatch(r"[\w ]*", first) and not first.startswith("import ")):
+    if len(first) > _LONGEST or (re.fullmatch(r"[\w ]*", first) and not first.startswith(("import ", "return "))):
         return False
-    try:
-        compile_command(first.rstrip("\r"), "<completion>", "exec")
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
-        return False
-    return True
+    for before in ("", "async def f():\n "):
+        try:
+            compile_command(before + first.rstrip("\r"), "<completion>", "exec")
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+            continue
+        return True
+    return False
 
 
 def code_of(completion: str) -> str | None:

@@ -417,6 +417,15 @@ OF_ITSELF = [
     "assert [f(1), f(2)] == [f(1), f(2)]", "assert {f(1)} == {f(1)}", "assert max(f(1), f(1)) == f(1)",
     "def equal(a, b): return a == b\nassert equal(f(1), f(1))", "assert (found := f(1)) == found",
     "assert abs(f(1) - f(1)) < 1e-6", "assert f(2) / f(2) == 1", "assert f(1) - f(1) == 0",
+    "assert not (f(1) < f(1))", "assert not f(1) > f(1)", "assert f(1) < f(1) + 1", "assert isinstance(f(1), object)",
+    "assert len(str(f(1))) >= 0", "assert f(1) or True", "assert abs(f(1)) >= 0", "assert f(1) ** 2 >= 0",
+    "assert len(f(1)) >= 0", "assert 0 <= f(1) % 5 < 5", "assert min(f(1), 3) <= 3", "assert bool(f(1)) in (True, False)",
+    "assert type(f(1)) is type(f(1))", "assert repr(f(1))", "assert hash(f(1)) == hash(f(1))",
+    "import json\nassert json.dumps(f(1)) == json.dumps(f(1))", "assert (f(1) > 0) == (f(1) > 0)",
+    "assert f(1)[::-1][::-1] == f(1)", "assert int(f(1)) == int(f(1))", "assert f(1) is None or f(1) is not None",
+    "x = f(1)\nassert x * 2 == x + x", "assert set(f(1)) <= set(f(1))", "assert f(1).x == f(1).x",
+    "assert hasattr(f(1), '__class__')", "assert f(1) == (f(1) or f(1))",
+    "try:\n    assert f(1) == f(1)\nexcept ValueError:\n    raise", "assert callable(f) and str(f(1))",
 ]  # fmt: skip
 OF_THE_PROGRAM = [
     "assert f(1) == 2", "assert f(1) != 5", "assert f(1) is None", "assert f(1) is not None", "assert f(1) not in [1, 2]",
@@ -427,6 +436,11 @@ OF_THE_PROGRAM = [
     "assert f(1) == f(1) and f(2) == 3", "import math\nassert not math.isnan(f(1))", "assert f('x').startswith('a')",
     "assert f(4) % 2 == 0", "assert 'a' in f('abc')", "assert f(1) == -f(-1)", "assert len(set(f([1, 1]))) == 1",
     "a = [1]\nassert f(a) is not a", "assert f(1) - f(2) == 0", "a = []\nassert f(a) != a",
+    "assert not f(1) or f(1)['a'] == 1", "assert f(1)['a'] == 2", "assert f(1) % 3 == 0", "assert f('a').count('b') == 1",
+    "assert f(1) is None or f(1) == 3", "assert len(f(1)) == 7", "assert f(1) > f(2)", "assert f(2) > f(1)", "assert f(1) < 10",
+    "assert not f(1) < 5", "assert f(1) in range(100)", "assert f(3) != 2 * 3", "import math\nassert math.isfinite(f(1))",
+    "assert sorted(f([2, 1])) == [1, 2]", "assert f(1) * 0 == 0", "assert isinstance(f(1), (int, float, complex))",
+    "try:\n    f(1)\nexcept Exception as error:\n    assert 'no' in str(error)", "if f(1) != 2:\n    raise ValueError",
 ]  # fmt: skip
 
 

@@ -68,6 +68,11 @@ ANSWERS = [
     (f"{'(' * 50_000}\n```\nx = 1", "x = 1"),
     (f"{'-' * 900}x\n```\nx = 1", f"{'-' * 900}x"),
     ("x = 1\n```\nBetter:\n```python\nx = 2\n```", "x = 2"),
+    ("    return x\n```", "    return x"),
+    ("return x + 1\n```\nDone", "return x + 1"),
+    ("    if x:\n        return 1\n    return 2\n```", "    if x:\n        return 1\n    return 2"),
+    ("    yield x[0]\n```", "    yield x[0]"),
+    ("return the program below\n```\nx = 1", "x = 1"),
     # Reasoning.
     ("<think>\n```python\na\n```", None),
     ("[THINK]```python\na\n```[/THINK]```python\nb\n```", "b"),
