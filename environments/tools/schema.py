@@ -7,6 +7,11 @@ draft's meaning; of a schema that names its draft, what that draft does not know
 |---|---|
 | `exclusiveMinimum: true` beside `minimum`, `exclusiveMaximum` alike (draft 4, OpenAPI 3.0) | the bound itself, exclusive |
 | `nullable: true` beside `type` (OpenAPI 3.0) | `null` among the types; an `enum` must name it, too |
+| `nullable: true` beside `$ref`, `allOf`, `anyOf`, `oneOf` (exporters of OpenAPI 3.0) | that, or `null` |
+| a key whose value is `null`, as for what an exporter leaves unset | left out; not of `const`, `default`, `type` |
+| `[]` for a map of schemas or for a schema (PHP) | `{}` |
+| `allOf: []`, `required: false`, a name twice in `required` or `type` | left out |
+| a description or the like that is no text | left out |
 | a list of `items`, and `additionalItems` (to 2019-09) | `prefixItems`, and `items` |
 | `dependencies` (to draft 7) | `dependentRequired`, `dependentSchemas` |
 | `$recursiveRef` without an anchor (2019-09) | `$ref` |
@@ -21,6 +26,7 @@ also for a `pattern`.
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -46,6 +52,18 @@ _FIRST = {
 }  # fmt: skip
 """The first draft that has a key, of those that draft 4 has not."""
 _REFUSED = {"$recursiveAnchor", "disallow", "divisibleBy", "extends"}
+_KEPT_NULL = {"const", "default", "type"}
+"""Keys of which null is a value, or for which it may mean the type."""
+_EMPTY = _MAPS | {"additionalItems", "additionalProperties", "items", "unevaluatedItems", "unevaluatedProperties"}
+"""Keys whose `[]` is what PHP writes for an empty object."""
+_OF_TYPE: dict[str, type] = {
+    "$comment": str, "contentEncoding": str, "contentMediaType": str, "deprecated": bool, "description": str, "examples": list,
+    "format": str, "readOnly": bool, "title": str, "writeOnly": bool,
+}  # fmt: skip
+"""Keys without effect that the library refuses if they are of another type."""
+_BESIDE = {"$ref", "allOf", "anyOf", "oneOf"}
+_OF_THE_WHOLE = {"$anchor", "$defs", "$dynamicAnchor", "$id", "$schema", "definitions"}
+"""Keys by which other places name this one, or what is below it."""
 _SAID = {"$comment", "default", "deprecated", "description", "examples", "title", "$defs", "definitions"}
 """Keys that hold nothing by themselves, and may stand beside `$ref` in any draft."""
 
@@ -78,9 +96,11 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 def newest(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a schema as one of draft 2020-12, without `$schema`. Raises `ValueError` for one that cannot be held."""
-    named = str(schema.get("$schema", ""))
+    named = str(schema.get("$schema") or "")
     drafts = [number for name, number in _DRAFTS.items() if name in named]
-    if named and not drafts:
+    if (
+        named and not drafts and not re.fullmatch(r"https?://json-schema\.org/schema#?", named)
+    ):  # the newest, whichever that was
         raise ValueError(f"$schema is {named[:100]!r}; expected one of {', '.join(_DRAFTS)}")
     found = _newest(dict(schema), drafts[0] if drafts else None)
     assert isinstance(found, dict)
@@ -106,6 +126,7 @@ def _newest(schema: Any, draft: int | None) -> Any:
     """Does as `newest` for a part. `draft` is the number of the schema's draft, None if it names none."""
     if not isinstance(schema, dict):
         return schema
+    schema = _without_what_says_nothing(schema)
     if refused := sorted(_REFUSED & schema.keys()):
         raise ValueError(f"the key {refused[0]!r} is not held here")
     if draft is not None:
@@ -121,7 +142,8 @@ def _newest(schema: Any, draft: int | None) -> Any:
             if bound not in found:
                 raise ValueError(f"{exclusive} is true, and there is no {bound}")
             found[exclusive] = found.pop(bound)
-    if found.get("nullable") is True and "type" in found and draft is None:
+    is_nullable = found.get("nullable") is True and draft is None
+    if is_nullable and "type" in found:
         kinds = found["type"] if isinstance(found["type"], list) else [found["type"]]
         found["type"] = [*kinds, "null"] if "null" not in kinds else kinds
     if isinstance(found.get("items"), list):
@@ -134,6 +156,26 @@ def _newest(schema: Any, draft: int | None) -> Any:
             found.setdefault("dependentRequired" if isinstance(needed, list) else "dependentSchemas", {})[name] = needed
     if (recursive := found.pop("$recursiveRef", None)) is not None and draft in (None, 2019):
         found["allOf"] = [*found.get("allOf", []), {"$ref": recursive}]
+    if is_nullable and _BESIDE & found.keys():
+        of_the_whole = {key: found.pop(key) for key in _OF_THE_WHOLE & found.keys()}
+        return {**of_the_whole, "anyOf": [found, {"type": "null"}]}
+    return found
+
+
+def _without_what_says_nothing(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema without keys that exporters write for what they leave unset, and that change nothing."""
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if (value is None and key not in _KEPT_NULL) or (value == [] and key in ("allOf", "required")):
+            continue
+        if (key == "required" and value is False) or not isinstance(value, _OF_TYPE.get(key, object)):
+            continue
+        if value == [] and key in _EMPTY:
+            found[key] = {}
+        elif key in ("required", "type") and isinstance(value, list):
+            found[key] = ["null" if each is None else each for at, each in enumerate(value) if each not in value[:at]]
+        else:
+            found[key] = value
     return found
 
 
