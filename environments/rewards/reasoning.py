@@ -33,6 +33,14 @@ _OPEN = re.compile(_UNQUOTED.format("|".join(_OPENS)), re.IGNORECASE)
 _END = re.compile(_UNQUOTED.format("|".join(_ENDS)), re.IGNORECASE)
 
 
+_SPEAKS_OF_IT = re.compile(rf"\b{_NAME}\b|◁|assistantfinal", re.IGNORECASE)
+
+
+def answer_for(pattern: str, completion: str) -> str:
+    """Returns what an operator's expression is searched in: what is behind the reasoning, or all if it speaks of reasoning."""
+    return completion if _SPEAKS_OF_IT.search(pattern) else after_reasoning(completion)
+
+
 def after_reasoning(text: str, *, opened_only_at_start: bool = False) -> str:
     """Returns what stands behind the last end of reasoning, up to the next mark that opens it again.
 

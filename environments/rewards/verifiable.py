@@ -14,6 +14,7 @@ from counterpoint.environments.base import EnvironmentContext, Example
 from counterpoint.environments.rewards.base import Attempt, Value
 from counterpoint.environments.rewards.config import ExactConfig, MathConfig, RegexConfig
 from counterpoint.environments.rewards.processes import BoundedProcesses, OverLimit
+from counterpoint.environments.rewards.reasoning import answer_for
 
 _PATIENCE = 30.0
 """Seconds of time for each second of processor time, and in any case: a busy machine must not change a reward."""
@@ -102,11 +103,11 @@ class ExactReward(_OfProcesses):
 
     async def score(self, attempt: Attempt) -> Value:
         """See `RewardFunction`."""
-        text: object = attempt.completion
+        text: object = answer_for(self._config.extract or "", attempt.completion)
         metrics = {}
         if self._config.extract is not None:
             try:
-                text = (await self._run("search", pattern=self._config.extract, text=attempt.completion))["match"]
+                text = (await self._run("search", pattern=self._config.extract, text=text))["match"]
             except OverLimit:
                 return _OVER_LIMIT
             metrics = {"found": float(text is not None), "over_limit": 0.0}

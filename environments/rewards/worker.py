@@ -31,7 +31,7 @@ _FRAMING = Framing(16 * 2**20)  # as `processes.py`
 
 
 def compare_mathematics(answer: str, text: str, float_rounding: int, strict: bool) -> dict[str, Any]:
-    """Returns whether the answer in `text` equals `answer`, as math-verify decides where it is no text.
+    """Returns whether the answer in `text`, behind its reasoning, equals `answer`, as math-verify decides where it is no text.
 
     An empty `text` only tells whether `answer` can be read. The library's own time limits are off: they are of a clock's time, so
     a busy machine would change a reward.
@@ -39,10 +39,11 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     from math_verify import parse, verify
 
     from counterpoint.environments.rewards.mathematics import answer_in, base_of, choice_in, end_of, plain, spaced
+    from counterpoint.environments.rewards.reasoning import after_reasoning
     from counterpoint.environments.rewards.regions import may_be_said, region, same_region
 
     expected, gold, fault, area = _expected(answer, float_rounding, strict)
-    text = spaced(text)
+    text = spaced(after_reasoning(text))
     if text and area is not None and (area.is_said or may_be_said(end_of(text))):
         found_area = region(end_of(text))
         if found_area is not None:

@@ -132,6 +132,29 @@ def test_only_the_last_box_counts_and_it_has_to_be_closed(answer: str) -> None:
         assert not equal(answer, f"{box} or {after}"), after
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["5", "x+1", "even", "(1,2)", "x>3"])
+def test_what_stands_in_reasoning_is_no_answer(answer: str) -> None:
+    box = f"\\boxed{{{answer}}}"
+    for completion in (
+        f"<think>It is {box}.",
+        f"<think>It is {box}.</think>",
+        f"<think>It is {box}.</think>I do not know.",
+        f"<think>It is {box}.</think>\\boxed{{7x}}",
+        f"<think>Answer: {answer}</think>\nAnswer: 7x",
+        f"It is {box}.</think>Answer: 7x",
+        f"[THINK]{answer}",
+        f"\\boxed{{7x}}<think>or {box}",
+    ):
+        assert not equal(answer, completion), completion
+    for completion in (
+        f"<think>\\boxed{{7x}}</think>It is {box}.",
+        f"Is it \\boxed{{7x}}?</think>Answer: {answer}",
+        f"{box}<think>7x",
+    ):
+        assert equal(answer, completion), completion
+
+
 @given(st.text(max_size=60) | st.text("12 /.,-$\\(){}[]boxed answer:x√", max_size=60))
 def test_any_text_can_be_read(text: str) -> None:
     for kind in ("number", "formula"):

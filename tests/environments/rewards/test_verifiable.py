@@ -58,6 +58,25 @@ async def test_verdicts_are_those_of_the_library(rubric: MakeRubric) -> None:
 
 
 @pytest.mark.slow
+async def test_exact_text_stands_behind_reasoning(rubric: MakeRubric) -> None:
+    whole, found, marked, tagged = (
+        rubric({"kind": "exact"} | keys)
+        for keys in ({}, {"extract": r"Answer: (\w+)"}, {"extract": r"</think>\s*(\w+)"}, {"extract": r"<think>(\w+)"})
+    )
+    for made, completion, expected in (
+        (whole, "<think>Rome?</think>\nParis", 1.0),
+        (whole, "<think>Paris</think>\nRome", 0.0),
+        (whole, "<think>Paris", 0.0),
+        (found, "<think>Answer: Rome</think>Answer: Paris", 1.0),
+        (found, "<think>Answer: Paris</think>I do not know.", 0.0),
+        (found, "<think>Answer: Paris", 0.0),
+        (marked, "<think>Rome</think> Paris", 1.0),
+        (tagged, "<think>Paris</think> Rome", 1.0),
+    ):
+        assert (await score(made, completion, "Paris")).reward == expected, completion
+
+
+@pytest.mark.slow
 async def test_hostile_mathematics_is_bounded(rubric: MakeRubric) -> None:
     made = rubric(MATH | {"cpu_seconds": 0.5})
     for text in HOSTILE:
