@@ -32,7 +32,9 @@ They say how it was made or where it belongs, or belong to a key of `PLAIN`. PEF
 layer, and ties the adapters of embeddings alone, which a run has not.
 """
 
-COMPARED = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "target_parameters"})
+COMPARED = frozenset({
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "target_parameters", "exclude_modules",
+})  # fmt: skip
 """Keys that are compared with the run's configuration, or with the tensors."""
 
 _MERGE = "merge it into its base model by PEFT's merge_and_unload(), and take that as the model"
@@ -58,8 +60,7 @@ PLAIN: dict[str, tuple[tuple[Any, ...], str]] = {
     "bias": (("none", None), _MERGE),
     "lora_bias": ((False, None), _ANEW),
     "modules_to_save": (([], None), _MERGE),
-    "trainable_token_indices": ((None,), _MERGE),
-    "exclude_modules": (([], "", None), _ALL_LAYERS),
+    "trainable_token_indices": (({}, None), _MERGE),
     "layers_to_transform": (([], None), _ALL_LAYERS),
     "layers_pattern": (([], "", None), _ALL_LAYERS),
     "layer_replication": (([], None), f"PEFT repeats layers of the base model; {_ANEW}"),
@@ -70,7 +71,7 @@ PLAIN: dict[str, tuple[tuple[Any, ...], str]] = {
     "monteclora_config": ((None,), _MERGE),
     "kasa_config": ((None,), _MERGE),
     "arrow_config": ((None,), "it chooses among other adapters; begin with one of them"),
-    "megatron_config": ((None,), "save the adapter over transformers' model"),
+    "megatron_config": (({}, None), "save the adapter over transformers' model"),
 }  # fmt: skip
 """Keys that make something else than plain LoRA of the tensors: their values in plain LoRA, and what else to do."""
 
@@ -161,15 +162,27 @@ def require_one_scale(description: Mapping[str, Any]) -> None:
 
 
 def require_targets(description: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raises `ValueError` for a tensor of a layer that PEFT would leave bare, by the description's list of layers.
+    """Raises `ValueError` for a tensor of a layer that PEFT would leave bare, by the description's lists of layers.
 
-    A pattern is not run, since it may take any time, and weights that are named by themselves are not told from layers.
+    A pattern of targets is not run, since it may take any time, and weights that are named by themselves are not told from
+    layers.
     """
-    targets = description.get("target_modules") or []
+    targets, excluded = (description.get(key) or [] for key in ("target_modules", "exclude_modules"))
+    if not isinstance(excluded, list):
+        raise ValueError(
+            f"it has exclude_modules = {excluded!r}; expected a list of layers, of which the adapter has none"
+        )
+    layers = {name: name.rpartition(".lora_")[0].removeprefix("base_model.model.") for name in names}
+    for name, layer in layers.items():
+        if _is_named(layer, excluded):
+            raise ValueError(f"it has {name}, of a layer that its exclude_modules = {excluded!r} leave out")
     if isinstance(targets, str) or description.get("target_parameters"):
         return
-    ends = tuple(f".{target}" for target in targets)
-    for name in names:
-        layer = name.rpartition(".lora_")[0]
-        if not layer.endswith(ends):
+    for name, layer in layers.items():
+        if not (isinstance(targets, list) and _is_named(layer, targets)):
             raise ValueError(f"it has {name}, of a layer that its target_modules = {targets!r} do not name")
+
+
+def _is_named(layer: str, names: list[Any]) -> bool:
+    """Whether PEFT finds a layer in a list: by its whole name, or the end of it."""
+    return layer in names or layer.endswith(tuple(f".{each}" for each in names))

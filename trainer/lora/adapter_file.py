@@ -86,8 +86,8 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
     try:
         description = check_description(directory, config)
         own = state()
-        given = _read(directory / "adapter_model.safetensors", own)
         require_targets(description, own)
+        given = _read(directory / "adapter_model.safetensors", own)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])
