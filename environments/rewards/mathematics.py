@@ -28,7 +28,7 @@ _NUMBER = re.compile(
 """A number with thousands apart, as a fraction, of a currency, in percent, or with a unit; math-verify ignores these, too."""
 _TIME = re.compile(r"\d{1,2}(?::\d{2}){0,2}\s*[ap]\.?m\.?|\d{1,2}:\d{2}(?::\d{2})?", re.IGNORECASE)
 _OPERATORS = re.compile(r"[+*/^=<>≤≥≠|_(\[{√∞]|(?<!\w)-|-(?!\w)")
-_STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)"
+_STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|boldsymbol|bm|mbox)"
 _STYLED = re.compile(rf"{_STYLE}\s*\{{[^{{}}\\]*\}}")
 _STYLED_TEXT = re.compile(rf"{_STYLE}\s*\{{([^{{}}\\]*)\}}")
 
@@ -52,6 +52,9 @@ _SPACES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\(?:lor|vee)(?![A-Za-z])|\u2228"), r"\\text{ or }"),
     (re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\u2227"), r"\\text{ and }"),
     (re.compile(r"\\(?:mathrm|operatorname)\s*\{([ei])\}"), r"\1"),
+    (re.compile(r"\\lg(?![A-Za-z])"), r"\\log_{10}"),
+    (re.compile(r"\\colon(?![A-Za-z])"), ":"),
+    (re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})"), r"\\ln "),
     (
         re.compile("[¼-¾⅐-⅞]"),
         lambda fraction: " {}/{}".format(*unicodedata.normalize("NFKC", fraction[0]).split("\u2044")),
@@ -83,10 +86,13 @@ _WRITTEN: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
 _SYMBOL = r"[A-Za-z]|\\[a-z]{2,}"
 _SAME_AS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (
-        re.compile(r"\\begin\{cases\}(?P<lines>[^&<>]+?)\\end\{cases\}"),
-        lambda system: ", ".join(filter(str.strip, system["lines"].split(r"\\"))),
+        re.compile(
+            r"(?:\\left\s*)?(?:\\\{)?\s*\\begin\{(?P<kind>cases|aligned|gathered|align\*?|array)\}(?:\{[lcr| ]*\})?"
+            r"(?P<lines>[^<>]+?)\\end\{(?P=kind)\}\s*(?:\\right\s*\.?)?"
+        ),
+        lambda system: _lines_of(system["lines"]) or system[0],
     ),
-    (re.compile(r"\\(?:langle|lang)\s*(.+?)\s*\\(?:rangle|rang)"), r"(\1)"),
+    (re.compile(r"(?:\\left\s*)?\\(?:langle|lang)\s*(.+?)\s*(?:\\right\s*)?\\(?:rangle|rang)"), r"(\1)"),
     (re.compile(rf"(-?[\d.,/]+|-?\\[dt]?frac\{{\d+\}}\{{\d+\}})\s*=\s*({_SYMBOL})"), r"\2=\1"),
     (re.compile(r"[A-Za-z]\((?:-?\d[\d.,/ -]*)\)\s*=\s*([^=<>]+)"), r"\1"),
 ]
@@ -96,9 +102,11 @@ _LATEX_ALONE = re.compile(
     r"\\\$\s*[\d.,]+|(?=.*\d)(?:[\d\s.,+*/^{}()-]|\\(?:[{}]|(?:[dt]?frac|cdot|times|div|sqrt|pi|left|right)(?![A-Za-z])))+"
 )
 """A number as LaTeX without delimiters, of which the library would take the last digits only."""
-_AND = re.compile(r",\s*and\b|,|\\text\{\s*and\s*\}|\band\b")
-_ASSIGNED = re.compile(rf"\s*({_SYMBOL})\s*=\s*([^=,<>()]+)")
+_AND = re.compile(r"[,;]\s*(?:and\b|\\text\{\s*and\s*\})|[,;]|\\text\{\s*and\s*\}|\band\b")
+_ASSIGNED = re.compile(rf"\s*({_SYMBOL})\s*=\s*([^=,;<>()]+)")
 """One of several variables and its value; together they are a tuple, in which each keeps its own."""
+_OF_SEVERAL = re.compile(rf"\((?:(?:{_SYMBOL}),)+(?:{_SYMBOL})\)\s*=\s*\(.+\)")
+_LIST = re.compile(r"[^=<>,;()\[\]{}|]+(?:[,;][^=<>,;()\[\]{}|]+)+")
 _NUMBERED = re.compile(rf"(?P<name>{_SYMBOL})_\{{?\d\}}?\s*=")
 """A variable of several with one name, as in `x_1 = 2, x_2 = 3`."""
 
@@ -182,16 +190,29 @@ def rewritten(formula: str) -> str:
     if 1 < len(assigned) == len(values):
         names = sorted(values)
         formula = f"({','.join(names)})=({','.join(values[name] for name in names)})"
-    return _both_signs(formula)
+    return both_signs(formula)
 
 
-def _both_signs(formula: str) -> str:
+def _lines_of(lines: str) -> str:
+    """Returns the equations of a system, which may be aligned at their signs, beside one another; empty for other lines."""
+    parts = [re.sub(r"[,;.]?\s*\Z", "", re.sub(r"&\s*=\s*&?|=\s*&", "=", each)) for each in lines.split(r"\\")]
+    parts = list(filter(str.strip, parts))
+    return ", ".join(parts) if all("=" in each and "&" not in each for each in parts) else ""
+
+
+def both_signs(formula: str) -> str:
     r"""Returns a formula with one `\pm` as both that it stands for, since the library reads it in no fraction."""
-    if formula.count(r"\pm") != 1 or "," in formula or re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", formula):
+    if formula.count(r"\pm") != 1 or re.search(r"[,;]", formula) or re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", formula):
         return formula
     return ", ".join(
         re.sub(r"\\pm(?![A-Za-z])", sign, re.sub(r"\\mp(?![A-Za-z])", other, formula)) for sign, other in ("+-", "-+")
     )
+
+
+def as_tuple(answer: str, completion: str) -> str | None:
+    """Returns a list, such as `2, 1`, as the tuple that it is beside values of several variables; None for anything else."""
+    end = rewritten(end_of(answer))
+    return f"({end})" if _LIST.fullmatch(end) and _OF_SEVERAL.fullmatch(rewritten(end_of(completion))) else None
 
 
 def has_delimiters(text: str) -> bool:
@@ -250,6 +271,8 @@ def _is_text(answer: str) -> bool:
     """Whether an answer is text: a letter, a word, several, or numbers among words."""
     answer = plain(answer) if _STYLED.fullmatch(answer) else re.sub(r"\A\((\w)\)\Z", r"\1", answer)
     longest = _longest_word(answer)
+    if re.fullmatch(r"-?\d+[a-cu-z]{2,3}", answer):  # a product such as 2xy
+        return False
     if "\\" in answer or not longest or as_number(answer) is not None:
         return False
     if _OPERATORS.search(answer):
@@ -297,10 +320,10 @@ def _braced(text: str) -> str:
     if not text.startswith("{"):
         return text[:1]
     depth = 0
-    for index, letter in enumerate(text[:_LONGEST]):
-        depth += (letter == "{") - (letter == "}")
+    for brace in re.finditer(r"\\.|[{}]", text[:_LONGEST], re.DOTALL):  # a backslash before a brace makes it a sign
+        depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
-            return text[1:index].strip()
+            return text[1 : brace.start()].strip()
     return ""
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from counterpoint.environments.rewards.mathematics import in_latex, plain
+from counterpoint.environments.rewards.mathematics import both_signs, in_latex, plain
 
 _MOST_PARTS = 16
 _VARIABLE = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?"
@@ -54,6 +54,9 @@ _IS_SAID = re.compile(
 _OR = re.compile(r"(?:,\s*)?(?:\\(?:lor|vee)(?![A-Za-z])|\\text\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z]))")
 _AND = re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\\text\{\s*and\s*\}|(?<![\\A-Za-z])and(?![A-Za-z])")
 _COMMA = re.compile(r"[,;]")
+_SIGN = re.compile(r"[<>=]|\\(?:not)?in(?![A-Za-z])|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z])")
+_HEAD = re.compile(rf"\s*{_VARIABLE}\s*(?:=|\\neq?(?![A-Za-z]))\s*")
+"""What a number takes over from the part before it, as in `x = 1, 2` and `x \\ne 1, 2`."""
 _MEMBER = re.compile(rf"({_VARIABLE})\s*\\(not)?in(?![A-Za-z])(.+)", re.DOTALL)
 
 
@@ -87,7 +90,7 @@ def region(text: str) -> Region | None:
     text = in_latex(_WORDS.get(plain(text), text)).strip()
     for written, read in _FORMS:
         text = written.sub(read, text).strip()
-    text = _BRACKETS.sub(_turned, text)
+    text = _BRACKETS.sub(_turned, both_signs(text))
     variables: set[str] = set()
     try:
         found = _set(text, variables)
@@ -128,14 +131,35 @@ def _set(text: str, variables: set[str]) -> Any:
         parts = _split(text, separator)
         if not 1 < len(parts) <= _MOST_PARTS:
             continue
+        parts = _with_heads(parts, may_exclude=separator is not _OR)
         sets = [_set(part, variables) for part in parts]
-        if None in sets:
+        if not sets or None in sets:
             return None
+        if separator is not _OR and not (
+            any(map(_SIGN.search, parts)) or all(isinstance(each, FiniteSet) for each in sets)
+        ):
+            return None  # pairs, such as (1,2) and (3,4)
         found = together(*sets)
         # People part by a comma what holds at once and what cannot, and say "1 and 2" of several numbers.
         is_list = separator is _COMMA or all(isinstance(each, FiniteSet) for each in sets)
         return Union(*sets) if is_list and found.is_empty else found
     return _of_one(text.strip(), variables)
+
+
+def _with_heads(parts: list[str], *, may_exclude: bool) -> list[str]:
+    """Returns parts, each with a variable and a sign, or none with any; empty for what says nothing as a whole."""
+    if not any(map(_SIGN.search, parts)):
+        return parts
+    head, found = None, []
+    for part in parts:
+        if _SIGN.search(part):
+            head = _HEAD.match(part)
+        elif head is None or ("\\ne" in head[0] and not may_exclude):
+            return []
+        else:
+            part = head[0] + part
+        found.append(part)
+    return found
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
@@ -163,7 +187,7 @@ def _of_one(text: str, variables: set[str]) -> Any:
 
 def _of_expression(expression: Any, variables: set[str]) -> Any:
     from math_verify.grader import And
-    from sympy import Eq, FiniteSet, Ge, Gt, Intersection, Interval, Le, Lt, Ne, S, Set, Symbol, oo
+    from sympy import Abs, Eq, FiniteSet, Ge, Gt, Intersection, Interval, Le, Lt, Ne, Set, Symbol, Union, oo
 
     if isinstance(expression, Set):
         return expression
@@ -174,15 +198,26 @@ def _of_expression(expression: Any, variables: set[str]) -> Any:
         return FiniteSet(expression.doit())
     if not isinstance(expression, Eq | Ne | Lt | Le | Gt | Ge):
         return None
+    if isinstance(expression.rhs, Symbol | Abs):
+        expression = expression.reversed
     left, right = expression.lhs, expression.rhs
-    relation = type(expression)
-    if isinstance(right, Symbol):
-        left, right = right, left
-        relation = {Lt: Gt, Gt: Lt, Le: Ge, Ge: Le}.get(relation, relation)
-    if not isinstance(left, Symbol) or not getattr(right, "is_number", False):
+    is_size = isinstance(left, Abs) and isinstance(left.args[0], Symbol)
+    symbol = left.args[0] if is_size else left
+    if not isinstance(symbol, Symbol) or not getattr(right, "is_number", False):
         return None
-    variables.add(left.name)
+    variables.add(symbol.name)
     right = right.doit()
+    found = _beside(type(expression), right)
+    if not is_size:
+        return found
+    mirrored = _beside(type(expression.reversedsign), -right)
+    return Union(Intersection(found, Interval(0, oo)), Intersection(mirrored, Interval(-oo, 0)))
+
+
+def _beside(relation: Any, right: Any) -> Any:
+    """Returns the set of all numbers that are in relation to one."""
+    from sympy import Eq, FiniteSet, Ge, Gt, Interval, Le, Lt, Ne, S, oo
+
     return {
         Eq: lambda: FiniteSet(right),
         Ne: lambda: S.Reals - FiniteSet(right),

@@ -36,28 +36,31 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     An empty `text` only tells whether `answer` can be read. The library's own time limits are off: they are of a clock's time, so
     a busy machine would change a reward.
     """
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
 
-    from counterpoint.environments.rewards.mathematics import answer_in, base_of, choice_in, end_of, plain, spaced
+    from counterpoint.environments.rewards import mathematics
+    from counterpoint.environments.rewards.mathematics import end_of, plain, rewritten, spaced
     from counterpoint.environments.rewards.reasoning import after_reasoning
     from counterpoint.environments.rewards.regions import may_be_said, region, same_region
 
     expected, gold, fault, area = _expected(answer, float_rounding, strict)
     text = spaced(after_reasoning(text))
     if text and area is not None and (area.is_said or may_be_said(end_of(text))):
-        found_area = region(end_of(text))
+        found_area = region(rewritten(end_of(text)))
         if found_area is not None:
             return {"equal": same_region(area, found_area, float_rounding, strict=strict), "found": True}
     if expected.kind == "text":
         end = end_of(text)
         found = plain(end)
-        return {"equal": expected.text in (found, choice_in(end)), "found": bool(found)}
+        return {"equal": expected.text in (found, mathematics.choice_in(end)), "found": bool(found)}
     if fault:
         return {"fault": fault}
-    bases = base_of(answer), base_of(text)
+    bases = mathematics.base_of(answer), mathematics.base_of(text)
     if all(bases) and bases[0] != bases[1]:
         return {"equal": False, "found": True}
-    target = parse(answer_in(text, expected.kind), parsing_timeout=None) if text else []
+    if text and (in_order := mathematics.as_tuple(spaced(answer), text)) is not None:
+        gold = parse(f"${in_order}$", parsing_timeout=None, extraction_config=[LatexExtractionConfig()])
+    target = parse(mathematics.answer_in(text, expected.kind), parsing_timeout=None) if text else []
     equal = bool(target) and verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None)
     return {"equal": bool(equal), "found": bool(target)}
 
@@ -68,12 +71,12 @@ def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list
     from math_verify import LatexExtractionConfig, parse, verify
 
     from counterpoint.environments.rewards import numeric
-    from counterpoint.environments.rewards.mathematics import end_of, read, spaced
+    from counterpoint.environments.rewards.mathematics import end_of, read, rewritten, spaced
     from counterpoint.environments.rewards.regions import region
 
     numeric.install()
     expected = read(answer)
-    area = region(end_of(spaced(answer)))
+    area = region(rewritten(end_of(spaced(answer))))
     if expected.kind == "text":
         return expected, [], "", area
 
