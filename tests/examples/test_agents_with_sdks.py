@@ -37,16 +37,17 @@ SCRIPTS = {
 """What a model says that finds the number 4."""
 
 
-def environment_of(program: str) -> AgentEnvironment:
+def environment_of(program: str, *, warm: bool = False) -> AgentEnvironment:
     command = [sys.executable, str(EXAMPLES / program)]
-    return AgentEnvironment(command=command, data={"rows": [{"prompt": "guess 1-7", "answer": 4}]})
+    return AgentEnvironment(command=command, data={"rows": [{"prompt": "guess 1-7", "answer": 4}]}, warm=warm)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("program", SCRIPTS)
-async def test_an_agent_plays_and_its_turns_continue_one_another(program: str, tmp_path: Path) -> None:
+async def test_an_agent_plays_and_its_turns_continue_one_another(program: str, warm: bool, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, longest=1024)
-    environment = environment_of(program)
+    environment = environment_of(program, warm=warm)
     rollout = await play_scripted(environment, 0, Chat(tmp_path), *SCRIPTS[program])
     await environment.close()
     assert rollout.reward == 1.0
