@@ -108,7 +108,7 @@ def _play(command: Command[JobConfig], left_running: bool, reload: Reload, conso
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
     if config.backend == "local" and not config.resume:
-        rehearse_runs(resolved, Path(resolved.model))
+        rehearse_runs(resolved, Path(resolved.trainer.model))
     say = partial(console.print, highlight=False)
     resolved = with_choice(resolved, say, left_running=left_running and config.resume)
     given = command.file.read_bytes()

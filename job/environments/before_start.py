@@ -35,6 +35,7 @@ from counterpoint.orchestrator.step.advantages import differ
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
+from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.records import Rollout
 
 PATIENCE_SECONDS = 20.0
@@ -67,7 +68,8 @@ def rehearse_runs(config: JobConfig, model: Path) -> None:
     given = b"\n".join(run.model_copy(update={"model": str(model)}).model_dump_json().encode() for run in runs)
     code, said = in_child(["-m", __name__, str(config.inference.max_model_len)], given, {})
     if code != 0:  # a process that is killed, or that waits without end, shows nothing
-        return
+        how = "did not end in time" if code is None else describe_exit(code)
+        return _say(f"environments were not rehearsed: the process that plays them {how}")
     found = orjson.loads(said)
     for text in found["odd"]:
         _say(f"warning: {text}")

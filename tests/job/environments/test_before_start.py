@@ -18,6 +18,7 @@ from counterpoint.job.resolve_model import resolve_model
 from counterpoint.models import build
 from counterpoint.transport.errors import UserError
 from tests.orchestrator.toy_model import make_toy_model
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +110,17 @@ def test_what_is_only_odd_is_said_and_refuses_nothing(
     assert len(warnings) == bool(said)
     if said:
         assert re.search(said, warnings[0])
+
+
+def test_a_run_rehearses_with_a_model_that_it_names(
+    sums: Path, job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sums` has the environment; the model is one that is built, so that its name is no directory."""
+    monkeypatch.setattr("counterpoint.cli.run.claim_directory", lambda *_: pytest.fail("it begins"))
+    flags = ["--orchestrator.environments.0.kind", "own_sums:Sums"]
+    arguments = ["--orchestrator.environments.0.args", '{"fault": "none"}', "--inference.port", str(free_port())]
+    assert main(["run", str(job_file), "--model", "tiny-dense", *flags, *arguments]) == 2
+    assert "3 of 3 rollouts failed: NoReward" in capsys.readouterr().err
 
 
 OWN_SCORES = """
