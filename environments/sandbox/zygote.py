@@ -129,10 +129,11 @@ def _build_root(settings: Mapping[str, Any]) -> None:
             namespaces.mount("hidden", root + path, "tmpfs", flags, f"size={_ROOT_BYTES},mode=755")
     for name in ("/tmp", "/etc", PROGRAM):
         Path(root + name).mkdir(exist_ok=True)
-    Path(root, "dev/fd").mkdir()
+    for directory in ("dev/fd", "proc/self/fd"):
+        Path(root, directory).mkdir(parents=True)
     for number, name in enumerate(STREAMS):  # which each run has for itself
-        Path(root, "dev", name).symlink_to(f"{PROGRAM}/{name}")
-        Path(root, "dev/fd", str(number)).symlink_to(f"{PROGRAM}/{name}")
+        for path in (f"dev/{name}", f"dev/fd/{number}", f"proc/self/fd/{number}"):
+            Path(root, path).symlink_to(f"{PROGRAM}/{name}")
     for descriptor in [*sources.values(), *devices.values(), descriptors]:
         os.close(descriptor)
     namespaces.change_root(root)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from counterpoint.transport.exact_json import JsonError, loads
 
 _WRAPPED = {"result"}
 """The one key under which the SDK puts what a function returned that is no object."""
+_OF_TEXT = ("text/", "application/json", "application/xml", "application/yaml")
+"""How the types begin whose bytes are text: a server that reads files sends those as bytes, too."""
 
 
 def text_of(result: Any) -> str:
@@ -56,8 +60,11 @@ def _media(block: Any) -> str:
 
 def _resource(block: Any) -> str:
     held = block.resource
-    if hasattr(held, "text"):
-        return f"[resource {held.uri}]\n{held.text}"
+    if (text := getattr(held, "text", None)) is None and (held.mime_type or "").startswith(_OF_TEXT):
+        with suppress(ValueError):  # no base64, or no UTF-8
+            text = b64decode(held.blob, validate=True).decode()
+    if text is not None:
+        return f"[resource {held.uri}]\n{text}"
     return f"[resource {held.uri} ({held.mime_type or 'bytes'}), which is no text]"
 
 

@@ -33,6 +33,10 @@ ANSWERS: dict[str, types.CallToolResult] = {
         resource(types.TextResourceContents(uri="file:///a.csv", mime_type="text/csv", text="a,b\n1,2")),
         resource(types.BlobResourceContents(uri="file:///a.bin", mime_type="application/zip", blob="AAEC")),
     ),
+    "file_as_bytes": answer(
+        resource(types.BlobResourceContents(uri="file:///a.csv", mime_type="text/csv; charset=utf-8", blob="w6ksMQ==")),
+        resource(types.BlobResourceContents(uri="file:///a.json", mime_type="application/json", blob="/w==")),
+    ),
     "media": answer(
         types.ImageContent(type="image", data="AAEC", mime_type="image/png"),
         types.AudioContent(type="audio", data="AAEC", mime_type="audio/wav"),

@@ -133,6 +133,7 @@ async def test_each_part_of_an_answer_reaches_the_model_once() -> None:
         "one_is_not_true": '{"a": 1}\n{"a": true}',
         "summary": 'Found 2.\n{"found": ["x", "y"]}',
         "file": "Here:\n[resource file:///a.csv]\na,b\n1,2\n[resource file:///a.bin (application/zip), which is no text]",
+        "file_as_bytes": "[resource file:///a.csv]\né,1\n[resource file:///a.json (application/json), which is no text]",
         "media": "[image (image/png), which is no text]\n[audio (audio/wav), which is no text]",
         "link": "[link to db://7: Row 7 (text/plain) the 7th]",
         "failure": 'error: {"code": 17, "reason": "full"}',
