@@ -15,7 +15,7 @@ import os
 import secrets
 from array import array
 from asyncio import _get_running_loop
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -303,23 +303,26 @@ class Chat:
         What an assistant says is checked with `answers` only: a rollout has it in its tokens.
         """
         marked, marks = marked_messages(messages, first, answers=answers)
-        shape = blake2b(_as_json(marked, tools[:1]) or secrets.token_bytes()).digest()
+        names = [str((tool.get("function") or tool).get("name") or "") for tool in tools]
+        shape = blake2b(_as_json([*marked, {"tools": names}], tools[:1]) or secrets.token_bytes()).digest()
         if (dropped := self._kept.get(shape)) is None:
             try:
-                written = set(MARK.findall(after_completion(self.render(marked, tools, add_generation_prompt=True))))
+                text = self.render(marked, tools, add_generation_prompt=True)
             except ValueError:
                 return  # it refuses the messages, too, or marks in them
+            written = set(MARK.findall(after_completion(text)))
             missing = (each for each in marks.items() if each[0] not in written)
-            dropped = next(
-                (place for mark, (index, place) in missing if not self._writes(mark, marked, index, tools)), ""
-            )
+            unwritten = (place for mark, (index, place) in missing if not self._writes(mark, marked, index, tools))
+            dropped = next(unwritten, "") or next((f"the tool {name!r}" for name in names if name not in text), "")
+            if not dropped and len(tools) > 1 and self._is_same(marked, tools[:-1], text, add_generation_prompt=True):
+                dropped = f"the tool {names[-1]!r}"
             if len(self._kept) >= _MOST_SHAPES:
                 self._kept.clear()
             self._kept[shape] = dropped
         if dropped:
             raise ValueError(
                 f"{self._directory}: its chat template drops {dropped}: the model would never read it. Expected a template that "
-                "writes the text of every message, and each result of a tool after the message whose call it answers"
+                "writes every tool, the text of every message, and each result of a tool after the message whose call it answers"
             )
 
     def warn_of_lost(self, messages: Sequence[Message], tools: Sequence[Tool], written: str, begins: int) -> None:
@@ -332,8 +335,12 @@ class Chat:
         lost = [
             name
             for name in last.keys() - _FIELDS - self._unread
-            if last[name] and self._is_written_without(name, messages, tools, written)
+            if last[name]
+            and self._is_same([*messages[:-1], {key: last[key] for key in last if key != name}], tools, written)
         ]
+        lost += self._lost_of_calls(messages, tools, written, written[begins:])
+        named = (str(each["name"]) for each in messages if each.get("name") and each.get("role") != "tool")
+        lost += ["name"] if "name" not in self._unread and any(name not in written for name in named) else []
         content = last.get("content")
         if (
             "content" not in self._unread
@@ -341,7 +348,7 @@ class Chat:
             and _dense(content) not in _dense(written[begins:])
         ):
             lost.append("content")
-        if not lost:
+        if not (lost := list(dict.fromkeys(lost))):
             return
         self._unread |= set(lost)
         logger.warning(
@@ -352,10 +359,31 @@ class Chat:
             last.get("role"),
         )
 
-    def _is_written_without(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], written: str) -> bool:
-        without = {key: value for key, value in messages[-1].items() if key != name}
+    def _lost_of_calls(
+        self, messages: Sequence[Message], tools: Sequence[Tool], written: str, said: str
+    ) -> Iterator[str]:
+        """Yields what of the last message's calls the template leaves out: a name, or an argument. `said`: its text."""
+        calls = list(messages[-1].get("tool_calls") or ())
+        for place, call in enumerate(calls):
+            function = call["function"]
+            without = {} if function["name"] in said else {"name": {**function, "name": "counterpoint"}}
+            for key in function["arguments"]:
+                if key not in said:
+                    others = {name: value for name, value in function["arguments"].items() if name != key}
+                    without[f"arguments.{key}"] = {**function, "arguments": others}
+            for name, changed in without.items():
+                made = [*calls[:place], {**call, "function": changed}, *calls[place + 1 :]]
+                label = f"tool_calls.function.{name}"
+                other = [*messages[:-1], {**messages[-1], "tool_calls": made}]
+                if label not in self._unread and self._is_same(other, tools, written):
+                    yield label
+
+    def _is_same(
+        self, messages: Sequence[Message], tools: Sequence[Tool], written: str, *, add_generation_prompt: bool = False
+    ) -> bool:
+        """Whether the template writes the same of other messages, or other tools."""
         with suppress(ValueError):
-            return self.render([*messages[:-1], without], tools, add_generation_prompt=False) == written
+            return self.render(messages, tools, add_generation_prompt=add_generation_prompt) == written
         return False
 
     def _writes(self, mark: str, messages: Sequence[Message], index: int, tools: Sequence[Tool]) -> bool:

@@ -146,6 +146,66 @@ def test_what_a_template_leaves_out_at_a_turns_own_place_is_said(
     assert all(f"{lost!r} of a message of role assistant" in line for line in found)
 
 
+_CALLS = [
+    {"type": "function", "function": {"name": "look", "arguments": {"at": "it", "deep": 3}}},
+    {"type": "function", "function": {"name": "add", "arguments": {}}},
+]
+
+
+@pytest.mark.parametrize(
+    ("writes", "lost"),
+    [
+        ("[{{ c.function.name }} {{ c.function.arguments | tojson }}]", []),
+        (
+            "[{{ c.function.name }}{% for k in c.function.arguments %} {{ k }}={{ c.function.arguments[k] }}{% endfor %}]",
+            [],
+        ),
+        # Values without their names.
+        ("[{{ c.function.name }}{% for k in c.function.arguments %} {{ c.function.arguments[k] }}{% endfor %}]", []),
+        ("[{{ c.function.arguments | tojson }}]", ["tool_calls.function.name"]),
+        (
+            "[{{ c.function.name }}{% for k, v in c.function.arguments.items() if v is string %} {{ k }}={{ v }}{% endfor %}]",
+            ["tool_calls.function.arguments.deep"],
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_of_a_call_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, writes: str, lost: list[str]
+) -> None:
+    each = f"{{% for c in m.tool_calls or [] %}}{writes}{{% endfor %}}"
+    template = "{% for m in messages %}{{ m.role }}\n{{ m.content }}" + each + _END
+    chat = with_template(make_toy_model(tmp_path / "model"), template)
+    demonstrations_of(chat, [USER, {"role": "assistant", "content": "", "tool_calls": _CALLS}])
+    assert [name for name in lost if f"{name!r} of a message" in caplog.text] == lost
+    assert len(caplog.records) == len(lost)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_name_that_a_template_leaves_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, role: str) -> None:
+    named = [each | ({"name": "Ann"} if each["role"] == role else {}) for each in (USER, ANSWER)]
+    for writes, said in (("{{ m.role }}\n", 1), ("{{ m.role }}\n{{ m.name }}", 0)):
+        caplog.clear()
+        chat = with_template(
+            make_toy_model(tmp_path / role / str(said)), "{% for m in messages %}" + writes + "{{ m.content }}" + _END
+        )
+        demonstrations_of(chat, named)
+        assert len(caplog.records) == said
+
+
+@pytest.mark.parametrize(
+    "writes", ["{{ tools[0] | tojson }}", "{% for t in tools[:1] %}{{ t.function.name }}{% endfor %}"]
+)
+def test_a_tool_that_a_template_leaves_out_is_refused(tmp_path: Path, writes: str) -> None:
+    template = "{% if tools %}" + writes + "{% endif %}{% for m in messages %}{{ m.role }}\n{{ m.content }}" + _END
+    chat = with_template(make_toy_model(tmp_path / "model"), template)
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "so")]
+    demonstrations_of(chat, [USER, ANSWER], tools[:1])
+    with pytest.raises(ValueError, match="drops the tool 'so'"):
+        demonstrations_of(chat, [USER, ANSWER], tools)
+    with pytest.raises(ValueError, match="drops the tool 'so'"):
+        chat.start([USER], tools)
+
+
 def test_reasoning_of_an_earlier_turn_is_learned_at_its_own_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
