@@ -134,8 +134,13 @@ class Analysis:
         ]
         return max(scored, key=lambda one: one[:2])[2] if scored else None
 
-    def get_last_checkpoint(self, trial: Trial) -> Checkpoint | None:
-        """The trial's newest checkpoint."""
+    def get_last_checkpoint(
+        self, trial: Trial | None = None, metric: str = TRAINING_ITERATION, mode: str = "max"
+    ) -> Checkpoint | None:
+        """The newest checkpoint of the trial; without one, of that with the best metric, which is by default the longest."""
+        trial = self.get_best_trial(metric, mode) if trial is None else trial
+        if trial is None:
+            return None
         checkpoints = [checkpoint for checkpoint, _ in self.get_trial_checkpoints(trial, TRAINING_ITERATION)]
         return max(checkpoints, key=lambda checkpoint: checkpoint.iteration, default=None)
 
@@ -150,6 +155,10 @@ class Analysis:
             (checkpoint, number_in(checkpoint.result, name))
             for checkpoint in sorted(there, key=lambda each: each.iteration)
         ]
+
+    def get_trial_checkpoints_paths(self, trial: Trial, metric: str | None = None) -> list[tuple[str, float | None]]:
+        """The directories of `get_trial_checkpoints`, each with its metric."""
+        return [(checkpoint.path, value) for checkpoint, value in self.get_trial_checkpoints(trial, metric)]
 
     # --- all ---
 
@@ -176,6 +185,15 @@ class Analysis:
             {**flattened(trial.last_result), **_named_config(trial), TRIAL_ID: trial.trial_id} for trial in self.trials
         ]
         return self._table(rows, index=TRIAL_ID)
+
+    @property
+    def best_result_df(self) -> Any:
+        """The last result of the best trial as a table of pandas of one row, by trial id."""
+        return self.results_df.loc[[self.best_trial.trial_id]]
+
+    def fetch_trial_dataframes(self) -> dict[str, Any]:
+        """Does as `trial_dataframes`, which reads the files whenever it is asked."""
+        return self.trial_dataframes
 
     @property
     def trial_dataframes(self) -> dict[str, Any]:

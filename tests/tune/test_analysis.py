@@ -104,6 +104,14 @@ def test_checkpoints_are_ranked_by_the_result_before_them(analysis: Analysis, re
     assert best is not None
     assert last is not None
     assert (best.iteration, last.iteration) == (3, 3)
+    assert analysis.get_last_checkpoint() == analysis.get_last_checkpoint(
+        analysis.get_best_trial("training_iteration", "max")
+    )
+    paths = analysis.get_trial_checkpoints_paths(trial, "loss")
+    assert [(path, value) for path, value in paths] == [
+        (each.path, value) for each, value in analysis.get_trial_checkpoints(trial, "loss")
+    ]
+    assert [value for _, value in paths] == [5.0, 4.0]
     worst = analysis.get_best_checkpoint(trial, "loss", "max")
     assert worst is not None
     assert worst.iteration == 1
@@ -122,6 +130,8 @@ def test_tables(analysis: Analysis) -> None:
     assert list(best["loss"])[:4] == [5.0, 3.0, 9.0, 7.0]
     frames = analysis.trial_dataframes
     assert [len(frame) for frame in frames.values()] == [3, 3, 3, 3, 0]
+    assert [len(frame) for frame in analysis.fetch_trial_dataframes().values()] == [3, 3, 3, 3, 0]
+    assert list(analysis.best_result_df.index) == [analysis.best_trial.trial_id]
     assert list(analysis.results_df.loc["a"][["loss", "config/x/y"]]) == [4.0, 0]
     assert analysis.get_all_configs(prefix=True)[analysis.trials[1].logdir] == {"config/x": {"y": 1}}
 

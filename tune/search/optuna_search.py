@@ -2,7 +2,9 @@
 
 Each suggestion is drawn by a new sampler whose seed is made of the searcher's and the suggestion's number. Optuna's samplers keep
 what they learn in the study, not in themselves, so a suggestion depends on the seed and on what was suggested and told before, in
-order. That is the state, as JSON; the study itself is never saved (some samplers pickle into it).
+order. That is the state, as JSON; the study itself is never saved (some samplers pickle into it). A sampler that a user's
+function makes is made once, since the seed of some is that of all they suggest, such as the order of a grid; a restore has it
+suggest everything again.
 """
 
 from __future__ import annotations
@@ -74,6 +76,9 @@ class OptunaSearch(Searcher):
         self._study: Any = None
         self._open: dict[str, Any] = {}  # trials of the study that are not told yet
         self._asked = 0
+        self._is_over = False
+        self._made: Any = None
+        """What a user's function made."""
         self._history: list[list[Any]] = []
         if space is not None:
             self._take_space(space)
@@ -84,9 +89,14 @@ class OptunaSearch(Searcher):
             self._take_space(config)
         return super().set_search_properties(metric, mode, config)
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
-        """The next configuration: values for the domains of the space, and for those within what is chosen."""
+    def suggest(self, trial_id: str) -> Any:
+        """The next configuration: values for the domains of the space, and for those within what is chosen.
+
+        `FINISHED` once the sampler has stopped the study, as that of a grid does at its end.
+        """
         self._begin()
+        if self._is_over:
+            return self.FINISHED
         fixed = self._fixed[self._asked] if self._asked < len(self._fixed) else None
         return self._ask(trial_id, self._new_sampler(self._asked), fixed)
 
@@ -109,6 +119,7 @@ class OptunaSearch(Searcher):
                 f"the experiment was begun with seed={state['seed']}, OptunaSearch has seed={self._seed}; give the same"
             )
         self._study, self._open, self._history, self._asked = None, {}, [], 0
+        self._is_over, self._made = False, None
         for kind, trial_id, value, *notes in state["history"]:
             if kind == "tell":
                 self._history.append([kind, trial_id, value])
@@ -138,7 +149,8 @@ class OptunaSearch(Searcher):
             self._study.enqueue_trial(fixed)
         trial = self._study.ask()
         given = fixed or {}
-        config = self._drawn(lambda _, name, domain: _suggested(trial, name, domain, given))
+        by_value = callable(self._sampler)
+        config = self._drawn(lambda _, name, domain: _suggested(trial, name, domain, given, by_value=by_value))
         self._open[trial_id] = trial
         self._asked += 1
         for name, note in (notes or {}).items():
@@ -160,11 +172,16 @@ class OptunaSearch(Searcher):
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)  # else it prints each trial
         directions = [{"min": "minimize", "max": "maximize"}[mode] for _, mode in objectives(self)]
         self._study = self._optuna.create_study(directions=directions, sampler=self._new_sampler(0))
+        self._study.stop = self._stop  # its own works in `optimize` alone
+
+    def _stop(self) -> None:
+        self._is_over = True
 
     def _new_sampler(self, number: int) -> Any:
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         if callable(self._sampler):
-            return self._sampler(seed)
+            self._made = self._sampler(seed) if self._made is None else self._made
+            return self._made
         return getattr(self._optuna.samplers, SAMPLERS[self._sampler])(seed=seed, **self._options)
 
     def _tell(self, trial_id: str, values: list[float] | None) -> None:
@@ -194,7 +211,7 @@ class OptunaSearch(Searcher):
             )
         for (_, *inside), domain in domains.items():
             path, depth = (*within, *inside), 0 if inside else level
-            kind = _kind(domain)
+            kind = _kind(domain, by_value=callable(self._sampler))
             if isinstance(domain, Function) or (path, depth, kind) in self._names:
                 continue
             name = flat_name(path)
@@ -216,7 +233,8 @@ class OptunaSearch(Searcher):
         drawn: list[Path] = []
         while domains := {path: d for path, d in unresolved(config)[0].items() if not isinstance(d, Function)}:
             for path, domain in domains.items():
-                name = self._names[path, drawn.count(path), _kind(domain)]
+                kind = _kind(domain, by_value=callable(self._sampler))
+                name = self._names[path, drawn.count(path), kind]
                 value_at(config, path[:-1])[path[-1]] = copied(draw(path, name, domain))
                 drawn.append(path)
         return _part(config, drawn)
@@ -229,15 +247,20 @@ class OptunaSearch(Searcher):
             if isinstance(domain, Function) and value_at(filled, path) is not domain:
                 raise TuneError(f"points_to_evaluate/{flat_name(path)}: nothing is searched there: {domain} fills it")
         params: dict[str, Any] = {}
+        by_value = callable(self._sampler)
 
         def take(path: Path, name: str, domain: Domain) -> Any:
             value = value_at(filled, path)
             if isinstance(value, Domain):
                 return None
             if isinstance(domain, Categorical):
-                params[name] = domain.index(value)
-                return domain.categories[params[name]]
-            params[name] = value // (domain.q or 1) if isinstance(domain, Integer) else value
+                index = domain.index(value)
+                assert index is not None
+                params[name] = domain.categories[index] if by_value and _are_scalars(domain) else index
+                return domain.categories[index]
+            params[name] = value
+            if isinstance(domain, Integer) and not (by_value and domain.distribution == "uniform"):
+                params[name] = value // (domain.q or 1)
             return value
 
         self._drawn(take)
@@ -256,11 +279,19 @@ def _part(config: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
     return part
 
 
-def _suggested(trial: Any, name: str, domain: Domain, given: dict[str, Any]) -> Any:
-    """Asks a trial of Optuna for a value of the domain. One that a point gives stays as it is."""
-    if isinstance(domain, Categorical):  # by number, since Optuna's own choices are scalars
+def _suggested(trial: Any, name: str, domain: Domain, given: dict[str, Any], *, by_value: bool = False) -> Any:
+    """Asks a trial of Optuna for a value of the domain. One that a point gives stays as it is.
+
+    `by_value`: for a sampler that a user made, which may name values, as that of a grid does.
+    """
+    if isinstance(domain, Categorical):
+        if by_value and _are_scalars(domain):
+            return trial.suggest_categorical(name, list(domain.categories))
+        # By number, since Optuna's own choices are scalars.
         return domain.categories[trial.suggest_categorical(name, list(range(len(domain.categories))))]
     if isinstance(domain, Integer):
+        if by_value and domain.distribution == "uniform":
+            return trial.suggest_int(name, *domain.ends, step=domain.q or 1)
         first, end = domain.indices
         return trial.suggest_int(name, first, end - 1, log=domain.distribution == "loguniform") * (domain.q or 1)
     assert isinstance(domain, Float), domain
@@ -270,7 +301,15 @@ def _suggested(trial: Any, name: str, domain: Domain, given: dict[str, Any]) -> 
     return value if name in given else domain.rounded(value)
 
 
-def _kind(domain: Domain) -> tuple[Any, ...]:
+def _kind(domain: Domain, *, by_value: bool) -> tuple[Any, ...]:
     """What two domains must have in common for Optuna to take both by one name."""
-    count = len(domain.categories) if isinstance(domain, Categorical) else 0
+    count: object = len(domain.categories) if isinstance(domain, Categorical) else 0
+    if by_value and isinstance(domain, Categorical) and _are_scalars(domain):
+        count = repr(list(domain.categories))
     return type(domain).__name__, count, getattr(domain, "distribution", "") == "loguniform"
+
+
+def _are_scalars(domain: Categorical) -> bool:
+    """Whether Optuna can name the categories by themselves: scalars of which no two are equal, as 1 and true are."""
+    is_scalar = all(each is None or isinstance(each, bool | int | float | str) for each in domain.categories)
+    return is_scalar and len(set(domain.categories)) == len(domain.categories)

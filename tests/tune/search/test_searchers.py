@@ -9,6 +9,7 @@ from typing import Any
 
 import cmaes
 import numpy as np
+import optuna
 import pytest
 
 from counterpoint.tune.errors import TuneError
@@ -332,6 +333,59 @@ def test_a_restored_search_suggests_what_the_original_would_have(name: str) -> N
     plain = searched(SEARCHES[name], 24)
     for restart_at in (0, 1, 8, 13, 20):
         assert searched(SEARCHES[name], 24, restart_at) == plain
+
+
+GRID = {"c": [1, 2], "n": [2, 6]}
+
+
+@pytest.mark.parametrize(
+    ("space", "make", "wanted"),
+    [
+        (
+            {"c": choice([4, 2, 1]), "n": qrandint(2, 6, 2)},
+            lambda seed: optuna.samplers.GridSampler(GRID, seed=seed),
+            [{"c": c, "n": n} for c in (1, 2) for n in (2, 6)],
+        ),
+        (
+            {"c": choice([None, "a", True]), "n": randint(0, 2)},
+            lambda seed: optuna.samplers.BruteForceSampler(seed=seed),
+            [{"c": c, "n": n} for c in (None, "a", True) for n in (0, 1)],
+        ),
+        (
+            {"c": choice([[4], [2]]), "n": randint(0, 2)},
+            lambda seed: optuna.samplers.GridSampler({"c": [0, 1], "n": [1]}, seed=seed),
+            [{"c": [4], "n": 1}, {"c": [2], "n": 1}],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_users_sampler_goes_through_its_grid_once_and_ends(
+    space: dict[str, Any], make: Callable[[int], Any], wanted: list[dict[str, Any]], restarts: bool
+) -> None:
+    def search() -> Searcher:
+        return OptunaSearch(dict(space), "loss", "min", sampler=make, seed=3)
+
+    searcher = search()
+    found: list[dict[str, Any]] = []
+    while isinstance(suggestion := searcher.suggest(str(len(found))), dict):
+        searcher.on_trial_complete(str(len(found)), {"loss": float(len(found))})
+        found.append(suggestion)
+        searcher = restarted(searcher, search()) if restarts else searcher
+    assert suggestion == FINISHED
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_users_sampler_names_values_that_are_numbers_of_others() -> None:
+    def fixed(seed: int) -> Any:
+        return optuna.samplers.PartialFixedSampler({"c": 1, "n": 4}, optuna.samplers.TPESampler(seed=seed))
+
+    points = [{"c": 2, "n": 6}]
+    search = OptunaSearch(
+        {"c": choice([2, 1]), "n": qrandint(2, 8, 2)}, "loss", "min", sampler=fixed, points_to_evaluate=points
+    )
+    assert [search.suggest(name) for name in "ab"] == [points[0], {"c": 1, "n": 4}]
 
 
 @pytest.mark.slow
