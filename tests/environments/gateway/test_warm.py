@@ -402,7 +402,7 @@ asyncio.run(main())
 async def test_nothing_outlives_the_orchestrator(tmp_path: Path) -> None:
     program = Bench(tmp_path, WAITS, str(tmp_path))
     orchestrator = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ORCHESTRATOR, *program.command, cwd=tmp_path
+        sys.executable, "-c", ORCHESTRATOR, *program.command, cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}
     )
     await until((tmp_path / "begun").exists, "the program")
     pids = [*map(int, (tmp_path / "begun").read_text().split())]
