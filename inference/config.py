@@ -123,6 +123,17 @@ class InferenceConfig(Config):
         return flag in {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}
 
     @model_validator(mode="after")
+    def _answers_what_is_trained_on(self) -> InferenceConfig:
+        for argument, following in zip(self.extra_args, [*self.extra_args[1:], ""], strict=True):
+            flag, _, value = argument.partition("=")
+            if flag.replace("_", "-") == "--logprobs-mode" and (value or following) != "processed_logprobs":
+                raise ValueError(
+                    f"extra_args have --logprobs-mode {value or following}: a run that samples at another temperature than 1 "
+                    "would train with wrong ratios; leave it out, the server has processed_logprobs"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:
         if self.api_key_file is None and not is_loopback(self.host):
             raise ValueError(

@@ -533,3 +533,17 @@ def test_what_vllm_does_before_it_is_ready_is_read_from_its_output(tmp_path: Pat
         "compiling and warming up kernels", "compiling and warming up kernels", "capturing CUDA graphs",
         "compiling and warming up kernels",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--logprobs-mode", "raw_logprobs"],
+        ["--logprobs_mode=raw_logits"],
+        ["--seed", "1", "--logprobs-mode=processed_logits"],
+    ],
+)
+def test_no_argument_makes_log_probabilities_those_of_another_distribution(arguments: list[str]) -> None:
+    with pytest.raises(ValidationError, match="--logprobs-mode"):
+        InferenceConfig(model="m", extra_args=arguments)
+    InferenceConfig(model="m", extra_args=["--logprobs-mode", "processed_logprobs", "--seed"])

@@ -222,7 +222,8 @@ async def test_a_seed_gives_the_same_completion_also_where_the_prompt_is_prefill
 async def test_log_probabilities_tell_the_servers_mode_apart(mode: str, tmp_path: Path) -> None:
     """Those of vLLM's default are the same at any temperature."""
     make_model(tmp_path / "model", moe=False, seed=0)
-    config = tiny_config(tmp_path / "model", tmp_path, extra_args=["--logprobs-mode", mode])
+    config = tiny_config(tmp_path / "model", tmp_path)
+    config = config.model_copy(update={"extra_args": ["--logprobs-mode", mode]})  # which the configuration refuses
     for server in run_server(config, [], []):
         stock = PoolConfig(urls=[server.url], protocol="openai")
         pool = InferencePool(stock).model(server.config.model)
