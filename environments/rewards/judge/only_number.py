@@ -36,10 +36,10 @@ _ANOTHER = (
     r"[-+~<>\u2248]?"
 )
 _NEXT = re.compile(
-    rf"{_GAP}{_ANOTHER}{_NUMBER}|[^\S\n]+[0-9]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|\+(?!\w)|-ish\b",
+    rf"{_GAP}{_ANOTHER}{_NUMBER}|[^\S\n]+[0-9]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|[-+](?!\w)|-ish\b",
     re.IGNORECASE,
 )
-_LAST = re.compile(rf"[0-9][0-9.,]*(?:{_GAP}{_ANOTHER})?\Z|(?:[.~\u2248]|(?<!\w)[<>])\Z", re.IGNORECASE)
+_LAST = re.compile(rf"[0-9][0-9.,]*(?:{_GAP}{_ANOTHER})?\Z|(?:[.~\u2248]|(?<![\w=-])[<>])[^\S\n]*\Z", re.IGNORECASE)
 """Another number that belongs to the one behind, as in `7-8`, or its own beginning."""
 _PERCENT = re.compile(rf"{_GAP}(?:%|percent\b)", re.IGNORECASE)
 _WHOLE = re.compile(NUMBER)

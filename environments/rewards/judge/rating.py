@@ -1,6 +1,7 @@
 """Finds where a judge's answer says its rating, if the operator gives no pattern: at a label, else in a sentence.
 
-A label is `Score:`, or without one `Rating:`. A sentence is `The score is 8`, in which nothing says that it might be.
+A label is `Score:`, or without one `Rating:`. A sentence is `The score is 8`, in which nothing says that it might be. A number
+that is the whole answer is one, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BEFORE = 48
 """Characters before a label in which stands whose it is."""
 _WORD = re.compile(r"([\w'\u2019-]+)[\s*_`\"'(\[{|]*\Z")
 _OF_ALL = {
-    "the", "my", "your", "this", "a", "an", "final", "overall", "total", "so", "is", "give", "assign", "judge's", "and", "with",
+    "the", "my", "your", "this", "final", "overall", "total", "so", "is", "give", "assign", "judge's", "and", "with",
     "or", "but", "then", "now", "no", "hence", "thus", "therefore",
 }  # fmt: skip
 _OF_THE_SCALE = {"maximum", "max", "minimum", "min", "perfect", "possible", "best", "highest", "lowest", "top", "full"}
@@ -42,6 +43,10 @@ _MIGHT = re.compile(
     r"\b|n['\u2019]t\b",
     re.IGNORECASE,
 )
+_ALONE = re.compile(
+    rf"[\s*_`\"'\[(]{{0,8}}(?P<number>{NUMBER})(?:\s{{0,4}}(?:/|out\s+of)\s{{0,4}}\w{{1,9}})?[\s*_`\"'\])]{{0,8}}"
+)
+"""A rating that is the whole answer."""
 _ENDS = re.compile(r"[.!?;](?=\s)|\n")
 _LONGEST_SENTENCE = 400
 
@@ -76,6 +81,8 @@ def rating_in(text: str) -> Found | str:
         if of_parts:
             return _one(of_parts, f"{name!r} stands there of several things, with several numbers")
     said = [each for each in _SENTENCE.finditer(text) if not _MIGHT.search(_sentence(text, each))]
+    if not said and (alone := _ALONE.fullmatch(text)) is not None:
+        said = [alone]
     return _one(said, "its sentences have several ratings") if said else "it says none"
 
 

@@ -123,7 +123,11 @@ OF_THE_DEFAULT_PATTERN: list[tuple[str, float | None, dict[str, Any]]] = [
     ("Rating: 4/5", None, {}),
     ("Rating: 7\nScore: 8", 0.8, {}),
     ("Score: 8\nRating: good", 0.8, {}),
-    # Sentences.
+    # A number alone, and sentences.
+    ("8", 0.8, {}),
+    ("**8/10**\n", 0.8, {}),
+    ("4/5", None, {}),
+    ("8 of the steps", None, {}),
     ("The score is 8", 0.8, {}),
     ("The final score is **8**.", 0.8, {}),
     ("My rating is 8 out of 10.", 0.8, {}),
@@ -156,6 +160,9 @@ OF_THE_DEFAULT_PATTERN: list[tuple[str, float | None, dict[str, Any]]] = [
     ("Score: 7. 8 on reflection", None, {}),
     ("Score: 7, else 8", None, {}),
     ("Content score: 7\nStyle score: 9", None, {}),
+    ("Assistant A score: 7\nAssistant B score: 9", None, {}),
+    ("Score: < 8", None, {}),
+    ("Score: 8-", None, {}),
     ("Score (content): 7\nScore (style): 9", None, {}),
     ("Content score: 7\nStyle score: 9\nScore: 8", 0.8, {}),
     ("Overall score: 8\nStyle score: 7", 0.8, {}),
