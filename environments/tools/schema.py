@@ -6,7 +6,7 @@ draft's meaning; of a schema that names its draft, what that draft does not know
 | key | becomes |
 |---|---|
 | `exclusiveMinimum: true` beside `minimum`, `exclusiveMaximum` alike (draft 4, OpenAPI 3.0) | the bound itself, exclusive |
-| `nullable: true` beside `type` (OpenAPI 3.0) | `null` among the types; an `enum` must name it, too |
+| `nullable: true`, `x-nullable: true` beside `type` (OpenAPI 3.0) | `null` among the types; an `enum` has to name it |
 | `nullable: true` beside `$ref`, `allOf`, `anyOf`, `oneOf` (exporters of OpenAPI 3.0) | that, or `null` |
 | a key whose value is `null`, as for what an exporter leaves unset | left out; not of `const`, `default`, `type` |
 | `[]` for a map of schemas or for a schema (PHP) | `{}` |
@@ -44,7 +44,7 @@ _LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 _MAPS = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 """The keys that hold a schema, a list of schemas, or schemas by name. What others hold is no schema, but a value."""
 
-_DRAFTS = {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
+_DRAFTS = {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020, "oas/3.1": 2020}
 _FIRST = {
     "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "then": 7, "else": 7, "dependentRequired": 2019,
     "dependentSchemas": 2019, "maxContains": 2019, "minContains": 2019, "unevaluatedItems": 2019, "unevaluatedProperties": 2019,
@@ -142,7 +142,7 @@ def _newest(schema: Any, draft: int | None) -> Any:
             if bound not in found:
                 raise ValueError(f"{exclusive} is true, and there is no {bound}")
             found[exclusive] = found.pop(bound)
-    is_nullable = found.get("nullable") is True and draft is None
+    is_nullable = draft is None and True in (found.get("nullable"), found.get("x-nullable"))
     if is_nullable and "type" in found:
         kinds = found["type"] if isinstance(found["type"], list) else [found["type"]]
         found["type"] = [*kinds, "null"] if "null" not in kinds else kinds
@@ -172,6 +172,8 @@ def _without_what_says_nothing(schema: dict[str, Any]) -> dict[str, Any]:
             continue
         if value == [] and key in _EMPTY:
             found[key] = {}
+        elif key in _MAPS and isinstance(value, dict):
+            found[key] = {name: {} if each is None else each for name, each in value.items()}
         elif key in ("required", "type") and isinstance(value, list):
             found[key] = ["null" if each is None else each for at, each in enumerate(value) if each not in value[:at]]
         else:
