@@ -40,13 +40,16 @@ class SharedCalls:
         If one fails, the others are cancelled, and an `ExceptionGroup` is raised.
         """
         number, tasks = next(self._numbers), list[asyncio.Task[Found]]()
-        async with asyncio.TaskGroup() as group:
-            for tokens, work in works:
-                call = await self._place(key, number, tokens)
-                tasks.append(task := group.create_task(work()))
-                # Not within the task: one that is cancelled before it begins would keep its place.
-                task.add_done_callback(partial(self._ended, call, took))
-        return [each.result() for each in tasks]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for tokens, work in works:
+                    call = await self._place(key, number, tokens)
+                    tasks.append(group.create_task(work()))
+                    # Not within the task: one that is cancelled before it begins would keep its place.
+                    tasks[-1].add_done_callback(partial(self._ended, call, took))
+            return [each.result() for each in tasks]
+        finally:
+            tasks.clear()  # the error refers to this frame, and would keep a thousand calls until a collection
 
     def _ended(self, call: Call, took: Callable[[Found], int], task: asyncio.Task[Found]) -> None:
         failed = task.cancelled() or task.exception() is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import pairwise
@@ -200,3 +202,33 @@ async def test_a_call_that_fails_or_is_cancelled_gives_its_place_back() -> None:
         await asyncio.gather(task, return_exceptions=True)
     assert await calls.gathered("a", [(1, ends)] * 5, len) == ["x"] * 5
     assert calls._shares._held == 0
+
+
+async def test_calls_that_are_cancelled_are_freed_at_once() -> None:
+    """A key that cancels again and again would leave a hundred thousand objects, whose collection holds the loop."""
+
+    class Held:
+        """What a call has."""
+
+    calls, begun = SharedCalls(alone=True), list[weakref.ref[Held]]()
+    calls.resize(8)
+
+    async def work() -> int:
+        held = Held()
+        begun.append(weakref.ref(held))
+        await asyncio.Event().wait()
+        return 0
+
+    async def cancelled() -> None:
+        asked = [asyncio.create_task(calls.gathered("a", ((1, work) for _ in range(8)), int))]
+        await until(lambda: len(begun) == 8, "all calls")
+        asked[0].cancel()
+        await asyncio.wait(asked)
+
+    gc.disable()
+    try:
+        await cancelled()
+        await asyncio.sleep(0)
+        assert not any(each() for each in begun)
+    finally:
+        gc.enable()
