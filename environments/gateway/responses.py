@@ -37,7 +37,9 @@ class Choice:
 
 def choice_of(turn: Turn, reply: Reply, stop: Sequence[str], chat: Chat) -> Choice:
     """Returns what an agent with these stop strings reads of a turn: what was written before the first of them."""
-    written = chat.transcribe([turn.completion_ids.tolist()])[0] if stop else ""
+    ids = turn.completion_ids.tolist() if stop else []
+    # A server looks for stop strings in what comes before the token that ends a turn, as vLLM does.
+    written = chat.transcribe([ids[:-1] if ids and ids[-1] in chat.stop_token_ids else ids])[0] if ids else ""
     places = [(place + len(each), place, each) for each in stop if (place := written.find(each)) >= 0]
     if not places:
         return Choice(turn, reply.content, reply)

@@ -194,6 +194,7 @@ class Thinking(RecordingModel):
         ("t1; yes X", ["Y", "X"], "t1", "yes ", "stop_sequence", "X"),
         ("t1; yes XY", ["XY", "X"], "t1", "yes ", "stop_sequence", "X"),
         ("t1; yes", ["X"], "t1", "yes", "end_turn", None),
+        ("t1; yes", ["<|end|>"], "t1", "yes", "end_turn", None),
         ("t1; call X", ["X"], "t1", "", "tool_use", None),
     ],
 )
