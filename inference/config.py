@@ -124,7 +124,7 @@ class InferenceConfig(Config):
 
     @model_validator(mode="after")
     def _answers_what_is_trained_on(self) -> InferenceConfig:
-        for argument, following in zip(self.extra_args, [*self.extra_args[1:], ""], strict=True):
+        for argument, following in zip(self.extra_args, [*self.extra_args[1:], ""], strict=False):
             flag, _, value = argument.partition("=")
             if flag.replace("_", "-") == "--logprobs-mode" and (value or following) != "processed_logprobs":
                 raise ValueError(

@@ -547,3 +547,4 @@ def test_no_argument_makes_log_probabilities_those_of_another_distribution(argum
     with pytest.raises(ValidationError, match="--logprobs-mode"):
         InferenceConfig(model="m", extra_args=arguments)
     InferenceConfig(model="m", extra_args=["--logprobs-mode", "processed_logprobs", "--seed"])
+    InferenceConfig.model_validate({"model": "m", "extra_args": []})
