@@ -9,21 +9,9 @@
 FROM python:3.11-slim AS sources
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
-COPY cli cli
-COPY cluster cluster
 COPY counterpoint counterpoint
-COPY environments environments
-COPY inference inference
-COPY job job
-COPY models models
 COPY orchestrator orchestrator
-COPY run run
-COPY serve serve
-COPY service service
-COPY sweep sweep
-COPY trainer trainer
 COPY transport transport
-COPY tune tune
 
 # What the wheel needs, of the versions that were tested, each file by its hash. What `cpu` and `gpu` add comes of several builds of torch,
 # so the lock binds it by version alone. First what we depend on,

@@ -1,4 +1,6 @@
-"""Takes up changes of a run's configuration while it runs (`run/changes.py`): checked, journalled, used from the next step on.
+"""Takes up changes of a run's configuration while it runs: checked, journalled, used from the next step on.
+
+`counterpoint/run/changes.py` has the protocol.
 
 A change is journalled between two step boundaries, for the next step that is not committed. So the trainer, which trains only
 committed steps, has read of it before it opens that step. Rollouts that have begun keep the values that they began with: the

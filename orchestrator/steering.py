@@ -1,8 +1,8 @@
-"""Takes up what the run is asked for while it runs: changes, pauses, dumps, profiles. `run/requests.py` is the protocol.
+"""Takes up what the run is asked for while it runs (`counterpoint/run/requests.py`): changes, pauses, dumps, profiles.
 
-Each kind has its own place: `orchestrator/changes.py`, `run/pause.py`, `orchestrator/step/asked_dumps.py` and
-`run/loop_health/profile.py`. This looks for requests, has them carried out one after the other, and answers. A profile
-lasts, so it is taken beside the others.
+Each kind has its own place: `orchestrator/changes.py`, `counterpoint/run/pause.py`, `orchestrator/step/asked_dumps.py` and
+`counterpoint/run/loop_health/profile.py`. This looks for requests, has them carried out one after the other, and answers. A
+profile lasts, so it is taken beside the others.
 """
 
 from __future__ import annotations

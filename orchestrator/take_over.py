@@ -3,7 +3,7 @@
 A lock holds on one machine only, so two hosts may run one run: one of them from a copy of the directory, while the other is cut
 off. Each process proposes the epoch after that in the directory, `epoch.json`, and writes it there once the trainer has accepted
 it. So a directory that was superseded by its copy stays so, however often an orchestrator is started in it: its next epoch is one
-that another process holds (`trainer/runs/epochs.py`).
+that another process holds (`counterpoint/trainer/runs/epochs.py`).
 
 The file also names the run by a random number, which a copy keeps and a directory that was made anew does not have: so a trainer
 tells another run of the same name from one that was taken over.

@@ -8,13 +8,14 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.test_imports import FLOOR_OF, REPOSITORY, imports_of
+from tests.test_imports import REPOSITORY, imports_of
 
 DOTTED = re.compile(r"\b(?:counterpoint|tests|perf|examples)(?:\.\w+)+")
 IMPORTS = re.compile(r"^\s*from [\w.]+ import", re.MULTILINE)
 FIXTURE = re.compile(r"^@pytest\w*\.fixture.*\n(?:async )?def (\w+)", re.MULTILINE)
 SETS_UP = re.compile(r"pyproject\.toml|requirements/.*|tests/(conftest|__init__)\.py")
-GLOBS = ("counterpoint/*.py", *(f"{top}/**/*.py" for top in (*FLOOR_OF, "tests", "examples")))
+OURS = ("counterpoint", "orchestrator", "transport")
+GLOBS = tuple(f"{top}/**/*.py" for top in (*OURS, "perf", "tests", "examples"))
 TEXTS = {path.relative_to(REPOSITORY): path.read_text() for pattern in GLOBS for path in REPOSITORY.glob(pattern)}
 NAMES = {
     str(path)[:-3].replace("/", ".").removesuffix(".__init__").removeprefix("counterpoint."): path for path in TEXTS
@@ -27,7 +28,7 @@ def used_by(path: Path, text: str) -> set[Path]:
     for found in DOTTED.findall(IMPORTS.sub("", text)):
         words = found.removeprefix("counterpoint.").split(".")
         names |= {max({".".join(words[: end + 1]) for end in range(len(words))} & set(NAMES), default="", key=len)}
-    names -= {"", "cli.main" if path.parts[0] in FLOOR_OF.keys() - {"perf"} else ""}
+    names -= {"", "cli.main" if path.parts[0] in OURS else ""}
     names |= {"cli.main"} if 'with_name("counterpoint")' in text else set()
     return {NAMES[name] for name in names} | {folder / "conftest.py" for folder in path.parents}
 

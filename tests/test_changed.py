@@ -21,9 +21,10 @@ from tests.changed import reached
             "tests/trainer/test_sharding.py",
             "tests/trainer/test_loss.py",
         ),  # in a text
-        ("cli/logs.py", "tests/cli/test_names_of_users.py", "tests/trainer/test_loss.py"),  # by the table of commands
-        ("inference/plugin/update.py", "tests/inference/test_vllm_moe.py", "tests/trainer/test_loss.py"),
-        ("serve/page/app.js", "tests/serve/browser/test_page.py", "tests/trainer/test_loss.py"),
+        # by the table of commands
+        ("counterpoint/cli/logs.py", "tests/cli/test_names_of_users.py", "tests/trainer/test_loss.py"),
+        ("counterpoint/inference/plugin/update.py", "tests/inference/test_vllm_moe.py", "tests/trainer/test_loss.py"),
+        ("counterpoint/serve/page/app.js", "tests/serve/browser/test_page.py", "tests/trainer/test_loss.py"),
         ("docs/contracts.md", "tests/test_docs.py", "tests/trainer/test_loss.py"),
         ("no/longer.py", "tests/test_imports.py", "tests/trainer/test_loss.py"),
     ],

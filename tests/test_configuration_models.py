@@ -6,7 +6,6 @@ import importlib
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -17,9 +16,9 @@ from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.config import NO_NUMBER, Config
+from tests.test_imports import FLOOR_OF, folder_of
 
-REPOSITORY = Path(__file__).parents[1]
-PACKAGES = sorted({path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - {"examples", "perf", "tests"})
+PACKAGES = sorted(FLOOR_OF.keys() - {"perf"})
 
 LEAST_NUMBERS = 300
 """There are more; with fewer, most models were not found."""
@@ -27,9 +26,10 @@ LEAST_NUMBERS = 300
 
 def every_model() -> set[type[Config]]:
     for package in PACKAGES:
-        for file in (REPOSITORY / package).rglob("*.py"):
+        for file in folder_of(package).rglob("*.py"):
             if "import Config" in (text := file.read_text()) or "(Config)" in text:
-                importlib.import_module(".".join(file.relative_to(REPOSITORY).with_suffix("").parts))
+                parts = file.relative_to(folder_of(package).parent).with_suffix("").parts
+                importlib.import_module(".".join(("counterpoint", *parts)))
     return set(subclasses(Config))
 
 

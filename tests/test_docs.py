@@ -15,7 +15,7 @@ import pytest
 import counterpoint
 from counterpoint.cli.main import main
 from counterpoint.job.environments.new_environment import write_environment
-from tests.test_imports import FLOOR_OF, graph
+from tests.test_imports import FLOOR_OF, folder_of, graph
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -30,7 +30,7 @@ PAGES = sorted(
     ]
 )
 
-PACKAGES = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")}
+PACKAGES = {*FLOOR_OF, "counterpoint", "tests"}
 
 CITATION = re.compile(r"`([\w./-]+\.\w+)`(?::`([\w.]+)`)?")
 """`path/file.py`, or `path/file.py`:`function`."""
@@ -200,17 +200,20 @@ def test_the_table_of_sub_packages_names_each() -> None:
     rows = re.findall(r"^\| `(\w+)/` \| (`.+) \|$", prose(REPOSITORY / "docs/architecture.md"), flags=re.MULTILINE)
     assert {package for package, _ in rows} >= {"job", "trainer"}
     for package, named in rows:
-        found = {path.parent.name for path in (REPOSITORY / package).glob("*/__init__.py")}
+        found = {path.parent.name for path in folder_of(package).glob("*/__init__.py")}
         assert not found - {*re.findall(r"`(\w+)/`", named)}, package
 
 
 def test_files_cited_in_the_source_exist() -> None:
+    sources = [(folder, path) for folder in map(folder_of, FLOOR_OF) for path in folder.rglob("*.py")]
+    sources += [
+        (path.parent, path) for pattern in ("counterpoint/*.py", "tests/**/*.py") for path in REPOSITORY.glob(pattern)
+    ]
     missing = []
-    for package in PACKAGES:
-        for path in (REPOSITORY / package).rglob("*.py"):
-            for file in re.findall(r"`([\w./-]+\.(?:py|md))`", path.read_text(encoding="utf-8")):
-                first, inside, _ = file.partition("/")
-                alone = not inside and package != "tests" and not any((REPOSITORY / package).rglob(file))
-                if alone or (inside and first in PACKAGES | {"docs"} and not (REPOSITORY / file).exists()):
-                    missing.append(f"{page_of(path)}: {file}")
+    for folder, path in sources:
+        for file in re.findall(r"`([\w./-]+\.(?:py|md))`", path.read_text(encoding="utf-8")):
+            first, inside, _ = file.partition("/")
+            alone = not inside and not page_of(path).startswith("tests/") and not any(folder.rglob(file))
+            if alone or (inside and first in PACKAGES | {"docs"} and not (REPOSITORY / file).exists()):
+                missing.append(f"{page_of(path)}: {file}")
     assert not missing

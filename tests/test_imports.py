@@ -27,18 +27,27 @@ FLOORS = (
     ("perf",),
 )
 """From the ground up. A package imports those of the floors below its own. `counterpoint` itself, the one name that is installed,
-stands apart: it has public names, which load nothing, and links to the packages."""
+stands apart: it has the packages, and public names, which load nothing."""
 
 FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
+
+AT_THE_TOP = ("orchestrator", "transport", "perf")
+"""Packages whose folders stand there. `counterpoint/` has the others, and links to the first two."""
 
 MOST_FILES = 20
 """In one folder; more are sub-packages by purpose."""
 
 
+def folder_of(package: str) -> Path:
+    """Where a package lies."""
+    return REPOSITORY / package if package in AT_THE_TOP else REPOSITORY / "counterpoint" / package
+
+
 def modules() -> dict[str, Path]:
     """Every module of the floors, by its dotted name without `counterpoint`."""
-    files = [path for package in FLOOR_OF for path in (REPOSITORY / package).rglob("*.py")]
-    names = [path.relative_to(REPOSITORY).with_suffix("").parts for path in files]
+    found = [(folder_of(package).parent, path) for package in FLOOR_OF for path in folder_of(package).rglob("*.py")]
+    files = [path for _, path in found]
+    names = [path.relative_to(parent).with_suffix("").parts for parent, path in found]
     return {
         ".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
         for parts, path in zip(names, files, strict=True)
@@ -85,12 +94,16 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_every_package_has_a_floor() -> None:
-    assert {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} == {*FLOOR_OF, "counterpoint", "tests"}
+    assert {path.parent for path in REPOSITORY.glob("*/__init__.py")} == {
+        REPOSITORY / name for name in (*AT_THE_TOP, "counterpoint", "tests")
+    }
+    inside = {path.parent.name for path in REPOSITORY.glob("counterpoint/*/__init__.py")}
+    assert inside == FLOOR_OF.keys() - {"perf"}
 
 
 def test_every_package_is_installed_under_the_one_name() -> None:
     links = {path.name: path.readlink() for path in (REPOSITORY / "counterpoint").iterdir() if path.is_symlink()}
-    assert links == {name: Path("..", name) for name in FLOOR_OF if name != "perf"}
+    assert links == {name: Path("..", name) for name in AT_THE_TOP if name != "perf"}
 
 
 def test_packages_import_downwards_only() -> None:

@@ -10,11 +10,14 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+from tests.test_imports import FLOOR_OF
+
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 NOT_SHIPPED = {"tests", "examples", "perf"}
 
-PACKAGES = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - NOT_SHIPPED
+TOPS = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - NOT_SHIPPED
+"""The folders that have what is installed."""
 
 
 def test_the_wheel_has_one_name() -> None:
@@ -22,7 +25,7 @@ def test_the_wheel_has_one_name() -> None:
 
 
 def test_the_image_is_built_from_every_package() -> None:
-    """`COPY cli cli` for each, of what `.dockerignore` does not keep back; and what else the build copies is sent, too."""
+    """`COPY NAME NAME` for each, of what `.dockerignore` does not keep back; and what else the build copies is sent, too."""
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     copied = {line.split()[1].rstrip("/") for line in lines if re.fullmatch(r"COPY (\S+) \1", line)}
     sources = {
@@ -31,7 +34,7 @@ def test_the_image_is_built_from_every_package() -> None:
         if line.startswith("COPY ") and "--from" not in line
         for word in line.split()[1:-1]
     }
-    assert copied == PACKAGES
+    assert copied == TOPS
     sent = {
         line.removeprefix("!")
         for line in (REPOSITORY / ".dockerignore").read_text().splitlines()
@@ -45,7 +48,7 @@ def test_ruff_and_mypy_know_every_package() -> None:
     linter = PROJECT["tool"]["ruff"]["lint"]
     assert set(PROJECT["tool"]["mypy"]["packages"]) == {"counterpoint", *NOT_SHIPPED}
     assert set(linter["isort"]["known-first-party"]) == {"counterpoint", *NOT_SHIPPED}
-    assert linter["flake8-tidy-imports"]["banned-api"].keys() >= PACKAGES - {"counterpoint"}
+    assert linter["flake8-tidy-imports"]["banned-api"].keys() >= TOPS - {"counterpoint"}
 
 
 def test_make_reads_every_file_of_pips_configuration(tmp_path: Path) -> None:
@@ -99,4 +102,6 @@ def test_torchvision_is_the_same_everywhere() -> None:
 def test_every_package_is_typed_for_those_who_import_it() -> None:
     """PEP 561 wants the file: without it a type checker takes what a wheel has for Any."""
     assert PROJECT["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]
-    assert {path.parent.name for path in REPOSITORY.glob("*/py.typed")} == PACKAGES
+    assert (REPOSITORY / "counterpoint" / "py.typed").exists()
+    typed = {path.parent.name for path in REPOSITORY.glob("counterpoint/*/py.typed")}
+    assert typed == FLOOR_OF.keys() - NOT_SHIPPED

@@ -74,7 +74,7 @@ class Ask:
     number: Count
     """Items count from 1."""
     header: bytes
-    """What is asked for (`run/items.py`)."""
+    """What is asked for (`counterpoint/run/items.py`)."""
     batch: Batch | None = None
     """The samples of its contribution."""
     session: Count = 0

@@ -1,7 +1,7 @@
 """A log that is limited in rate, so that a flood of messages or of bad rows cannot fill the disk.
 
 The trainer's end of the wire has one (`transport/wires/receiver.py`), and so have the trainer's sessions
-(`trainer/work/sessions.py`).
+(`counterpoint/trainer/work/sessions.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trace of one rollout in some hundred: its turns, the time of its environment between them, and its scoring.
 
 Each turn's request carries W3C's `traceparent`, so that the spans of the server that answers it join the trace. The spans are
-written with the run's others; `job/tracing` exports them.
+written with the run's others; `counterpoint/job/tracing` exports them.
 """
 
 from __future__ import annotations

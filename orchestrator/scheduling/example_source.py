@@ -1,4 +1,4 @@
-"""What the scheduler needs of the source of examples, which `environments/mix.py` is."""
+"""What the scheduler needs of the source of examples, which `counterpoint/environments/mix.py` is."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ next step to ship and v the newest loaded policy version:
   dropped, and the rules above start others.
 - **Giving up.** While nothing has succeeded yet, and what fails cannot pass by itself, the run ends (`giving_up.py`).
 - **Shares.** The source of examples learns of each group that is dropped as too stale, and draws another one of its environment
-  in its place, up to a bound: ratios are of what is trained (`environments/mix.py`).
+  in its place, up to a bound: ratios are of what is trained (`counterpoint/environments/mix.py`).
 - **Curriculum.** The source of examples learns a group's rewards when the group ships, or is dropped after it was finalized.
 - **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and at no other time.
 - **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain, ready

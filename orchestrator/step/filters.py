@@ -1,7 +1,7 @@
 """Filters for rollouts that should not be trained on: gibberish, repetition, zero advantage.
 
-Each monitors (counts) or enforces (removes), as configured in `run/config.py`. All are vectorised: no Python runs per token.
-`finalize.py` applies them to one group, in a worker thread, after the advantages.
+Each monitors (counts) or enforces (removes), as configured in `counterpoint/run/config.py`. All are vectorised: no Python runs
+per token. `finalize.py` applies them to one group, in a worker thread, after the advantages.
 """
 
 from __future__ import annotations

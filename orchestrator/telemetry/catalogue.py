@@ -1,6 +1,6 @@
 """The metrics of a run's orchestrator: its steps, event loop and evaluations.
 
-Those of its pool of servers are in `inference/pool/meters.py`.
+Those of its pool of servers are in `counterpoint/inference/pool/meters.py`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ WIDTH = 130
 """The width of the table where output is no terminal."""
 
 REPEATED = re.compile(r"Request of \S+, attempt \d+, failed")
-"""The words of a run's log for a request that is tried again (`inference/pool/pool.py`)."""
+"""The words of a run's log for a request that is tried again (`counterpoint/inference/pool/pool.py`)."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def environment_of(side: str, task: Task) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    if side == "trl-vllm":  # what our servers set, too (`inference/server.py`)
+    if side == "trl-vllm":  # what our servers set, too (`counterpoint/inference/server.py`)
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return environment

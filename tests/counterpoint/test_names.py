@@ -89,7 +89,7 @@ def test_every_name_is_the_internal_object(module: str) -> None:
 
 
 def test_a_name_that_there_is_not_is_an_error_with_its_module() -> None:
-    for module in ("counterpoint", "counterpoint.tune", "cluster"):
+    for module in ("counterpoint", "counterpoint.tune", "counterpoint.cluster"):
         with pytest.raises(AttributeError, match=f"{module!r} has no attribute 'Nonsense'"):
             _ = importlib.import_module(module).Nonsense
 

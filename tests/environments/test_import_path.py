@@ -34,7 +34,7 @@ def test_a_module_of_the_working_directory_is_found_last(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_folder_of_ours_is_no_module_by_itself() -> None:
-    assert "No module named 'environments'" in imported(CHECKOUT, "environments.tasks.reverse_text", "ReverseText")
+    assert "No module named 'transport'" in imported(CHECKOUT, "transport.records", "COLUMNS")
 
 
 def test_an_old_name_of_ours_is_answered_with_the_new_one() -> None:

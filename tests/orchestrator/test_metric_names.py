@@ -32,7 +32,7 @@ TOY = "tests.orchestrator.toy_environment:Toy"
 STEPS = 4
 
 OF_WORKERS = {f"environment/<environment>/{rest}" for rest in ("lag/max", "restarts", "sessions", "workers")}
-"""Only environments in processes of their own have them: `environments/workers/pool.py`."""
+"""Only environments in processes of their own have them: `counterpoint/environments/workers/pool.py`."""
 
 NOT_AT_THE_END = {OUTAGE_START.name, SILENT.name}
 """Shown during an outage, and while the loop goes on: `test_telemetry.py`."""

@@ -125,7 +125,7 @@ def test_nothing_is_unpickled_but_by_the_restricted_reader() -> None:
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(module.split(".")[0] in UNPICKLING for module in modules):
                 importing.add(name)
-    assert importing == {"job/replay/restricted_pickle.py"}
+    assert importing == {"counterpoint/job/replay/restricted_pickle.py"}
 
 
 def test_no_code_listens_on_all_addresses_by_itself() -> None:

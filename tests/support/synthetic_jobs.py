@@ -2,10 +2,11 @@
 
     python -m tests.support.synthetic_jobs DIRECTORY [--runs 8] [--steps 1000] [--distinct 16]
 
-For tests of what reads jobs (`serve/`), and for looking at a page with much in it. The job is healthy: its reward
-rises, nothing fails often, nothing is late. Lines are those of `orchestrator/step/step_metrics.py` and `trainer/loop.py`, in
-their order. Only `distinct` runs have contents of their own; the others' files are hard links to theirs, which readers cannot
-tell apart, so that 1,000 runs of 10,000 steps take seconds and little space. The trainer's file is written in full.
+For tests of what reads jobs (`counterpoint/serve/`), and for looking at a page with much in it. The job is healthy: its reward
+rises, nothing fails often, nothing is late. Lines are those of `orchestrator/step/step_metrics.py` and
+`counterpoint/trainer/loop.py`, in their order. Only `distinct` runs have contents of their own; the others' files are hard links
+to theirs, which readers cannot tell apart, so that 1,000 runs of 10,000 steps take seconds and little space. The trainer's file
+is written in full.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def trained_lines(shipped: Sequence[Line], seed: int = 0) -> Iterator[Line]:
 
 
 def _named(name: str, environment: str) -> str:
-    """The name of a metric for one environment, as `trainer/work/step.py` puts it."""
+    """The name of a metric for one environment, as `counterpoint/trainer/work/step.py` puts it."""
     metric, slash, statistic = name.partition("/")
     if name == "tokens/trained":
         return f"{name}/{environment}"

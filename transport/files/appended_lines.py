@@ -1,8 +1,8 @@
 """The lines of a growing JSON Lines file, each given once, however the file grows, is cut or is replaced between two looks.
 
 Anybody may have written the file, and its writer goes on while we read. A line counts once its newline is there. A resume
-removes the lines beyond a step and writes others, in place (`orchestrator/metrics.py`) or in a new file (`trainer/metrics.py`):
-then everything is given again. `place.py` has the rule by which a file is known.
+removes the lines beyond a step and writes others, in place (`orchestrator/metrics.py`) or in a new file
+(`counterpoint/trainer/metrics.py`): then everything is given again. `place.py` has the rule by which a file is known.
 """
 
 from __future__ import annotations

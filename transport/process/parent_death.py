@@ -1,8 +1,8 @@
 """Processes that die with their parent: no vLLM process outlives the one that started it, even one killed with SIGKILL.
 
-`inference/server.py` starts vLLM's API server through this file's command, which binds itself to its parent and becomes that
-program, and `tune/runs/host_job.py` its job. `inference/plugin` binds vLLM's engine and workers to the process that spawned each.
-The kernel sends the signal (`launch.die_with_parent`).
+`counterpoint/inference/server.py` starts vLLM's API server through this file's command, which binds itself to its parent and
+becomes that program, and `counterpoint/tune/runs/host_job.py` its job. `counterpoint/inference/plugin` binds vLLM's engine and
+workers to the process that spawned each. The kernel sends the signal (`launch.die_with_parent`).
 """
 
 from __future__ import annotations

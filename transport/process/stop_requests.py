@@ -3,9 +3,9 @@
 `timeout 100 counterpoint run` sends its signal to the process and then to the group, which is the same process again; a terminal
 that closes sends SIGHUP, and the end of its session SIGTERM. Two signals within a second are one request.
 
-`job/sweep/worker.py` counts requests here but handles signals in its event loop, since its handlers change the loop's state. So
-does a job's master, which counts in `cluster/manager/ending.py`. `sweep/interruption.py` turns signals into exceptions, and
-imports nothing of ours.
+`counterpoint/job/sweep/worker.py` counts requests here but handles signals in its event loop, since its handlers change the
+loop's state. So does a job's master, which counts in `counterpoint/cluster/manager/ending.py`.
+`counterpoint/sweep/interruption.py` turns signals into exceptions, and imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Histogram:
     def observe_stall(self, lag: float, interval: float, most: int) -> None:
         """Adds the values lag, lag - interval, ... down to 0, at most so many: all samples that were due while one waited.
 
-        As `run/loop_health/lag.py`:`samples_of`, at a cost that does not grow with the stall.
+        As `counterpoint/run/loop_health/lag.py`:`samples_of`, at a cost that does not grow with the stall.
         """
         number = min(int(lag / interval) + 1, most)
         if number == 1:

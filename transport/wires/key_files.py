@@ -1,6 +1,7 @@
 """Makes the files by which the roles of a job trust each other on several machines: CURVE keys of both ends, and a token.
 
-The ends of the wire read them with `transport/wires/endpoint.py`, servers and their clients with `inference/token.py`.
+The ends of the wire read them with `transport/wires/endpoint.py`, servers and their clients with
+`counterpoint/inference/token.py`.
 """
 
 from __future__ import annotations

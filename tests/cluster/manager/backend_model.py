@@ -1,6 +1,7 @@
 """A backend for the tests of the manager: it carries out instructions when told to, and keeps every report until it is delivered.
 
-It is idempotent as `cluster/backends/base.py` asks, and checks what no backend may see: two living processes of one worker.
+It is idempotent as `counterpoint/cluster/backends/base.py` asks, and checks what no backend may see: two living processes of one
+worker.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ GIVEN = {
 def imported() -> dict[str, set[str]]:
     """By file of the product: the modules of vLLM that it imports, at its top or inside functions."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in (REPOSITORY / "inference").rglob("*.py"):
+    for path in (REPOSITORY / "counterpoint" / "inference").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
@@ -38,7 +38,7 @@ def listed() -> dict[str, set[str]]:
     for line in (REPOSITORY / "docs" / "vllm_parts.md").read_text().splitlines():
         if line.startswith("| `"):
             files, modules = line.split("|")[1:3]
-            for file in re.findall(r"`(inference/\S+\.py)`", files):
+            for file in re.findall(r"`(counterpoint/inference/\S+\.py)`", files):
                 found[file] |= set(re.findall(r"`(vllm\.[\w.]+)`", modules))
     return found
 

@@ -1,5 +1,5 @@
-"""The rules of `inference/pool/held.py` in the plainest way: separate facts about one name at one server, and what each event
-changes of them.
+"""The rules of `counterpoint/inference/pool/held.py` in the plainest way: separate facts about one name at one server, and what
+each event changes of them.
 
 It has no words for a person. It believes its events, but for those of an earlier attempt.
 """

@@ -143,7 +143,7 @@ def write_export(job: Path, lines: list[dict[str, object]], rank: int = 0) -> No
 
 
 def exported(rollout: Rollout, turn: int, shift: float) -> dict[str, object]:
-    """A line of `trainer/telemetry/token_export.py`, of the sample that ends with that turn."""
+    """A line of `counterpoint/trainer/telemetry/token_export.py`, of the sample that ends with that turn."""
     position: list[int] = []
     ids: list[int] = []
     for each in rollout.turns[: turn + 1]:

@@ -1,7 +1,7 @@
 """What a run publishes, loaded by PEFT: the same function as the adapter in the trainer, for every architecture at hand.
 
-Without the conversion by names that `trainer/lora/peft_names.py` prepares the file for, PEFT loads those of mixtures with dense
-or shared layers without an error, as another function: 0.3 to 1.2 nats off.
+Without the conversion by names that `counterpoint/trainer/lora/peft_names.py` prepares the file for, PEFT loads those of mixtures
+with dense or shared layers without an error, as another function: 0.3 to 1.2 nats off.
 """
 
 from __future__ import annotations

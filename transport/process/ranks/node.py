@@ -1,8 +1,8 @@
 """Starts the ranks of one node as a child process that runs torch's elastic agent (`torch_agent`), and says how they fare.
 
 The child runs under a guardian (`transport.process.launch`), so that no rank is left when it ends, or when this process dies.
-This module does not import torch. An elastic worker (`cluster/elastic/elastic_worker.py`) uses it for each round; a process that
-is alone on its node, as a job's trainer, uses `alone`.
+This module does not import torch. An elastic worker (`counterpoint/cluster/elastic/elastic_worker.py`) uses it for each round; a
+process that is alone on its node, as a job's trainer, uses `alone`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,252 @@
+"""The calls of Ray that the backend needs: nodes, placement groups, and detached actors that run agents. All of them block.
+
+`counterpoint/cluster/backends/on_ray.py` makes them in threads, and never on its event loop. Ray is imported at the first of
+them: it is an extra, and its import must not be in the main thread, where it would take SIGTERM for itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from counterpoint.cluster.agent.remains import kill_marked
+from counterpoint.cluster.agent.settings import mark_of
+from counterpoint.cluster.backends.base import Node
+from counterpoint.cluster.backends.ray_actor import AgentActor
+from counterpoint.cluster.backends.ray_places import (
+    NAMESPACE,
+    actor_options,
+    elsewhere,
+    group_bundles,
+    node_name,
+    node_of,
+)
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.spec import Resources
+
+ADDRESS = "RAY_ADDRESS"
+"""Ray's own variable: where its cluster is, unless the spec says."""
+
+CONNECT_SECONDS = 5.0
+"""How long the address may take to accept a connection, before Ray is asked, which would try for ever."""
+
+_connecting = threading.Lock()
+_connections = 0
+"""How many `RayCluster`s of this process share its one connection."""
+_connected_to = ""
+
+
+class RayCluster:
+    """A connection to a Ray cluster; one process has one, so several of these share it."""
+
+    def __init__(self, address: str = "", starts_local: bool = False) -> None:
+        """Does not connect yet. Without `address`, `$RAY_ADDRESS` has it; without both, a Ray of this machine may be started."""
+        self.address = address or os.environ.get(ADDRESS, "")
+        self._starts_local = starts_local and not self.address
+
+    def connect(self) -> None:
+        """Connects this process. Raises as `require` and `probe` do, and whatever Ray raises."""
+        self.require()
+        import ray
+
+        global _connections, _connected_to
+        with _connecting:
+            if not ray.is_initialized():
+                if self.address:
+                    self.probe()
+                logging.getLogger("ray").setLevel(logging.ERROR)
+                ray.init(self.address or "local", namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+                _connected_to = self.address
+            elif _connected_to != self.address:
+                raise BackendError(f"this process is connected to Ray at {_connected_to or 'another address'} already")
+            _connections += 1
+
+    def require(self) -> None:
+        """Raises `BackendError` without Ray, or without an address. Does not import Ray."""
+        if importlib.util.find_spec("ray") is None:
+            raise BackendError("ray is not installed; install the extra: pip install 'counterpoint[ray]'")
+        if not self.address and not self._starts_local:
+            raise BackendError(
+                f"no address of a Ray cluster is given; set {ADDRESS} to HOST:PORT, as `ray start --head` prints it"
+            )
+
+    def probe(self) -> None:
+        """Raises `BackendError` unless something accepts a connection at the address."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise BackendError(
+                f"nothing answers at the address of the Ray cluster, {self.address}: {error}; start one with `ray start --head`, "
+                f"or set {ADDRESS} to that of one that runs, HOST:PORT"
+            ) from None
+
+    def disconnect(self) -> None:
+        """Disconnects this process. Actors and placement groups stay: they are detached."""
+        import ray
+
+        global _connections
+        with _connecting:
+            _connections -= 1
+            if _connections == 0:
+                ray.shutdown()
+
+    def nodes(self) -> list[Node]:
+        """Returns every node that is or was in the cluster."""
+        import ray
+
+        return [node_of(entry) for entry in ray.nodes()]
+
+    def reserve(self, group: str, needs: Sequence[Resources], avoid: Sequence[str], seconds: float) -> None:
+        """Makes a detached placement group of that name; the one there is stays, unless it is on a node to `avoid`.
+
+        Raises `BackendError` if it has no place within `seconds`; then there is no group.
+        """
+        import ray
+        from ray.util.placement_group import placement_group
+
+        entries = ray.nodes()
+        known = {entry["NodeID"]: entry for entry in entries}
+        found = self._group(group)
+        if found is not None:
+            held = [known.get(node) for node in self._table(found)["bundles_to_node_id"].values()]
+            if any(entry is None or not entry["Alive"] or node_name(entry) in avoid for entry in held):
+                self.remove_group(group)
+                found = None
+        if found is None:
+            found = placement_group(
+                group_bundles(needs),
+                strategy="STRICT_PACK",
+                name=group,
+                lifetime="detached",
+                bundle_label_selector=elsewhere(avoid, entries),
+            )
+        if not found.wait(seconds):
+            state = self._table(found)["stats"].get("scheduling_state", "unknown")
+            self.remove_group(group)
+            raise BackendError(
+                f"placement group {group} has no place after {seconds:g} s ({state}): it needs {group_bundles(needs)[0]} on one "
+                f"node, and {ray.available_resources()} are free in all"
+            )
+
+    def remove_group(self, group: str) -> None:
+        """Removes a placement group by name, with the actors in it; nothing if there is none."""
+        from ray.util.placement_group import remove_placement_group
+
+        if (found := self._group(group)) is not None:
+            remove_placement_group(found)
+
+    def start_actor(self, name: str, group: str, needs: Resources, settings: dict[str, Any]) -> None:
+        """Creates the detached actor of that name in its placement group, with an agent. One that lives stays as it is.
+
+        `settings` as for `AgentActor`.
+        """
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        found = self._group(group)
+        if found is None:
+            raise BackendError(f"placement group {group} of actor {name} is gone; its bundle must be allocated again")
+        ray.remote(AgentActor).options(
+            name=name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(found),
+            **actor_options(needs),
+        ).remote(name, settings)
+
+    def endpoint(self, name: str, seconds: float) -> dict[str, Any]:
+        """Returns where an actor's agent listens. Raises `BackendError` if it does not within `seconds`, or the actor is gone."""
+        import ray
+
+        try:
+            said: dict[str, Any] = ray.get(self._actor(name).endpoint.remote(), timeout=seconds)
+        except ray.exceptions.RayError as error:
+            raise BackendError(
+                f"the agent of actor {name} does not listen after {seconds:g} s: {_short(error)}"
+            ) from None
+        return said
+
+    def end_of(self, name: str) -> Future[int]:
+        """Returns what becomes the exit code of an actor's agent, or an exception when the actor has died."""
+        future: Future[int] = self._actor(name).ended.remote().future()
+        return future
+
+    def clear(self, node: str, directory: Path, name: str, seconds: float) -> list[int]:
+        """Kills on a node whatever an agent of that name left; returns what could not be killed. Raises if the node is gone."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = [entry["NodeID"] for entry in ray.nodes() if entry["Alive"] and node_name(entry) == node]
+        if not there:
+            raise BackendError(f"node {node} is gone")
+        kill = ray.remote(kill_marked).options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(there[0], soft=False)
+        )
+        left: list[int] = ray.get(kill.remote(mark_of(directory, name)), timeout=seconds)
+        return left
+
+    def actors(self, job: str) -> list[str]:
+        """Returns the names of the job's living actors."""
+        import ray
+
+        return [name for name in ray.util.list_named_actors() if name.startswith(f"{job}/")]
+
+    def groups(self, job: str) -> list[str]:
+        """Returns the names of the job's placement groups."""
+        from ray.util.placement_group import placement_group_table
+
+        return [
+            entry["name"]
+            for entry in placement_group_table().values()
+            if entry["state"] != "REMOVED" and entry["name"].startswith(f"{job}/")
+        ]
+
+    def remove_actor(self, name: str) -> None:
+        """Kills an actor by name, its agent and what is below it; nothing if there is none."""
+        import ray
+
+        try:
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return
+        ray.kill(actor, no_restart=True)
+
+    def _actor(self, name: str) -> Any:
+        import ray
+
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            raise BackendError(f"actor {name} is gone") from None
+
+    def _group(self, name: str) -> Any:
+        """The placement group of that name, or None."""
+        from ray.util.placement_group import get_placement_group
+
+        try:
+            return get_placement_group(name)
+        except ValueError:
+            return None
+
+    def _table(self, group: Any) -> dict[str, Any]:
+        from ray.util.placement_group import placement_group_table
+
+        table: dict[str, Any] = placement_group_table(group)
+        return table
+
+
+def _short(error: Exception) -> str:
+    """The first line of what the actor raised, or of Ray's own message."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"

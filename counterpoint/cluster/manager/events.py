@@ -1,0 +1,372 @@
+"""The vocabulary of the PrimeManager: what can happen to a job, and what is then to be done.
+
+Every event that the manager accepts is journalled before the instructions that follow from it are executed
+(`counterpoint/cluster/master`), so events hold plain values: str, int, float, bool, and tuples of these; `reason`s are at most
+`LONGEST_REASON` characters. An event about a worker names its incarnation; one of another incarnation than the current one is
+stale, and changes nothing. `at` is in seconds by a clock of the job that never steps back, not even when masters change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+LONGEST_REASON = 2000
+"""Characters of a reason; a longer one is cut where the event is made."""
+
+
+class ManagerStage(StrEnum):
+    """The stage of the job as a whole."""
+
+    INIT = "INIT"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The job starts."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class MasterChanged:
+    """A master with this epoch took over: what was outstanding is to be done (again), by its epoch."""
+
+    epoch: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """A bundle has a place. `attempt`: of the `Allocate` that this answers."""
+
+    bundle: str
+    attempt: int
+    node: str
+    """The node; empty if the backend learns it only when a worker is created there."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationFailed:
+    """A bundle could not be placed now. `final`: it never can."""
+
+    bundle: str
+    attempt: int
+    reason: str
+    final: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A worker's process runs on a node."""
+
+    worker: str
+    incarnation: int
+    node: str
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CreateFailed:
+    """A worker's process could not be started."""
+
+    worker: str
+    incarnation: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has passed its `self_check` (a command: sent `READY=1`). `address`: where it takes calls."""
+
+    worker: str
+    incarnation: int
+    address: str
+    server_key: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker's `start` hook runs."""
+
+    worker: str
+    incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFinished:
+    """A worker's `start` hook returned; a service's process may go on to answer calls."""
+
+    worker: str
+    incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnnounced:
+    """A worker said that it is about to end (`STOPPING=1`): it has as long as after a request to stop."""
+
+    worker: str
+    incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionRequested:
+    """A worker that ends, or is not ready yet, asked for so many seconds from now (`EXTEND_TIMEOUT_USEC`)."""
+
+    worker: str
+    incarnation: int
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker's process has ended; `code` is 128 + signal if it was killed, `reason` a hook's exception, if any."""
+
+    worker: str
+    incarnation: int
+    code: int
+    reason: str
+    at: float
+    lost: bool = False
+    """Whether it ended with its agent, and not by itself: it is created again as after the loss of its node."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSuspected:
+    """Two heartbeats of a worker are missing: nothing was heard of it for so many seconds."""
+
+    worker: str
+    incarnation: int
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeard:
+    """A worker that was suspected sent a heartbeat."""
+
+    worker: str
+    incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSilent:
+    """A worker missed its heartbeats for so many seconds."""
+
+    worker: str
+    incarnation: int
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenChecked:
+    """A SubMaster's `check_child` returned, for the check of that number."""
+
+    worker: str
+    incarnation: int
+    check: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverDone:
+    """A worker's `on_failover` returned, for the notice of that number."""
+
+    worker: str
+    incarnation: int
+    notice: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceRequested:
+    """A SubMaster asked to have a worker of its role created again."""
+
+    by: str
+    by_incarnation: int
+    worker: str
+    incarnation: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """A role is to have so many workers, between its limits."""
+
+    role: str
+    count: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone, with everything on it (its agent does not answer, or the backend says so)."""
+
+    node: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The job is to stop; a second request at least a second later kills it.
+
+    `code` is its exit code if everything ends cleanly before its work is complete. `by`: the worker that asked, or empty; the
+    requests of workers never kill.
+    """
+
+    reason: str
+    code: int
+    by: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GuestsChanged:
+    """The guests of the job changed: its services go on for them after its tasks have ended."""
+
+    guests: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline that the manager named may have passed."""
+
+    at: float
+
+
+Event = (
+    Begin
+    | MasterChanged
+    | Allocated
+    | AllocationFailed
+    | Created
+    | CreateFailed
+    | WorkerReady
+    | WorkerStarted
+    | WorkFinished
+    | EndAnnounced
+    | ExtensionRequested
+    | WorkerExited
+    | WorkerSuspected
+    | WorkerHeard
+    | WorkerSilent
+    | ChildrenChecked
+    | FailoverDone
+    | ReplaceRequested
+    | ScaleRequested
+    | NodeLost
+    | StopRequested
+    | GuestsChanged
+    | Tick
+)
+
+
+# --- instructions: each may be repeated after a change of masters, so whoever executes them is idempotent ---
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Find a place for a bundle: answered by `Allocated` or `AllocationFailed`."""
+
+    bundle: str
+    attempt: int
+    """Counts from 1 for each bundle; an answer to an earlier attempt is stale."""
+    workers: tuple[str, ...]
+    avoid: tuple[str, ...] = ()
+    """Nodes that are set aside because they failed several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Start a worker's process: answered by `Created` or `CreateFailed`. `again`: not for the first time."""
+
+    worker: str
+    incarnation: int
+    bundle: str
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckChildren:
+    """Call the SubMaster's `check_child`: answered by `ChildrenChecked`, or its end."""
+
+    worker: str
+    incarnation: int
+    check: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Call the worker's `start`: answered by `WorkerStarted`."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """Call the worker's `on_failover` with the `failed` workers: answered by `FailoverDone`."""
+
+    worker: str
+    incarnation: int
+    notice: int
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the worker to end (SIGTERM for a command): answered by `WorkerExited`."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the worker and everything below it: answered by `WorkerExited`."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give a bundle's place back; nothing answers."""
+
+    bundle: str
+
+
+Instruction = Allocate | Create | CheckChildren | Start | Failover | Stop | Kill | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    """0 only if its work is complete."""
+    reason: str
+    """The reason, for a person; names the worker, its exception or exit code, and the path of its log."""
+    failed_worker: str | None = None
+    """The worker whose output explains the reason."""

@@ -1,0 +1,90 @@
+"""The program of our servers: vLLM's API server, started and ended with less work.
+
+`counterpoint/inference/server.py` starts it with `-m` and vLLM's own arguments. It does what `vllm.entrypoints.openai.api_server`
+does, but
+
+- imports run without the garbage collector. They make a million objects and no garbage, which full collections would visit
+  again and again: a quarter of their time. `resume_gc` ends that;
+- where nothing is compiled, neither the compiler is imported nor what serves other purposes: a third of the rest (`UNUSED`);
+- transformers searches less while it is imported (`transport/process/imports.py`);
+- the engine is forked where `VLLM_WORKER_MULTIPROC_METHOD` asks for it, also on a CPU, where vLLM would spawn a process that
+  imports everything again.
+
+A process that `multiprocessing` spawns imports this module first, so nothing else is imported at the top.
+"""
+
+from __future__ import annotations
+
+import gc
+
+gc.disable()
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+UNUSED = ("torch._inductor.lowering", "scipy", "sklearn", "accelerate", "boto3", "pandas")
+"""What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
+there is one, to resample sound for one model (Phi-4 multimodal), and in losses; accelerate to divide a model over devices, boto3
+to load one from S3, pandas for AMD's kernels."""
+
+UNUSED_WITHOUT = {"opentelemetry": "otlp", "ray": "ray"}
+"""What else none needs, unless an argument has this word: to send its own traces, and to have workers on a Ray cluster.
+vLLM also imports Ray to ask it whether it runs there."""
+
+
+def resume_gc() -> None:
+    """Lets the garbage collector run again. What was made until now is never visited, and stays shared after a fork."""
+    gc.freeze()
+    gc.enable()
+
+
+def main() -> None:
+    """Runs the server to its end, with the arguments of the process."""
+    from counterpoint.transport.process.imports import with_room
+
+    with quick_imports():
+        with_room(_serve)
+
+    from counterpoint.transport.process.ending import end_at_once
+
+    end_at_once(0, wait_for_threads=False)
+
+
+def quick_imports() -> AbstractContextManager[object]:
+    """Returns a block in which vLLM is imported in the least time that this server needs for it."""
+    from contextlib import ExitStack
+
+    from counterpoint.transport.process.imports import (
+        quick_import_of_transformers,
+        quick_modules_of_frames,
+        without_modules,
+    )
+
+    block = ExitStack()
+    block.enter_context(without_modules(*unused(), to=("vllm", "transformers")))
+    block.enter_context(quick_import_of_transformers())
+    block.enter_context(quick_modules_of_frames())
+    return block
+
+
+def _serve() -> None:
+    from counterpoint.inference.plugin.forking_server import main as serve
+
+    serve()  # it imports more, and so does the engine
+
+
+def unused() -> tuple[str, ...]:
+    """Returns the modules that this server does not need."""
+    import os
+    import sys
+
+    if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
+        return ()
+    if any(word.startswith("--config") for word in sys.argv):  # a file with arguments
+        return UNUSED
+    return (*UNUSED, *(name for name, of in UNUSED_WITHOUT.items() if not any(of in word for word in sys.argv)))
+
+
+if __name__ == "__main__":
+    main()

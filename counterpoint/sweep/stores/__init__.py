@@ -1,0 +1,1 @@
+"""Stores with compare-and-swap, a module a backend. The interface is `counterpoint/sweep/store.py`'s."""
