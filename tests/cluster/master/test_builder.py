@@ -129,7 +129,7 @@ def test_a_damaged_job_is_named_with_its_key_in_one_line(tmp_path: Path, content
 
 @pytest.mark.slow
 def test_importing_the_package_imports_nothing_of_it() -> None:
-    program = "import sys, cluster; print([name for name in sys.modules if name.startswith('cluster.')])"
+    program = "import counterpoint.cluster, sys; print([one for one in sys.modules if one.startswith('counterpoint.cluster.')])"
     shown = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS
     )

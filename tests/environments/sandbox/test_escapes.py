@@ -90,10 +90,10 @@ print([name for name in sys.modules if name.startswith('environments')], sys.pat
 
 
 async def test_this_project_is_not_there(sandbox: Sandbox) -> None:
-    code = f"import os; print(os.path.exists({__file__!r}))\nimport environments"
+    code = f"import os; print(os.path.exists({__file__!r}))\nimport transport"
     result = await sandbox.run(code, seconds=60)
     assert result.stdout == "False\n"
-    assert "No module named 'environments'" in result.stderr
+    assert "No module named 'transport'" in result.stderr
 
 
 async def test_signals_reach_nobody(sandbox: Sandbox) -> None:
