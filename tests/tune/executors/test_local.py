@@ -132,7 +132,7 @@ async def test_a_module_that_must_not_be_forked_is_imported_by_each_trial(
     driver: Driver, tmp_path: Path, unfit: str
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import tune\n{unfit}\n\n\ndef it(config):\n    tune.report(one=1)\n")
+    script.write_text(f"from counterpoint import tune\n{unfit}\n\n\ndef it(config):\n    tune.report(one=1)\n")
     trial = driver.trial("reports")
     trial.trainable_name = f"{script}:it"
     heard = (await driver.run([trial]))[trial.trial_id]
