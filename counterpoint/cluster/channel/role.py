@@ -1,4 +1,4 @@
-"""A role that hosts channels: `worker = "cluster.channel.role:HostWorker"`, with the channels as tables in its `config`."""
+"""A role that hosts channels: `worker = "counterpoint.cluster:HostWorker"`, with the channels as tables in its `config`."""
 
 from __future__ import annotations
 
