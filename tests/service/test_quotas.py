@@ -14,8 +14,10 @@ import tinker
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterpoint.run.items import encode_item
 from counterpoint.service import ledger
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
+from counterpoint.service.journal import Journal
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Ledger, Used
 from counterpoint.service.tinker import store as store_module
@@ -28,6 +30,7 @@ from counterpoint.service.tinker.refusals import OverQuota
 from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Store, encoded
 from counterpoint.service.tinker.tenants import SMALL_BYTES, Reserved, Tenants, cost
 from counterpoint.service.tinker.weights.retention import bytes_held
+from counterpoint.transport.messages import Ask
 from tests.service.serving import KEYS, serving
 from tests.service.test_fuzz import message
 from tests.service.test_models import Run, model_of
@@ -334,6 +337,33 @@ def test_a_request_that_ends_gives_back_what_it_kept_however_it_ends(tmp_path: P
     futures.cancel("two")
     futures.cancel_all("s1:train:0")
     assert ended == ["one", "two", "s1:train:0:3"]
+    futures.close()
+
+
+async def test_a_model_that_is_opened_again_keeps_nothing_for_what_has_its_result(tmp_path: Path) -> None:
+    kept, journal = Reserved(), Journal(tmp_path / "items", "s1_train_0", 1000)
+    futures = Futures(10, 1000, lambda name: kept.end("", name))
+
+    class Answering(Run):
+        async def begin(self, header: Any, batch: Any, note: bytes) -> int:
+            journal.write_item(Ask(1, encode_item(header), batch), note)
+            return 1
+
+    def opened() -> Any:
+        model = model_of(tmp_path, Answering())
+        model._futures.close()
+        model._futures, model._reserve = futures, lambda name, count: kept.note("", name, count)
+        return model
+
+    first = opened()
+    await first.start()
+    await first.offer(Request("forward_backward", 1, message()))
+    await until(lambda: not futures.pending, "a result")
+    await first.close()
+    again = opened()
+    await again.start()
+    assert (kept.of(""), futures.pending) == (0, 0), "nothing would ever give it back"
+    await again.close()
     futures.close()
 
 

@@ -216,18 +216,20 @@ class Model:
             if note:
                 request = msgspec.msgpack.decode(note, type=Request)
                 last = max(last, request.seq_id)
-                self._futures.begin(self.request_id(request.seq_id), is_due=True)
+                is_open = self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request, ask)
-                self._reserve(self.request_id(request.seq_id), asked.used.tokens)
+                if is_open:  # else its result is kept, and nothing would give back what it keeps
+                    self._reserve(self.request_id(request.seq_id), asked.used.tokens)
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.keep(partial(self._finish, request, asked, number))
         self._sequence.done = await self._take_up_failures(last)
         for seq_id in await asyncio.to_thread(self._journal.early):
             if seq_id > self._sequence.done:
                 note = await asyncio.to_thread(self._journal.read_early, seq_id)
-                self._futures.begin(self.request_id(seq_id), is_due=True)
+                is_open = self._futures.begin(self.request_id(seq_id), is_due=True)
                 request = msgspec.msgpack.decode(note, type=Request)
-                self._reserve(self.request_id(seq_id), request.tokens)
+                if is_open:
+                    self._reserve(self.request_id(seq_id), request.tokens)
                 self._take(request, is_due=True)
             else:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
