@@ -6,11 +6,15 @@ Servers of our own read tokens as the run does, and are started so that log-prob
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.sampling import SHAPING, SamplingConfig
 from counterpoint.inference.base import InferenceError, RequestRefused
+from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.pool.calls import ignores_temperature
+from counterpoint.inference.pool.holder import Vetting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.watchdog import awaiting
@@ -24,52 +28,48 @@ MODE = "--logprobs-mode processed_logprobs"
 """vLLM's flag for the log-probabilities of what is sampled from. By default they are those at temperature 1, of all tokens."""
 
 
-class ReadingPool(Protocol):
-    """The part of `inference.pool.pool.Served` that shows how servers read tokens."""
-
-    async def detokenize(self, token_ids: list[int], affinity: str) -> str:
-        """Returns the text of token ids. Raises `InferenceError`."""
+Detokenize = Callable[[list[int]], Awaitable[str]]
+"""Returns the text of token ids, by a server's tokenizer. Raises `InferenceError`."""
 
 
-class StockPool(ReadingPool, Protocol):
-    """The part of it that shows how stock servers answer."""
+class StockPool(Protocol):
+    """The part of `inference.pool.pool.Served` that asks stock servers."""
 
-    async def ignoring_temperature(self, model: str) -> list[str]:
-        """Returns the URLs of those whose log-probabilities are the same at any temperature. Raises `InferenceError`."""
+    async def vet(self, vetting: Vetting) -> None:
+        """Asks each server, also later ones before they serve. Raises as `vetting` for those that are there."""
 
 
 async def check_stock_servers(pool: StockPool, config: RunConfig, chat: Chat) -> None:
     """Raises `ConfigurationError` if a run's stock servers answer log-probabilities or text that it would not be right with.
 
-    Raises `InferenceError` if they do not answer.
+    One that joins later, or is started anew, takes no requests then. Raises `InferenceError` if they do not answer.
     """
-    if config.inference.protocol != "openai":
-        return
-    with awaiting("the log-probabilities of stock servers at two temperatures", "inference"):
+
+    async def check(client: ServerClient) -> None:
         try:
-            ignoring = await pool.ignoring_temperature(config.served_model or config.model)
+            if await ignores_temperature(client, config.served_model or config.model):
+                _refuse_mode(client.url, config)
         except RequestRefused as error:
-            logger.warning("Which log-probabilities the servers answer cannot be told; %s is needed: %s", MODE, error)
-            ignoring = []
-    if ignoring:
-        _refuse_mode(", ".join(ignoring), config)
-    await check_reading(pool, chat)
+            said = "Which log-probabilities %s answers cannot be told; %s is needed: %s"
+            logger.warning(said, client.url, MODE, error)
+        await check_reading(client.detokenize, chat, client.url)
+
+    if config.inference.protocol == "openai":
+        with awaiting("what stock servers answer at two temperatures, and how they read tokens", "inference"):
+            await pool.vet(check)
 
 
-async def check_reading(pool: ReadingPool, chat: Chat) -> None:
-    """Raises `ConfigurationError` if stock servers read a token otherwise than the run: as `compare_tokenizers`."""
+async def check_reading(detokenize: Detokenize, chat: Chat, name: str) -> None:
+    """Raises `ConfigurationError` if a stock server reads a token otherwise than the run: as `compare_tokenizers`."""
     advice = (
         'give the servers the model\'s directory with "tokenizer_class": "PreTrainedTokenizerFast" in its '
         "tokenizer_config.json, so that vLLM reads tokenizer.json as it is, or use servers of `counterpoint inference`"
     )
-    with awaiting("the comparison of the servers' tokenizer with the run's", "inference"):
-        await compare_tokenizers(pool, chat, "inference", advice)
+    await compare_tokenizers(detokenize, chat, name, advice)
 
 
-def _refuse_mode(servers: str, config: RunConfig) -> None:
-    said = (
-        f"{servers}: log-probabilities are those at temperature 1 of all tokens, whatever is sampled (vLLM's default)"
-    )
+def _refuse_mode(server: str, config: RunConfig) -> None:
+    said = f"{server}: log-probabilities are those at temperature 1 of all tokens, whatever is sampled (vLLM's default)"
     start = f"start the server with {MODE}"
     plain = SamplingConfig()
     for environment in config.environments:
@@ -87,10 +87,10 @@ def _refuse_mode(servers: str, config: RunConfig) -> None:
     )
 
 
-async def compare_tokenizers(pool: ReadingPool, chat: Chat, name: str, advice: str) -> None:
+async def compare_tokenizers(detokenize: Detokenize, chat: Chat, name: str, advice: str) -> None:
     """Raises `ConfigurationError` unless every token id of the run's tokenizer stands for the same text at the servers.
 
-    `name` is the key of the servers, `advice` what to do. Raises `InferenceError` if they do not answer.
+    `name` is the key of the servers, or one's address, `advice` what to do. Raises `InferenceError` if they do not answer.
 
     Spaces are not compared: some tokenizers' settings remove those before punctuation when they decode.
     """
@@ -98,7 +98,7 @@ async def compare_tokenizers(pool: ReadingPool, chat: Chat, name: str, advice: s
         ids = list(range(first, min(first + COMPARED_AT_ONCE, chat.vocabulary)))
         own = chat.transcribe([ids])[0].replace(" ", "")
         try:
-            theirs = (await pool.detokenize(ids, f"the tokenizer of {name}")).replace(" ", "")
+            theirs = (await detokenize(ids)).replace(" ", "")
         except InferenceError as error:
             what = f"{name}: its tokenizer cannot be compared with the run's, token ids {ids[0]} to {ids[-1]}: {error}"
             raise (ConfigurationError if isinstance(error, RequestRefused) else InferenceError)(what) from error

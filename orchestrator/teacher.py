@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -87,9 +88,9 @@ async def teacher_of(
                 raise InferenceError(f"teacher: {error}") from error
         teacher = Teacher(pool)
         with awaiting("the comparison of the teacher's tokenizer with the run's", pool.describe_sources()):
-            await compare_tokenizers(
-                pool, chat, "teacher", "a teacher needs the policy's vocabulary, as another model of its family has"
-            )
+            reads = partial(pool.detokenize, affinity="the tokenizer of the teacher")
+            advice = "a teacher needs the policy's vocabulary, as another model of its family has"
+            await compare_tokenizers(reads, chat, "teacher", advice)
         yield teacher
     finally:
         await pool.release()

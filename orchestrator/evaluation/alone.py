@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ async def play_evaluations(
         else:
             await pool.check_model(subject.name)
         if run.inference.protocol == "openai":
-            await check_reading(pool, await in_thread(Chat, run.model))
+            reads = partial(pool.detokenize, affinity="the tokenizer of the servers")
+            await check_reading(reads, await in_thread(Chat, run.model), "inference")
         opponents = await resources.enter_async_context(opponents_of(run, servers))
         environments = environments_started(evaluations, directory / "environments", Path(run.model), run.seed)
         await resources.enter_async_context(environments)

@@ -25,7 +25,7 @@ from counterpoint.inference.clients.client import BinaryClient, ServerClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.calls import ignores_temperature
 from counterpoint.transport.records import Float32Array
 from tests.support.fake_inference import CLAIM
 from tests.support.tiny_model import END, make_model
@@ -225,11 +225,6 @@ async def test_log_probabilities_tell_the_servers_mode_apart(mode: str, tmp_path
     config = tiny_config(tmp_path / "model", tmp_path)
     config = config.model_copy(update={"extra_args": ["--logprobs-mode", mode]})  # which the configuration refuses
     for server in run_server(config, [], []):
-        stock = PoolConfig(urls=[server.url], protocol="openai")
-        pool = InferencePool(stock).model(server.config.model)
-        await pool.start()
-        try:
-            found = await pool.ignoring_temperature(server.config.model)
-        finally:
-            await pool.release()
-        assert found == ([server.url] if mode == "raw_logprobs" else [])
+        async with HttpSessions(PoolConfig()) as connections:
+            found = await ignores_temperature(OpenAIClient(server.url, connections), server.config.model)
+        assert found is (mode == "raw_logprobs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, ServerFailure
 from counterpoint.inference.pool.calls import ignores_temperature
+from counterpoint.inference.pool.holder import Vetting
 from counterpoint.orchestrator.other_servers import check_stock_servers, compare_tokenizers
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
@@ -21,24 +22,37 @@ URL = "http://a:1"
 
 
 class Stock:
-    """A pool of one stock server."""
+    """A pool of one stock server, and its client."""
+
+    url = URL
 
     def __init__(self, chat: Chat, *, ignores: bool = False, error: Exception | None = None) -> None:
         self.chat, self.ignores, self.error = chat, ignores, error
         self.other: dict[str, str] = {}
         self.asked: list[str] = []
 
-    async def ignoring_temperature(self, model: str) -> list[str]:
-        self.asked.append(model)
-        return [URL] if self.ignores else []
+    async def vet(self, vetting: Vetting) -> None:
+        await vetting(cast(Any, self))
 
-    async def detokenize(self, token_ids: list[int], affinity: str) -> str:
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.asked.append(request.model)
+        return answered(request, [3.0, 1.0, 0.5, 0.0, -1.0, -2.0], is_raw=self.ignores)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
         if self.error is not None:
             raise self.error
         text = self.chat.transcribe([token_ids])[0]
         for own, theirs in self.other.items():
             text = text.replace(own, theirs)
         return text
+
+
+def answered(request: GenerateRequest, logits: list[float], *, is_raw: bool) -> Completion:
+    scaled = np.asarray(logits) / (1.0 if is_raw else request.sampling.temperature)
+    values = (scaled - np.log(np.exp(scaled).sum())).astype(np.float32)
+    count = request.sampling.alternatives
+    top = Alternatives(np.arange(count, dtype=np.int32)[None], values[None, :count])
+    return Completion(np.asarray([0], np.int32), values[:1], "length", routed_experts=None, alternatives=top)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,7 @@ async def test_a_server_that_is_down_at_the_start_is_no_bad_configuration(
     chat: Chat, error: Exception, expected: type[Exception]
 ) -> None:
     with pytest.raises(expected, match=f"teacher: its tokenizer cannot be compared .*: {error}") as raised:
-        await compare_tokenizers(Stock(chat, error=error), chat, "teacher", "take another")
+        await compare_tokenizers(Stock(chat, error=error).detokenize, chat, "teacher", "take another")
     assert type(raised.value) is expected
 
 
@@ -92,7 +106,7 @@ async def test_at_temperature_1_the_mode_is_only_told(
 ) -> None:
     pool = Stock(chat, ignores=True)
     await check_stock_servers(pool, config_of(tmp_path, served_model="theirs"), chat)
-    assert pool.asked == ["theirs"]
+    assert pool.asked == ["theirs", "theirs"]
     [record] = [record for record in caplog.records if "--logprobs-mode" in record.getMessage()]
     assert record.levelname == "WARNING"
 
@@ -110,11 +124,7 @@ async def test_a_stock_server_that_reads_tokens_otherwise_is_refused(chat: Chat,
 async def test_the_mode_is_known_by_two_temperatures(logits: list[float], knows: bool, is_raw: bool) -> None:
     class Client:
         async def generate(self, request: GenerateRequest) -> Completion:
-            scaled = np.asarray(logits) / (1.0 if is_raw else request.sampling.temperature)
-            values = (scaled - np.log(np.exp(scaled).sum())).astype(np.float32)
-            count = request.sampling.alternatives
-            top = Alternatives(np.arange(count, dtype=np.int32)[None], values[None, :count])
-            return Completion(np.asarray([0], np.int32), values[:1], "length", routed_experts=None, alternatives=top)
+            return answered(request, logits, is_raw=is_raw)
 
     client: Any = Client()
     assert await ignores_temperature(client, "m") is (is_raw and knows)

@@ -79,7 +79,11 @@ class OpenAIClient:
 
         A stock server reports no id of its instance; a restart is noticed when the server is unreachable.
         """
-        await call(self._connections.admin, f"{self.url}/health", None)
+        try:
+            await call(self._connections.admin, f"{self.url}/health", None)
+        except ServerUnreachable:
+            self._context = None  # it may come back with another one
+            raise
         if self._context is None:
             await self._read_context()
         return Identity(self.url)

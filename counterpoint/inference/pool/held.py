@@ -99,7 +99,7 @@ State = Unknown | Out | Loading | Proven
 
 
 class Ask(NamedTuple):
-    """Ask the server for one token, then call `answers` or `failed`."""
+    """Ask the server for one token, or whatever shows that it fits, then call `answers` or `failed`."""
 
     attempt: int
 
@@ -180,6 +180,8 @@ class Held:
         self.turn = 0
         """Counts what makes an earlier health check say nothing: new wishes, loads that begin or end, failures."""
         self.has_served = False
+        self.vets = False
+        """Whether the server has to show that it fits, each time before it comes into service."""
         self.in_flight = 0
         """Its requests at the server, which `Fleet` counts."""
         self.failures = 0
@@ -335,10 +337,10 @@ class Held:
         self.state = loading = Loading(
             self._attempts, self.wanted, identity, state.awaited, served, self.version, mute=is_mute
         )
-        return [Ask(loading.attempt)] if is_mute else self._load(loading, now)
+        return [Ask(loading.attempt)] if is_mute or (self.vets and not served) else self._load(loading, now)
 
     def answers(self, attempt: int, now: float) -> list[Instruction]:
-        """A server that had answered no requests has answered one, in whatever way."""
+        """A server that had answered no requests has answered one, in whatever way; one that is vetted fits."""
         if (state := self._at(attempt)) is None:
             return []
         self.state = state = replace(state, mute=False)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from counterpoint.inference.base import InferenceError, WrongWeights
+from counterpoint.inference.base import InferenceError, ServerFailure, WrongWeights
 from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.client import ServerClient
 from counterpoint.inference.config import PoolConfig
@@ -31,6 +31,9 @@ PRECISION = (
     "Inference server %s computes in %s, and the trainer publishes digests for %s: only the probe proves this server's weights, "
     "which misses small steps. Set inference.dtype to what the servers use, or trainer.server_dtypes"
 )
+
+Vetting = Callable[[ServerClient], Awaitable[None]]
+"""Asks a server whether it fits. Raises `InferenceError`, and `ValueError` for one that does not."""
 
 UNLOAD_SECONDS = 5.0
 """How long a server may take to give up weights that are used no more."""
@@ -66,6 +69,7 @@ class Holder:
         self.resolved = asyncio.Event()
         """Set unless answers have to wait for a proof."""
         self.resolved.set()
+        self._vetting: Vetting | None = None
         self._name = name
         self._who = f"{name.called} {server.url}"
         self._config = config
@@ -83,6 +87,10 @@ class Holder:
         self._work: asyncio.Task[None] | None = None
         self._began = self._loaded = 0.0
         self._over = False
+
+    def vet_by(self, vetting: Vetting) -> None:
+        """Has the server asked from now on whenever it comes into service: it stays out while it does not fit."""
+        self._vetting, self.held.vets = vetting, True
 
     def carry_out(self, instructions: Sequence[machine.Instruction] = ()) -> None:
         """Begins what the machine has returned for an event, and tells of its new state."""
@@ -135,7 +143,13 @@ class Holder:
         attempt = step.attempt
         match step:
             case machine.Ask():
-                await liveness.ask_for_an_answer(self.client, self._name.model)
+                if self._vetting is None:
+                    await liveness.ask_for_an_answer(self.client, self._name.model)
+                else:
+                    try:
+                        await self._vetting(self.client)
+                    except ValueError as error:
+                        raise ServerFailure(str(error)) from error  # no refusal: it may be started anew as it should be
                 self.carry_out(self.held.answers(attempt, time.monotonic()))
             case machine.Load(_, update, first):
                 self._began = time.monotonic()

@@ -37,7 +37,7 @@ from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
 from counterpoint.inference.pool import calls
 from counterpoint.inference.pool.fleet import Name, Server
 from counterpoint.inference.pool.held import Loading, Out, Proven
-from counterpoint.inference.pool.holder import Holder
+from counterpoint.inference.pool.holder import Holder, Vetting
 from counterpoint.inference.pool.meters import PoolMeters
 from counterpoint.inference.pool.servers import Places, Servers, Waiter
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
@@ -101,15 +101,17 @@ class Served(Places):
         """Raises `ModelNotServed` if no server that takes requests has `model`. See `model_names.check`."""
         await self._servers.check_model(model, self._fleet.serving(self.name))
 
-    async def ignoring_temperature(self, model: str) -> list[str]:
-        """Returns the URLs of the servers that take requests and whose log-probabilities `calls.ignores_temperature`.
+    async def vet(self, vetting: Vetting) -> None:
+        """Asks the servers that take requests whether they fit, and from now on each that comes into service, before it does.
 
-        `model` is a name that they have. Raises `InferenceError` if one of them fails.
+        Raises as `vetting` if one does not fit. A later one is out of service instead, with the reason.
         """
+        self.vetting = vetting
+        for holder in self.holders.values():
+            holder.vet_by(vetting)
         clients = [self.holders[server].client for server in self._fleet.serving(self.name)]
         async with asyncio.timeout(self._config.request_timeout_seconds):
-            found = await asyncio.gather(*(calls.ignores_temperature(client, model) for client in clients))
-        return [client.url for client, ignores in zip(clients, found, strict=True) if ignores]
+            await asyncio.gather(*map(vetting, clients))
 
     async def stated(self) -> dict[str, Stated]:
         """Returns what each server that takes requests says now of the weights under the name, by its URL.

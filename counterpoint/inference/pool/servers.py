@@ -23,7 +23,7 @@ from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.pool import model_names
 from counterpoint.inference.pool.deadlines import Deadlines
 from counterpoint.inference.pool.fleet import Fleet, Name, Server
-from counterpoint.inference.pool.holder import Holder
+from counterpoint.inference.pool.holder import Holder, Vetting
 from counterpoint.inference.pool.server_monitor import ServerMonitor
 from counterpoint.inference.pool.sources import Listing, Sources
 from counterpoint.transport.outages import Outages
@@ -53,6 +53,8 @@ class Places:
         """The holder of each server, in the order in which these were added."""
         self.wanted: WeightUpdate | None = None
         """The weights to serve; None: those that the servers have."""
+        self.vetting: Vetting | None = None
+        """What asks each server before it serves the name."""
         self.waiting: deque[Waiter] = deque()
         self.on_capacity = on_capacity
         self._fleet = fleet
@@ -116,6 +118,8 @@ class Servers:
 
     def _hold(self, places: Places, server: Server, monitor: ServerMonitor) -> None:
         holder = places.holders[server] = monitor.hold(places.name, partial(self._name_changed, places))
+        if places.vetting is not None:
+            holder.vet_by(places.vetting)
         if places.wanted is not None:
             holder.carry_out(holder.held.want(places.wanted))
 

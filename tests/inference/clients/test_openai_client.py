@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from counterpoint.inference.base import ScoreRequest
+from counterpoint.inference.base import ScoreRequest, ServerUnreachable
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient, _alternatives
 from counterpoint.inference.config import PoolConfig
@@ -47,6 +47,29 @@ async def test_a_score_asks_for_given_tokens_only_where_they_fill_the_context(to
     fits = context is not None and tokens < context
     assert ("logprob_token_ids" in asked[0]) is not fits
     assert len(asked[0]["prompt"]) < (context or 99)
+
+
+async def test_a_server_that_comes_back_is_asked_for_its_context_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = iter([8, 4])
+
+    async def call(_session: object, url: str, _body: object) -> bytes:
+        if is_down:
+            raise ServerUnreachable("it is being started anew")
+        return orjson.dumps({"data": [{"max_model_len": next(contexts)}]} if url.endswith("/v1/models") else {})
+
+    monkeypatch.setattr("counterpoint.inference.clients.openai_client.call", call)
+    is_down = False
+    async with HttpSessions(PoolConfig()) as connections:
+        client = OpenAIClient("http://a:1", connections)
+        for _ in range(2):
+            await client.identify()
+        assert client._context == 8
+        is_down = True
+        with pytest.raises(ServerUnreachable):
+            await client.identify()
+        is_down = False
+        await client.identify()
+    assert client._context == 4
 
 
 def test_the_sampled_token_is_no_alternative_unless_it_is_among_the_most_probable() -> None:
