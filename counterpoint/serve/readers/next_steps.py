@@ -36,7 +36,9 @@ def next_step(facts: JobFacts, errors: int) -> NextStep:
         again = ("counterpoint run FILE --resume",) if played else ()
         return NextStep("It ended before its last step. It goes on with the command of its start, and --resume:", again)
     looking = [
-        run.history.looking_commands(facts.directory / "job.toml", has_several, bool(run.history.evaluations.newest))
+        run.history.looking_commands(
+            facts.directory / "job.toml", has_several, bool(run.history.evaluations.newest) and not run.is_guest
+        )  # `eval` knows the runs of the file alone
         for run in played
     ]
     return NextStep("It is done. What it learned:" if played else "It is done.", (*max(looking, key=len, default=()),))

@@ -121,6 +121,17 @@ async def test_the_overview_says_what_to_do_next(tmp_path: Path) -> None:
         (partial / "model.safetensors").touch()
     evaluate = f"counterpoint eval '{job / 'job.toml'}' --checkpoint '{weights}'"
     assert (await said())[1] == [f"counterpoint show {shown} --worst", evaluate]
+    guest = job / "run_guest"
+    write_lines(guest / "metrics.jsonl", [shipped_line(1, time.time())])
+    write_lines(guest / evaluations, [result])
+    (guest / "control").mkdir()
+    (guest / "control" / "orch.toml").write_text("steps = 1\n")
+    write_lines(job / "trainer" / "metrics.jsonl", [trained_line(1, "guest")])
+    weights.rename(guest / "weights")
+    with publish_directory(guest / "broadcast" / "step_1", durable=False) as partial:
+        (partial / "model.safetensors").touch()
+    assert (await said())[1] == [f"counterpoint show {shown} --run {run_id} --worst"], "its file knows no guest"
+    (guest / "weights").rename(weights)
     (job / f"run_{run_id}" / "control" / "evicted.txt").write_text("too long")
     text, commands = await said()
     assert ("problems above" in text, commands) == (True, [])
