@@ -29,6 +29,7 @@ from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, envir
 from counterpoint.orchestrator.logging_setup import set_level
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.opponents import opponents_of
+from counterpoint.orchestrator.other_servers import check_sampling
 from counterpoint.orchestrator.policy import PolicyWatcher
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
@@ -131,6 +132,8 @@ class Components:
         self._tasks = tasks
         self._is_paused = False
         self.steering: Steering | None = None
+        self.ignoring_temperature: set[str] = set()
+        """The stock servers that answer right only at temperature 1."""
         newest_step = checkpoint.step if checkpoint is not None else 0
         try:
             self._telemetry = resources.enter_context(RunTelemetry(config, health.lag))
@@ -268,6 +271,7 @@ class Components:
         def prepare(config: RunConfig) -> Callable[[], None]:
             advantage, chats = _load_advantage(config), _chats_of(config, chat)
             filters = with_vocabulary(config.filters, chat.vocabulary)
+            check_sampling(self.ignoring_temperature, config)
             return lambda: self._reconfigure(config.model_copy(update={"filters": filters}), advantage, chats)
 
         changes = Changes(

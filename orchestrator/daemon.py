@@ -180,7 +180,7 @@ class Daemon:
         with awaiting("the first healthy inference server", run.pool.describe_sources()):
             await run.pool.start()
         await check_base_model(run.pool, config)
-        await check_stock_servers(run.pool, config, loaded.chat)
+        run.ignoring_temperature = await check_stock_servers(run.pool, lambda: run.config, loaded.chat)
         await run.start_other_models(resources)
         version = await first_version(run.sender, config)
         policy, steering = run.make_policy(), await in_thread(run.make_steering)

@@ -6,7 +6,7 @@ Servers of our own read tokens as the run does, and are started so that log-prob
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from counterpoint.environments.chat import Chat
@@ -28,6 +28,8 @@ MODE = "--logprobs-mode processed_logprobs"
 """vLLM's flag for the log-probabilities of what is sampled from. By default they are those at temperature 1, of all tokens."""
 
 
+IGNORES = "answers log-probabilities at temperature 1 of all tokens, whatever is sampled (vLLM's default)"
+
 Detokenize = Callable[[list[int]], Awaitable[str]]
 """Returns the text of token ids, by a server's tokenizer. Raises `InferenceError`."""
 
@@ -39,24 +41,34 @@ class StockPool(Protocol):
         """Asks each server, also later ones before they serve. Raises as `vetting` for those that are there."""
 
 
-async def check_stock_servers(pool: StockPool, config: RunConfig, chat: Chat) -> None:
+async def check_stock_servers(pool: StockPool, config: Callable[[], RunConfig], chat: Chat) -> set[str]:
     """Raises `ConfigurationError` if a run's stock servers answer log-probabilities or text that it would not be right with.
 
-    One that joins later, or is started anew, takes no requests then. Raises `InferenceError` if they do not answer.
+    One that joins later, or is started anew, takes no requests then: `config` returns what is in force. Returns the servers
+    that ignore the temperature, and keeps this set up to date: see `check_sampling`. Raises `InferenceError` if they do not
+    answer.
     """
+    ignoring, run = set[str](), config()
 
     async def check(client: ServerClient) -> None:
+        ignoring.discard(client.url)
         try:
-            if await ignores_temperature(client, config.served_model or config.model):
-                _refuse_mode(client.url, config)
+            if await ignores_temperature(client, run.served_model or run.model):
+                check_sampling([client.url], config())
+                ignoring.add(client.url)
+                logger.warning(
+                    "%s %s. They are right as the run samples. An agent that sets a temperature of its own would be trained with "
+                    "wrong ones: start it with %s", client.url, IGNORES, MODE,
+                )  # fmt: skip
         except RequestRefused as error:
             said = "Which log-probabilities %s answers cannot be told; %s is needed: %s"
             logger.warning(said, client.url, MODE, error)
         await check_reading(client.detokenize, chat, client.url)
 
-    if config.inference.protocol == "openai":
+    if run.inference.protocol == "openai":
         with awaiting("what stock servers answer at two temperatures, and how they read tokens", "inference"):
             await pool.vet(check)
+    return ignoring
 
 
 async def check_reading(detokenize: Detokenize, chat: Chat, name: str) -> None:
@@ -68,23 +80,17 @@ async def check_reading(detokenize: Detokenize, chat: Chat, name: str) -> None:
     await compare_tokenizers(detokenize, chat, name, advice)
 
 
-def _refuse_mode(server: str, config: RunConfig) -> None:
-    said = f"{server}: log-probabilities are those at temperature 1 of all tokens, whatever is sampled (vLLM's default)"
-    start = f"start the server with {MODE}"
+def check_sampling(ignoring: Collection[str], config: RunConfig) -> None:
+    """Raises `ConfigurationError` if a run samples as servers that ignore the temperature have no log-probabilities for."""
     plain = SamplingConfig()
-    for environment in config.environments:
+    for environment in config.environments if ignoring else ():
         sampling = config.sampling_of(environment)
         if shaping := [name for name in SHAPING if getattr(sampling, name) != getattr(plain, name)]:
             given = ", ".join(f"{name} = {getattr(sampling, name)}" for name in shaping)
             raise ConfigurationError(
-                f"{said}; the run samples for environment {environment.name!r} with {given}, and would train on other ratios "
-                f"than it has: {start}, or leave {' and '.join(shaping)} out"
+                f"{', '.join(ignoring)} {IGNORES}; the run samples for environment {environment.name!r} with {given}, and would "
+                f"train on other ratios than it has: start the server with {MODE}, or leave {' and '.join(shaping)} out"
             )
-    logger.warning(
-        "%s. They are right as the run samples. An agent that sets a temperature of its own would be trained with wrong ones: %s",
-        said,
-        start,
-    )
 
 
 async def compare_tokenizers(detokenize: Detokenize, chat: Chat, name: str, advice: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, ServerFailure
 from counterpoint.inference.pool.calls import ignores_temperature
 from counterpoint.inference.pool.holder import Vetting
-from counterpoint.orchestrator.other_servers import check_stock_servers, compare_tokenizers
+from counterpoint.orchestrator.other_servers import check_sampling, check_stock_servers, compare_tokenizers
 from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.run.changes import apply
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.records import Alternatives
 from tests.orchestrator.toy_model import make_toy_model
@@ -32,7 +34,9 @@ class Stock:
         self.asked: list[str] = []
 
     async def vet(self, vetting: Vetting) -> None:
-        await vetting(cast(Any, self))
+        client: Any = self
+        self.vetting = partial(vetting, client)
+        await self.vetting()
 
     async def generate(self, request: GenerateRequest) -> Completion:
         self.asked.append(request.model)
@@ -97,26 +101,36 @@ async def test_a_stock_server_in_another_mode_is_refused_with_the_flag(
 ) -> None:
     config = config_of(tmp_path, **values)
     with pytest.raises(ConfigurationError, match=f"{URL}.*{named}.*--logprobs-mode processed_logprobs"):
-        await check_stock_servers(Stock(chat, ignores=True), config, chat)
-    await check_stock_servers(Stock(chat), config, chat)
+        await check_stock_servers(Stock(chat, ignores=True), lambda: config, chat)
+    await check_stock_servers(Stock(chat), lambda: config, chat)
 
 
 async def test_at_temperature_1_the_mode_is_only_told(
     chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = Stock(chat, ignores=True)
-    await check_stock_servers(pool, config_of(tmp_path, served_model="theirs"), chat)
+    config = config_of(tmp_path, served_model="theirs")
+    ignoring = await check_stock_servers(pool, lambda: config, chat)
     assert pool.asked == ["theirs", "theirs"]
     [record] = [record for record in caplog.records if "--logprobs-mode" in record.getMessage()]
     assert record.levelname == "WARNING"
+    with pytest.raises(ConfigurationError, match=f"{URL} .*temperature = 0.6"):
+        check_sampling(ignoring, apply(config, {"sampling.temperature": 0.6}))
+    config = apply(config, {"sampling.temperature": 0.6})
+    with pytest.raises(ConfigurationError, match=r"temperature = 0.6"):
+        await pool.vetting()  # as it comes back
+    assert not ignoring, "it is out of service"
+    pool.ignores = False
+    await pool.vetting()
+    check_sampling(ignoring, config)
 
 
 async def test_a_stock_server_that_reads_tokens_otherwise_is_refused(chat: Chat, tmp_path: Path) -> None:
     pool = Stock(chat)
     pool.other = {"A": "\u0120"}
     with pytest.raises(ConfigurationError, match="PreTrainedTokenizerFast"):
-        await check_stock_servers(pool, config_of(tmp_path), chat)
-    await check_stock_servers(pool, config_of(tmp_path, protocol="binary"), chat)
+        await check_stock_servers(pool, lambda: config_of(tmp_path), chat)
+    await check_stock_servers(pool, lambda: config_of(tmp_path, protocol="binary"), chat)
 
 
 @pytest.mark.parametrize(("logits", "knows"), [([3.0, 1.0, 0.5, 0.0, -1.0, -2.0], True), ([0.0] * 6, False)])
