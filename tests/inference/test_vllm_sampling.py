@@ -223,8 +223,7 @@ async def test_log_probabilities_tell_the_servers_mode_apart(mode: str, tmp_path
     """Those of vLLM's default are the same at any temperature."""
     make_model(tmp_path / "model", moe=False, seed=0)
     config = tiny_config(tmp_path / "model", tmp_path)
-    config = config.model_copy(update={"extra_args": ["--logprobs-mode", mode]})  # which the configuration refuses
-    for server in run_server(config, [], []):
+    for server in run_server(config, [], [], "--logprobs-mode", mode):
         async with HttpSessions(PoolConfig()) as connections:
             found = await ignores_temperature(OpenAIClient(server.url, connections), server.config.model)
         assert found is (mode == "raw_logprobs")

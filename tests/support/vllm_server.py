@@ -25,7 +25,9 @@ RUN_SERVER = """
 import sys
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.inference.server import serve
-sys.exit(serve(InferenceConfig.model_validate_json(sys.argv[1]), lambda: print("ready", flush=True)))
+config = InferenceConfig.model_validate_json(sys.argv[1])
+config = config.model_copy(update={"extra_args": [*config.extra_args, *sys.argv[2:]]})
+sys.exit(serve(config, lambda: print("ready", flush=True)))
 """
 
 
@@ -66,9 +68,9 @@ def live_processes() -> Iterator[tuple[int, int]]:
             yield int(path.parent.name), int(parent)
 
 
-def start_server(config: InferenceConfig) -> subprocess.Popen[bytes]:
-    """Starts `serve` in a process of its own, which prints `ready` once it serves."""
-    command = [sys.executable, "-c", RUN_SERVER, config.model_dump_json()]
+def start_server(config: InferenceConfig, *refused: str) -> subprocess.Popen[bytes]:
+    """Starts `serve` in a process of its own, which prints `ready` once it serves. `refused`: arguments that no file may have."""
+    command = [sys.executable, "-c", RUN_SERVER, config.model_dump_json(), *refused]
     return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 
 
@@ -81,9 +83,11 @@ def stop_server(process: subprocess.Popen[bytes]) -> int:
     return process.wait(timeout=60)
 
 
-def run_server(config: InferenceConfig, directories: list[Path], models: list[Any]) -> Iterator[ServerProcess]:
+def run_server(
+    config: InferenceConfig, directories: list[Path], models: list[Any], *refused: str
+) -> Iterator[ServerProcess]:
     """Yields a server that is ready, and stops it afterwards. Fails the test with the end of vLLM's log if it does not start."""
-    process = start_server(config)
+    process = start_server(config, *refused)
     try:
         assert process.stdout is not None
         assert config.log_file is not None
