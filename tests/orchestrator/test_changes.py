@@ -283,6 +283,39 @@ def test_a_running_run_changes_at_a_named_step(make_config: Callable[..., RunCon
 
 
 @pytest.mark.slow
+def test_a_change_that_stock_servers_have_no_ratios_for_is_refused(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers that the check at the start returns answer right at temperature 1 alone."""
+    config, released = make_config(steps=4), threading.Event()
+
+    async def ignoring(*_: object) -> set[str]:
+        return {"http://a:1"}
+
+    def hold(batch: Batch) -> None:
+        assert batch.step < 3 or released.wait(60)
+
+    def change() -> None:
+        try:
+            trainer.wait_for_step(2)
+            with pytest.raises(RequestRefused, match=r"http://a:1 .*temperature = 0\.5"):
+                change_run(config.output_dir, "one", {"sampling.temperature": 0.5})
+            refused.append("temperature")
+        finally:
+            released.set()
+
+    refused: list[str] = []
+    monkeypatch.setattr("counterpoint.orchestrator.daemon.check_stock_servers", ignoring)
+    with ScriptedTrainer(config.output_dir, "one", 4, answer=hold) as trainer:
+        changing = threading.Thread(target=change)
+        changing.start()
+        assert run(config, lambda: None) == 0
+        changing.join(60)
+    assert refused
+    assert {sample.temperature for batch in trainer.trained for sample in batch.samples} == {1.0}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_at", ["write_journal", "write_answer", ""])
 def test_a_change_holds_once_whatever_is_killed(make_config: Callable[..., RunConfig], killed_at: str) -> None:
     config = make_config(steps=8)
