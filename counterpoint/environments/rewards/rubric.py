@@ -138,6 +138,8 @@ class Rubric:
 
 
 def _validated(parts: Sequence[Mapping[str, Any]]) -> list[AnyPart]:
+    if isinstance(parts, str | Mapping) or not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError(f'rubric = {parts!r}; expected a list of tables, such as rubric = [{{ kind = "exact" }}]')
     if not 1 <= len(parts) <= MAX_PARTS:
         raise ValueError(f"rubric has {len(parts)} parts; expected 1 to {MAX_PARTS}")
     try:

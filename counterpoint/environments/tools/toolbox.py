@@ -5,7 +5,7 @@ tools = ["calculator", "my_tasks:search", { kind = "python", seconds = 5 }, { ki
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -77,6 +77,8 @@ class Toolbox:
 
     def __init__(self, configs: Sequence[str | dict[str, Any]]) -> None:
         """A name stands for a table with that `kind`, an import path for a function. Raises `ValueError`, naming the tool."""
+        if isinstance(configs, str | Mapping):
+            raise ValueError(f'tools = {configs!r}; expected a list, such as tools = ["calculator"]')
         tables = [_as_table(each) for each in configs]
         try:
             self._configs = _ADAPTER.validate_python(tables)

@@ -73,6 +73,9 @@ async def test_a_cancelled_score_leaves_no_task(rubric: MakeRubric) -> None:
     ("parts", "message"),
     [
         ([], "rubric has 0 parts; expected 1 to 32"),
+        (EXACT, "rubric = {'kind': 'exact'}; expected a list of tables"),
+        ("exact", "rubric = 'exact'; expected a list of tables"),
+        (["exact"], r"rubric = \['exact'\]; expected a list of tables"),
         ([EXACT] * 33, "33 parts"),
         ([EXACT, EXACT], "two parts named 'exact'"),
         ([EXACT | {"name": "total"}], "named 'total'"),
@@ -90,7 +93,7 @@ async def test_a_cancelled_score_leaves_no_task(rubric: MakeRubric) -> None:
         ([FUNCTION | {"path": "tests.environments.rewards.attempts:no_reward"}], "example, completion, state"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_at_the_start(parts: list[dict[str, Any]], message: str) -> None:
+def test_what_cannot_be_is_refused_at_the_start(parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){message}"):
         Rubric(parts)
 

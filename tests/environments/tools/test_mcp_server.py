@@ -238,6 +238,12 @@ def test_tools_that_are_configured_wrongly(table: Any, said: str) -> None:
         Toolbox([table])
 
 
+@pytest.mark.parametrize("tools", ["calculator", {"kind": "calculator"}])
+def test_tools_are_a_list(tools: Any) -> None:
+    with pytest.raises(ValueError, match=r"tools = .*calculator.*; expected a list"):
+        Toolbox(tools)
+
+
 async def test_two_tools_of_one_name() -> None:
     toolbox = Toolbox(["calculator", {"kind": "calculator"}])
     with pytest.raises(ValueError, match="calculator: the name of two tools"):
