@@ -103,6 +103,9 @@ _LATEX_ALONE = re.compile(
 )
 """A number as LaTeX without delimiters, of which the library would take the last digits only."""
 _AND = re.compile(r"[,;]\s*(?:and\b|\\text\{\s*and\s*\})|[,;]|\\text\{\s*and\s*\}|\band\b")
+OR = re.compile(r"(?:,\s*)?(?:\\(?:lor|vee)(?![A-Za-z])|\\text\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z]))")
+_ELSE = re.compile(rf";|{OR.pattern}")
+"""What parts the solutions of several variables, as in `x = 1, y = 2; x = 3, y = 4`."""
 _ASSIGNED = re.compile(rf"\s*({_SYMBOL})\s*=\s*([^=,;<>()]+)")
 """One of several variables and its value; together they are a tuple, in which each keeps its own."""
 _OF_SEVERAL = re.compile(rf"\((?:(?:{_SYMBOL}),)+(?:{_SYMBOL})\)\s*=\s*\(.+\)")
@@ -185,12 +188,21 @@ def rewritten(formula: str) -> str:
     numbered = list(_NUMBERED.finditer(formula))
     if len({each["name"] for each in numbered}) == 1 < len(numbered) == formula.count("="):
         formula = _NUMBERED.sub(r"\g<name>=", formula)
-    assigned = [_ASSIGNED.fullmatch(part) for part in _AND.split(formula)]
-    values = {each[1]: each[2].strip() for each in assigned if each is not None}
-    if 1 < len(assigned) == len(values):
-        names = sorted(values)
-        formula = f"({','.join(names)})=({','.join(values[name] for name in names)})"
+    for solutions in ([formula], _ELSE.split(formula)):
+        read = [_assigned(each) for each in solutions]
+        names = sorted(read[0])
+        if names and all(sorted(each) == names for each in read):
+            values = ",".join(f"({','.join(each[name] for name in names)})" for each in read)
+            formula = f"({','.join(names)})={values}"
+            break
     return both_signs(formula)
+
+
+def _assigned(formula: str) -> dict[str, str]:
+    """Returns the values of several variables by their names, as in `x = 2, y = 1`; empty for anything else."""
+    parts = [_ASSIGNED.fullmatch(part) for part in _AND.split(formula)]
+    values = {each[1]: each[2].strip() for each in parts if each is not None}
+    return values if 1 < len(parts) == len(values) else {}
 
 
 def _lines_of(lines: str) -> str:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from counterpoint.environments.rewards.mathematics import both_signs, in_latex, plain
+from counterpoint.environments.rewards.mathematics import OR, both_signs, in_latex, plain
 
 _MOST_PARTS = 16
 _VARIABLE = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?"
@@ -51,12 +51,14 @@ _IS_SAID = re.compile(
     r"[<>≤≥≠∈\u2a7d\u2a7e\u2266\u2267\u211d]|\\(?:mathb[bf]|Bbb)\s*R|\\(?:R|backslash|smallsetminus|[lg]eqq)(?![A-Za-z])"
     r"|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z])|\\(?:not)?in(?![A-Za-z])|^\s*\]|\[\s*$"
 )
-_OR = re.compile(r"(?:,\s*)?(?:\\(?:lor|vee)(?![A-Za-z])|\\text\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z]))")
 _AND = re.compile(r"\\(?:land|wedge)(?![A-Za-z])|\\text\{\s*and\s*\}|(?<![\\A-Za-z])and(?![A-Za-z])")
 _COMMA = re.compile(r"[,;]")
 _SIGN = re.compile(r"[<>=]|\\(?:not)?in(?![A-Za-z])|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z])")
+_BARE = re.compile(r"(?:[<>]|\\(?:l|g|le|ge|leq|geq|leqslant|geqslant|ne|neq)t?(?![A-Za-z]))")
+"""A sign without anything before it: what is said of the number that was asked for."""
 _HEAD = re.compile(rf"\s*{_VARIABLE}\s*(?:=|\\neq?(?![A-Za-z]))\s*")
 """What a number takes over from the part before it, as in `x = 1, 2` and `x \\ne 1, 2`."""
+_NAMED = re.compile(rf"\s*({_VARIABLE})\s*(?:{_SIGN.pattern})")
 _MEMBER = re.compile(rf"({_VARIABLE})\s*\\(not)?in(?![A-Za-z])(.+)", re.DOTALL)
 
 
@@ -91,6 +93,8 @@ def region(text: str) -> Region | None:
     for written, read in _FORMS:
         text = written.sub(read, text).strip()
     text = _BRACKETS.sub(_turned, both_signs(text))
+    is_bare = _BARE.match(text) is not None
+    text = f"x {text}" if is_bare else text
     variables: set[str] = set()
     try:
         found = _set(text, variables)
@@ -99,7 +103,7 @@ def region(text: str) -> Region | None:
     pieces = None if found is None or len(variables) > 1 else _pieces(found)
     if pieces is None:
         return None
-    return Region(pieces, next(iter(variables), None), is_said)
+    return Region(pieces, None if is_bare else next(iter(variables), None), is_said)
 
 
 def same_region(expected: Region, found: Region, digits: int, *, strict: bool) -> bool:
@@ -118,6 +122,15 @@ def same_region(expected: Region, found: Region, digits: int, *, strict: bool) -
     )
 
 
+def are_joined_apart(one: str, other: str) -> bool:
+    """Whether only one of two texts says "or", and the other that all of it holds at once: for the library both are a list."""
+    at_once, choices = sorted((_split(each, OR) for each in (one, other)), key=len)
+    names = [named and named[1] for named in map(_NAMED.match, choices)]
+    if len(at_once) != 1 or len(choices) < 2 or None in names:
+        return False
+    return len(set(names)) > 1 or (_BARE.search(at_once[0]) is not None and len(_split(at_once[0], _AND)) > 1)
+
+
 def _turned(found: re.Match[str]) -> str:
     opens, start, end, closes = found.groups()
     return ("(" if opens == "]" else "[") + start + "," + end + (")" if closes == "[" else "]")
@@ -127,15 +140,15 @@ def _set(text: str, variables: set[str]) -> Any:
     """Returns sympy's set; None for what is none. Adds the names of its numbers to `variables`."""
     from sympy import FiniteSet, Intersection, Union
 
-    for separator, together in ((_OR, Union), (_COMMA, Intersection), (_AND, Intersection)):
+    for separator, together in ((OR, Union), (_COMMA, Intersection), (_AND, Intersection)):
         parts = _split(text, separator)
         if not 1 < len(parts) <= _MOST_PARTS:
             continue
-        parts = _with_heads(parts, may_exclude=separator is not _OR)
+        parts = _with_heads(parts, may_exclude=separator is not OR)
         sets = [_set(part, variables) for part in parts]
         if not sets or None in sets:
             return None
-        if separator is not _OR and not (
+        if separator is not OR and not (
             any(map(_SIGN.search, parts)) or all(isinstance(each, FiniteSet) for each in sets)
         ):
             return None  # pairs, such as (1,2) and (3,4)

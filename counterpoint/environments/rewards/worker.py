@@ -41,7 +41,7 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     from counterpoint.environments.rewards import mathematics
     from counterpoint.environments.rewards.mathematics import end_of, plain, rewritten, spaced
     from counterpoint.environments.rewards.reasoning import after_reasoning
-    from counterpoint.environments.rewards.regions import may_be_said, region, same_region
+    from counterpoint.environments.rewards.regions import are_joined_apart, may_be_said, region, same_region
 
     expected, gold, fault, area = _expected(answer, float_rounding, strict)
     text = spaced(after_reasoning(text))
@@ -49,6 +49,8 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
         found_area = region(rewritten(end_of(text)))
         if found_area is not None:
             return {"equal": same_region(area, found_area, float_rounding, strict=strict), "found": True}
+    if text and are_joined_apart(rewritten(end_of(spaced(answer))), rewritten(end_of(text))):
+        return {"equal": False, "found": True}
     if expected.kind == "text":
         end = end_of(text)
         found = plain(end)

@@ -64,6 +64,9 @@ OTHERS = {
     "product": ["2xy", "2yx", r"2\cdot x\cdot y", "2*x*y"],
     "bold": ["12", r"\boldsymbol{12}", r"\mathbf{12}"],
     "ratio": ["3:4", r"3\colon 4"],
+    "pairs": ["(1,2),(3,4)", "x=1, y=2 or x=3, y=4", r"y=4, x=3 \text{ or } x=1, y=2", "x=1, y=2; x=3, y=4", "(x,y)=(1,2),(3,4)"],
+    "at least": [r"\ge 5", r"x \ge 5", "≥5", r"[5,\infty)"],
+    "either": ["x=0 or y=0", r"y=0 \text{ or } x=0"],
     "square": ["x^2", "x²", "x**2"],
     "e": ["e^2", r"\mathrm{e}^2"],
     "both": [r"\pm 3", "3, -3", r"x=\pm 3", "x=3 or x=-3"],
@@ -108,6 +111,9 @@ def test_what_looks_alike_is_not_the_same() -> None:
         (r"\begin{aligned}x&=3\\y&=4\end{aligned}", r"\begin{aligned}x&=4\\y&=3\end{aligned}"),
         (r"\begin{array}{c}1\\2\end{array}", "2,1"), (r"\langle 1,2\rangle", r"\langle 2,1\rangle"), ("3:4", "4:3"),
         ("3½", "31/2"), (r"\frac{1}{2}", r"Answer: \frac{1}{3}"),
+        ("3", r"\ge 3"), ("3", r"\neq 3"), ("3", "> 3"), ("3", "≤3"), (r"\ge 3", r"\le 3"), (r"\ge 3", "> 3"),
+        ("x=0 or y=0", "(0,0)"), ("x=0 or y=0", "x=0, y=0"), ("x>0, y>0", "x>0 or y>0"), ("x>a or x<b", "x>a and x<b"),
+        ("x=1, y=2 or x=3, y=4", "x=1, y=4 or x=3, y=2"), ("(1,2),(3,4)", "x=1, y=4; x=3, y=2"),
     ]  # fmt: skip
     for one, other in wrong:
         assert not equal(one, f"\\boxed{{{other}}}"), (one, other)
