@@ -36,7 +36,7 @@ _ANOTHER = (
     r"[-+~<>\u2248]?"
 )
 _NEXT = re.compile(
-    rf"{_GAP}{_ANOTHER}{_NUMBER}|[^\S\n]+[0-9]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|[-+](?!\w)|-ish\b",
+    rf"{_GAP}{_ANOTHER}{_NUMBER}|[^\S\n]+[0-9\xbc-\xbe\u2150-\u215e]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|[-+](?!\w)|-ish\b",
     re.IGNORECASE,
 )
 _LAST = re.compile(rf"[0-9][0-9.,]*(?:{_GAP}{_ANOTHER})?\Z|(?:[.~\u2248]|(?<![\w=-])[<>])[^\S\n]*\Z", re.IGNORECASE)
@@ -66,7 +66,8 @@ _NAMED = re.compile(
 """What makes the number behind it one of something else."""
 _ALONE = re.compile(
     r"\s*(?:\Z|_|[^\w\s.]|\.(?:\s|\Z)|\.\.|(?:on|at|after|for|if|in|when|overall|now|instead|would|but|and|or|with|given|upon|later|though|"
-    r"is|was|then|by|finally|initially|originally|before|otherwise|out|points?|stars?|marks?)\b)",
+    r"is|was|then|by|finally|initially|originally|before|otherwise|out|"
+    r"points?(?!\s+(?:deducted|lost|off|subtracted|taken))|stars?|marks?)\b)",
     re.IGNORECASE,
 )
 """What may follow a rating. Another word says what the number counts."""

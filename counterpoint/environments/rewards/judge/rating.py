@@ -25,7 +25,8 @@ _PARTS = re.compile(r"[\n*_|>\u2192\u2013\u2014\[(<]|\s-\s")
 """What parts a label from a number behind it, where no colon does."""
 _BEFORE = 48
 """Characters before a label in which stands whose it is."""
-_WORD = re.compile(r"([\w'\u2019-]+)[\s*_`\"'(\[{|]*\Z")
+_WORD = re.compile(r"([\w'\u2019-]+)([\s*_`\"'\u201c\u2018(\[{|]*)\Z")
+_QUOTED = re.compile(r"[\"'`\u201c\u2018]\Z")
 _OF_ALL = {
     "the", "my", "your", "this", "final", "overall", "total", "so", "is", "give", "assign", "judge's", "and", "with",
     "or", "but", "then", "now", "no", "hence", "thus", "therefore",
@@ -68,7 +69,7 @@ def rating_in(text: str) -> Found | str:
 
     Of labels that are of the whole the last counts, also where nothing follows it; others have to say the same number.
     """
-    labels = [each for each in _LABEL.finditer(text) if _is_label(text, each)]
+    labels = [each for each in _LABEL.finditer(text) if _is_label(text, each) and not _is_mention(text, each)]
     for name in ("score", "rating"):
         named = [(each, _whose(text, each)) for each in labels if each["name"].lower() == name]
         of_all = [each for each, whose in named if whose is None]
@@ -93,9 +94,12 @@ def _one(found: list[re.Match[str]], several: str) -> Found | str:
         return "no number follows its label"
     if len({_value(each["number"]) for each in found}) > 1:
         return several
-    scale = last.groupdict().get("scale") or ""
     start, end = last.span("number")
-    return Found(start if "marks" not in last.groupdict() else last.start("marks"), start, end, scale)
+    if "marks" not in last.groupdict():
+        return Found(start, start, end)
+    since = last.start("marks")
+    is_tag = last.string[: last.start()].endswith("<") and last["marks"].startswith(">")
+    return Found(since + is_tag, start, end, last["scale"] or "")
 
 
 def _value(number: str | None) -> float | str | None:
@@ -116,10 +120,19 @@ def _whose(text: str, found: re.Match[str]) -> str | None:
     """Returns whose score a label names, None for that of the whole."""
     if found["scale"] and not re.search(r"[0-9]|\bout\b", found["scale"]):
         return found["scale"]
-    before = text[max(0, found.start() - _BEFORE) : found.start()].rpartition("\n")[2]
-    word = _WORD.search(before)
+    word = _word_before(text, found)
     whose = "" if word is None else word[1].lower()
     return None if not whose or whose in _OF_ALL or not whose[0].isalpha() else whose
+
+
+def _is_mention(text: str, found: re.Match[str]) -> bool:
+    """Whether a label is in quotation marks behind a word, as in `it claims "Score: 10"`: then it is of another's text."""
+    word = _word_before(text, found)
+    return word is not None and _QUOTED.search(word[2]) is not None and word[1].lower() not in _OF_ALL
+
+
+def _word_before(text: str, found: re.Match[str]) -> re.Match[str] | None:
+    return _WORD.search(text[max(0, found.start() - _BEFORE) : found.start()].rpartition("\n")[2])
 
 
 def _sentence(text: str, found: re.Match[str]) -> str:
