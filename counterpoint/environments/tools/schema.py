@@ -10,7 +10,7 @@ draft's meaning; of a schema that names its draft, what that draft does not know
 | `nullable: true` beside `$ref`, `allOf`, `anyOf`, `oneOf` (exporters of OpenAPI 3.0) | that, or `null` |
 | a key whose value is `null`, as for what an exporter leaves unset | left out; not of `const`, `default`, `type` |
 | `[]` for a map of schemas or for a schema (PHP) | `{}` |
-| `allOf: []`, `required: false`, a name twice in `required` or `type` | left out |
+| `allOf: []`, `prefixItems: []`, `required: false`, a name twice in `required` or `type` | left out |
 | a description or the like that is no text | left out |
 | a list of `items`, and `additionalItems` (to 2019-09) | `prefixItems`, and `items` |
 | `dependencies` (to draft 7) | `dependentRequired`, `dependentSchemas` |
@@ -147,7 +147,8 @@ def _newest(schema: Any, draft: int | None) -> Any:
         kinds = found["type"] if isinstance(found["type"], list) else [found["type"]]
         found["type"] = [*kinds, "null"] if "null" not in kinds else kinds
     if isinstance(found.get("items"), list):
-        found["prefixItems"] = found.pop("items")
+        if prefix := found.pop("items"):
+            found["prefixItems"] = prefix
         if "additionalItems" in found:
             found["items"] = found.pop("additionalItems")
     dependencies = found.pop("dependencies", None)
@@ -166,11 +167,11 @@ def _without_what_says_nothing(schema: dict[str, Any]) -> dict[str, Any]:
     """Returns a schema without keys that exporters write for what they leave unset, and that change nothing."""
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if (value is None and key not in _KEPT_NULL) or (value == [] and key in ("allOf", "required")):
+        if (value is None and key not in _KEPT_NULL) or (value == [] and key in ("allOf", "prefixItems", "required")):
             continue
         if (key == "required" and value is False) or not isinstance(value, _OF_TYPE.get(key, object)):
             continue
-        if value == [] and key in _EMPTY:
+        if value == [] and key in _EMPTY and not (key == "items" and schema.get("additionalItems") is not None):
             found[key] = {}
         elif key in _MAPS and isinstance(value, dict):
             found[key] = {name: {} if each is None else each for name, each in value.items()}

@@ -281,6 +281,7 @@ _VALUES: dict[str, Callable[[int], Any]] = {
     "number": lambda number: 7919 + 2 * number,
     "text": lambda number: f"<{number}>",
     "list": lambda number: [7919 + number + each for each in range(7)],
+    "twice": lambda number: [7919 + number, 7919 + number],
     "table": lambda number: _Table({7919 + number: number}),
     "none": lambda number: None,
 }

@@ -440,6 +440,7 @@ OF_THE_PROGRAM = [
     "assert f(1) is None or f(1) == 3", "assert len(f(1)) == 7", "assert f(1) > f(2)", "assert f(2) > f(1)", "assert f(1) < 10",
     "assert not f(1) < 5", "assert f(1) in range(100)", "assert f(3) != 2 * 3", "import math\nassert math.isfinite(f(1))",
     "assert sorted(f([2, 1])) == [1, 2]", "assert f(1) * 0 == 0", "assert isinstance(f(1), (int, float, complex))",
+    "assert len(set(f(5))) == len(f(5))",
     "try:\n    f(1)\nexcept Exception as error:\n    assert 'no' in str(error)", "if f(1) != 2:\n    raise ValueError",
 ]  # fmt: skip
 
