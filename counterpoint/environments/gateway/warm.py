@@ -64,7 +64,7 @@ class _Template:
         return not (self.retired or self._agent.over.is_set()) and all(map(_is_as, self._files, self._files.values()))
 
     def forked(self, variables: Mapping[str, str], directory: Path) -> Start:
-        """Returns what asks for a fork. If the template has ended, its guard is gone without a word."""
+        """Returns what asks for a fork. If the template has ended, or takes nothing, the guard is gone without a word."""
         request = json.dumps({"variables": dict(variables), "directory": str(directory)}).encode()
         if len(request) > _MOST_REQUEST_BYTES:
             raise OSError(errno.E2BIG, "the agent's environment is too large")
@@ -72,7 +72,7 @@ class _Template:
         def start(descriptors: Sequence[int]) -> None:
             with open(os.memfd_create("request"), "wb", buffering=0) as file:
                 file.write(request)
-                with suppress(BrokenPipeError, ConnectionResetError):
+                with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # the last: it hangs
                     socket.send_fds(self._control, [b"f"], [file.fileno(), *descriptors])
 
         return start
@@ -130,10 +130,12 @@ class WarmProgram:
 
     async def _serving(self) -> _Template:
         async with self._starting:
-            if self._template is None or not await asyncio.to_thread(self._template.serves):
+            template = self._template
+            # It may be retired, and so closed, while the states of its files are read.
+            if template is None or not await asyncio.to_thread(template.serves) or template.retired:
                 await self._retire()
-                self._template = await self._started()
-            return self._template
+                template = self._template = await self._started()
+            return template
 
     async def _retire(self) -> None:
         template, self._template = self._template, None

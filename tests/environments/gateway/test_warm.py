@@ -244,6 +244,41 @@ async def test_a_template_that_hangs_is_replaced(tmp_path: Path, monkeypatch: py
         assert not _runs(template)
 
 
+async def test_a_template_that_takes_no_more_requests_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counterpoint.environments.gateway.warm._SEND_SECONDS", 0.2)
+    async with bench(tmp_path, WAITS, str(tmp_path)) as program:
+        (tmp_path / "go").touch()
+        await program.run_warm()
+        _, template = map(int, (tmp_path / "begun").read_text().split())
+        os.kill(template, signal.SIGSTOP)
+        control = program.warm._template._control  # type: ignore[union-attr]
+        with suppress(TimeoutError):
+            while control.send(b"f"):
+                pass
+        assert (await program.run_warm()).output == "done\n"
+        assert not _runs(template)
+
+
+async def test_a_template_that_ends_while_its_files_are_looked_at_is_replaced(tmp_path: Path) -> None:
+    async with bench(tmp_path, "print('done')") as program:
+        await program.warm.start()
+        template = program.warm._template
+        assert template is not None
+        loop = asyncio.get_running_loop()
+        serves = template.serves
+
+        def ends_then() -> bool:
+            found = serves()
+            template.retired = True
+            asyncio.run_coroutine_threadsafe(template.left(), loop).result()
+            return found
+
+        template.serves = ends_then  # type: ignore[method-assign]
+        assert (await program.run_warm()).output == "done\n"
+
+
 @pytest.mark.parametrize("changed", ["agent.py", "helper.py"])
 async def test_a_changed_file_is_read_again(tmp_path: Path, changed: str) -> None:
     async with bench(tmp_path, "import helper\nprint('old', helper.word)") as program:
