@@ -28,6 +28,8 @@ from counterpoint.transport.frames import BadFrame, Framing
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 5
 _FRAMING = Framing(16 * 2**20)  # as `processes.py`
+_QUOTES = re.compile(r"^ {0,3}(?:>+ )+", re.MULTILINE)
+"""Markdown's marks of a quoted line, which are no signs of a bound."""
 
 
 def compare_mathematics(answer: str, text: str, float_rounding: int, strict: bool) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     from counterpoint.environments.rewards.regions import are_joined_apart, may_be_said, region, same_region
 
     expected, gold, fault, area = _expected(answer, float_rounding, strict)
-    text = spaced(after_reasoning(text))
+    text = spaced(_QUOTES.sub("", after_reasoning(text)))
     if text and area is not None and (area.is_said or may_be_said(end_of(text))):
         found_area = region(rewritten(end_of(text)))
         if found_area is not None:

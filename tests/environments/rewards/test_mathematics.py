@@ -155,6 +155,15 @@ def test_what_stands_in_reasoning_is_no_answer(answer: str) -> None:
         assert equal(answer, completion), completion
 
 
+@pytest.mark.slow
+def test_the_mark_of_a_quoted_line_is_no_sign() -> None:
+    for completion in ("So it is\n\n> 5", "> > **5**", "> \\boxed{5}"):
+        assert equal("5", completion), completion
+        assert not equal("x>5", completion), completion
+    assert equal("x>5", "> x>5")
+    assert not equal("5", "\\boxed{> 5}")
+
+
 @given(st.text(max_size=60) | st.text("12 /.,-$\\(){}[]boxed answer:x√", max_size=60))
 def test_any_text_can_be_read(text: str) -> None:
     for kind in ("number", "formula"):
