@@ -17,6 +17,7 @@ from counterpoint.inference.pool.calls import ignores_temperature
 from counterpoint.inference.pool.holder import Vetting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
+from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.loop_health.watchdog import awaiting
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ async def compare_tokenizers(detokenize: Detokenize, chat: Chat, name: str, advi
     """
     for first in range(0, chat.vocabulary, COMPARED_AT_ONCE):
         ids = list(range(first, min(first + COMPARED_AT_ONCE, chat.vocabulary)))
-        own = chat.transcribe([ids])[0].replace(" ", "")
+        own = (await in_thread(chat.transcribe, [ids]))[0].replace(" ", "")  # a server may join a run that trains
         try:
             theirs = (await detokenize(ids)).replace(" ", "")
         except InferenceError as error:
