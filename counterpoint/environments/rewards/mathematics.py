@@ -122,6 +122,8 @@ _CHOICE = re.compile(
     r"\**(?:\(([A-Za-z])\)|([A-Z])\**[).:])\**\s+(?!(?:or|and)\b)(?!.*\([A-Za-z]\))\S.*", re.IGNORECASE
 )
 """A letter that names a choice before the choice's own text. A second letter in parentheses names another."""
+_NONE = re.compile(r"(?:not\b(?!\s+(?:more|less|fewer))|between\b)", re.IGNORECASE)
+"""Words before a number that is no answer, as in `The answer is not 3`."""
 _WITH_UNIT = re.compile(r"[^A-Za-z]*\d[mgslhNJWVK](?:\^?[23])?")
 _OPENS_MATH = re.compile(r"(?<!\\)\$[^$]*(?<!\\)\$|\\\(|\\\[|\\boxed")
 _MARKER = re.compile(r"\banswer\b(?:\s+is\b)?[\s:=*>]*", re.IGNORECASE)
@@ -256,7 +258,7 @@ def answer_in(completion: str, kind: Literal["number", "formula"]) -> str:
     A completion with delimiters is given as it is, unless its end is a number with a unit.
     """
     end = end_of(completion)
-    if not end and r"\boxed" in completion:
+    if (not end and r"\boxed" in completion) or _NONE.match(end):
         return ""  # the last one is empty or not closed: none before it counts
     styled = _STYLED_TEXT.fullmatch(end)
     if (number := as_number(end if styled is None else styled[1].strip())) is not None:

@@ -156,6 +156,13 @@ def test_what_stands_in_reasoning_is_no_answer(answer: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["not 3", "not $3$", "Not 3, but odd", "between 3 and 4"])
+def test_a_number_that_is_denied_is_no_answer(end: str) -> None:
+    for before in ("The answer is ", "Answer: "):
+        assert not equal("3", before + end)
+
+
+@pytest.mark.slow
 def test_the_mark_of_a_quoted_line_is_no_sign() -> None:
     for completion in ("So it is\n\n> 5", "> > **5**", "> \\boxed{5}"):
         assert equal("5", completion), completion
