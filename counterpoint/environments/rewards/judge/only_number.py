@@ -35,8 +35,17 @@ _ANOTHER = (
     rf"(?:[-\u2010-\u2015~/:,;&|\u30fb\uff0d]|\.\.+|\u2026|\xb1|\+/?-|\\pm|{_LINKS})(?:{_GAP}{_LINKS})*{_GAP}"
     r"[-+~<>\u2248]?"
 )
+_AFTER = (
+    "on|at|after|for|if|in|when|overall|now|instead|would|but|and|or|with|given|upon|later|though|is|was|then|by|finally|initially|"
+    "originally|before|otherwise|out|actually|stars?|marks?"
+)
+"""Words that may follow a rating. Another says what the number counts."""
+_COUNT = (
+    rf"{_GAP}[-\u2013\u2014,;]{_GAP}(?:{'|'.join(_WORDS)})\s+(?!(?:{_AFTER}|points?|of|to|maybe|perhaps|rather)\b)[a-z]"
+)
+"""A number in words of something else, as in `8, two small mistakes`."""
 _NEXT = re.compile(
-    rf"{_GAP}{_ANOTHER}{_NUMBER}|[^\S\n]+[0-9\xbc-\xbe\u2150-\u215e]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|[-+](?!\w)|-ish\b",
+    rf"(?!{_COUNT}){_GAP}{_ANOTHER}{_NUMBER}|[^\S\n]+[0-9\xbc-\xbe\u2150-\u215e]|{_GAP}(?:[-=]>|[\u2190-\u21ff]|(?:and\s+)?(?:a\s+|one\s+)?half\b)|[-+](?!\w)|-ish\b",
     re.IGNORECASE,
 )
 _LAST = re.compile(rf"[0-9][0-9.,]*(?:{_GAP}{_ANOTHER})?\Z|(?:[.~\u2248]|(?<![\w=-])[<>])[^\S\n]*\Z", re.IGNORECASE)
@@ -65,12 +74,10 @@ _NAMED = re.compile(
 )
 """What makes the number behind it one of something else."""
 _ALONE = re.compile(
-    r"\s*(?:\Z|_|[^\w\s.]|\.(?:\s|\Z)|\.\.|(?:on|at|after|for|if|in|when|overall|now|instead|would|but|and|or|with|given|upon|later|though|"
-    r"is|was|then|by|finally|initially|originally|before|otherwise|out|"
-    r"points?(?!\s+(?:deducted|lost|off|subtracted|taken))|stars?|marks?)\b)",
+    rf"\s*(?:\Z|_|[^\w\s.]|\.(?:\s|\Z)|\.\.|(?:{_AFTER}|points?(?!\s+(?:deducted|lost|off|subtracted|taken)))\b)",
     re.IGNORECASE,
 )
-"""What may follow a rating. Another word says what the number counts."""
+"""What may follow a rating."""
 
 
 class NoScore(ValueError):
