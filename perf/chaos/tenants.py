@@ -293,7 +293,9 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
         line["resident_bytes"] / 2**20 for line in lines if line["time"] > time.time() - (time.monotonic() - began)
     ]
     quarter = max(1, len(resident) // 4)
-    later, earlier = (min(each or [1.0]) for each in (resident[-quarter:], resident[quarter : 2 * quarter]))
+    parts = [each or [1.0] for each in (resident[-quarter:], resident[quarter : 2 * quarter])]
+    later, earlier = map(min, parts)
+    highest, highest_before = map(max, parts)
     say(f"answers: {log.read_text().splitlines()[-1][:400] if log.read_text() else 'none'}")
     return [
         Figure("times that the rounds were trained beside the others", times, ""),
@@ -304,6 +306,10 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
         Figure("small sample beside the others: median", sorted(slow)[len(slow) // 2], "s"),
         *(Figure(f"{name}: cores used beside the others", (after[name] - before[name]) / lasted, "") for name in before),
         Figure("service: resident size at most", max(resident, default=0.0), "MiB", MOST_RESIDENT, timed=False),
+        Figure(
+            "service: greatest resident size of the last quarter, over the second", highest / highest_before, "x",
+            1.2, timed=False,
+        ),
         Figure(
             "service: least resident size of the last quarter, over the second", later / earlier, "x",
             1.1 if minutes >= WARM_MINUTES else None, timed=False,

@@ -28,7 +28,7 @@ MOST_OUTPUT_BYTES = 16 * 2**20
 _CLOSE_SECONDS = 15.0
 """Longest wait for the guard, which kills what the agent left."""
 _MOST_SAID_BYTES = 64
-"""Of the guard: two numbers."""
+"""What the guard writes at its end: two numbers."""
 _GUARD = Path(__file__).with_name("agent_guard.py")
 
 Start = Callable[[Sequence[int]], "subprocess.Popen[bytes] | None"]

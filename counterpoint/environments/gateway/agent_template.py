@@ -39,7 +39,7 @@ import agent_guard  # type: ignore[import-not-found]
 del sys.path[0], sys.modules["agent_guard"], sys.modules["launch"]  # the program may have modules of these names
 
 MOST_REQUEST_BYTES = 2 << 20
-"""As much as Linux takes as the arguments and the environment of a command."""
+"""The size that Linux allows for the arguments and the environment of a command."""
 LATER = {
     "openai": ("openai.resources.chat", "openai.resources.responses"),
     "anthropic": ("anthropic.resources.messages",),

@@ -163,7 +163,7 @@ def namespaced(tools: object) -> dict[str, tuple[str, str]]:
 
 
 def _flat(namespace: str, name: str) -> str:
-    """As vLLM shows it to the model."""
+    """The name of a function as vLLM shows it to the model."""
     return f"{namespace}__{name}"
 
 

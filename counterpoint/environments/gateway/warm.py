@@ -36,7 +36,7 @@ _TEMPLATE = Path(__file__).with_name("agent_template.py")
 _INTERPRETER = re.compile(r"python[0-9.]*t?")
 _MOST_SAID_BYTES = 4 << 20
 _MOST_REQUEST_BYTES = 2 << 20
-"""As `agent_template.MOST_REQUEST_BYTES`."""
+"""The bound that `agent_template.MOST_REQUEST_BYTES` names, too."""
 _SEND_SECONDS = 30.0
 _ATTEMPTS = 2
 """Templates that a rollout may ask, since one may end just before it."""
@@ -55,7 +55,7 @@ class _Template:
     ) -> None:
         self._agent, self._control, self._files, self._until_end = agent, control, files, until_end
         self.rollouts = 0
-        """In progress."""
+        """How many are in progress."""
         self.retired = False
         """No more are begun; it ends with those in progress."""
 

@@ -65,7 +65,7 @@ class Tenants:
         self.disk = Counter[str]()
         """The bytes of records and saved weights by owner, as of the last look at the disk, and of what was written since."""
         self._writing, self._written = Counter[str](), Counter[str]()
-        """Of these what is being written, and what was while the disk was looked at: whether it was seen is not known."""
+        """The bytes that are being written, or were while the disk was looked at. They may count twice until the next look."""
         self._saves = Reserved()
         """The bytes that saves without a result will take."""
         self._sizes: dict[tuple[bool, int, tuple[str, ...]], int] = {}

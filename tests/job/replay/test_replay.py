@@ -11,7 +11,7 @@ import pytest
 
 from counterpoint.cli.display.replay_tables import lateness
 from counterpoint.cli.main import main
-from counterpoint.job.replay.lag_trace import LagTrace
+from counterpoint.job.replay.lag_trace import LagTrace, Span
 from counterpoint.job.replay.replay import Replay, Row
 from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from counterpoint.orchestrator.rollouts.dump import write_dump
@@ -50,10 +50,19 @@ def test_late_code_is_looked_for_from_what_the_idle_loop_shows(
 ) -> None:
     """A stall before the baseline, such as the rig's own start, does not hide what is as late as it was."""
     monkeypatch.setattr("counterpoint.job.replay.replay.freeze_gc", lambda: time.sleep(0.5))
+    seen: list[tuple[tuple[Span, ...], LagDistribution]] = []
+    distribution = LagTrace.distribution
+
+    def noted(trace: LagTrace, *spans: Span) -> LagDistribution:
+        seen.append((spans, distribution(trace, *spans)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(LagTrace, "distribution", noted)
     assert main(["replay", str(dump), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    # the row of the idle loop may have one sample more: one that was due in its span, and came after it
-    assert 0.005 <= found["late_seconds"] < 0.5
+    (spans, idle), *_ = seen  # before the round; the row of the end may have a sample that came later
+    assert [span.name for span in spans] == ["idle"]
+    assert found["late_seconds"] == max(0.005, 1.5 * idle.p99)
 
 
 @pytest.mark.slow
