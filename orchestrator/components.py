@@ -34,7 +34,6 @@ from counterpoint.orchestrator.policy import PolicyWatcher
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.playing import Playing
-from counterpoint.orchestrator.rollouts.tracing import RolloutTracing
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.run_directory import ConfigurationError, claim_of, refusal
 from counterpoint.orchestrator.scheduling.events import (
@@ -239,14 +238,12 @@ class Components:
             raise refusal(error) from error
 
     async def start_other_models(self, resources: AsyncExitStack) -> None:
-        """Gives the rollouts their opponents, teacher and traces, if the run has any; `resources` closes them."""
+        """Gives the rollouts their opponents and teacher, if the run has any; `resources` closes them."""
         config, outages = self.config, self._reports.outages
         opponents = await resources.enter_async_context(opponents_of(config, self._servers, outages))
         self._playing.opponents = self.evaluations.opponents = opponents
         chat = self._start.loaded.chat
         self._playing.teacher = await resources.enter_async_context(teacher_of(config, chat, self._servers, outages))
-        if config.trace_rollouts > 0:
-            self._playing.tracing = RolloutTracing(self._reports.activity.spans, config.run_id, config.trace_rollouts)
 
     async def show_telemetry(self) -> None:
         """Keeps what Prometheus reads current, until cancelled."""

@@ -12,7 +12,7 @@ from typing import Any
 from counterpoint.cli.arguments.command import log_to_stderr
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
-from counterpoint.job.tracking.config import Destinations
+from counterpoint.job.tracking.config import TrackingConfig
 from counterpoint.job.tracking.sink_process import SinkSpec
 from counterpoint.job.tracking.sinks_of import SINKS, check_extras, sinks_of
 from counterpoint.job.tracking.tracking import Tracking
@@ -47,14 +47,12 @@ def main(arguments: list[str]) -> int:
     given = _parse(arguments)
     if not run_ids_in(given.job) and not any((given.job / name).exists() for name in (JOB_FILE, TRAINED)):
         raise UserError(f"{given.job} holds no job; expected the output directory of one")
-    destinations = _destinations(given)
-    check_extras(destinations)
-    specs = sinks_of(destinations, given.job, lives=given.follow)
+    tracking = _tracking(given)
+    check_extras(tracking)
+    specs = sinks_of(tracking, given.job)
     if not specs:
         raise UserError(
-            f"{given.job / JOB_FILE} has neither a sink in [tracking] nor [tracing] nor, with --follow, [alerts]; say where to "
-            "with --to, one of: "
-            f"{', '.join(SINKS)}"
+            f"{given.job / JOB_FILE} has no sink in [tracking]; say where to with --to, one of: {', '.join(SINKS)}"
         )
     log_to_stderr()
     return _run(specs, given.job, given.follow)
@@ -86,27 +84,26 @@ def _run(specs: list[SinkSpec], directory: Path, follow: bool) -> int:
     notify_ready()
     lacking = tracking.run(over, watch, hurry=lambda: stopped)
     for spec in specs:
-        if spec.sink and spec.name not in lacking:  # those without one export no metrics
+        if spec.name not in lacking:
             place = spec.options.get("directory") or directory / "tracking" / spec.name
             shown = f"; tensorboard --logdir {shlex.quote(str(place))}" if spec.name == "tensorboard" else ""
             print(f"{spec.name} has all of {directory}{shown}")
     return 1 if lacking and not stopped else 0
 
 
-def _destinations(given: argparse.Namespace) -> Destinations:
+def _tracking(given: argparse.Namespace) -> TrackingConfig:
     """What the job's file says, or, with `--to`, the command line."""
-    tables: dict[str, Any] = {}
     if not given.to:
         content = read_json(given.job / JOB_FILE) if (given.job / JOB_FILE).exists() else {}
-        tables = {name: content[name] for name in Destinations.model_fields if content.get(name) is not None}
+        table: Any = content.get("tracking") or {}
     else:
         project = {"project": given.project} if given.project else {}
         mode = {"mode": "offline" if given.offline else "online"}
         own = {"tensorboard": {}, "trackio": project, "wandb": project | mode}
-        tables = {"tracking": {name: own[name] for name in given.to}}
+        table = {name: own[name] for name in given.to}
     if given.name:
-        tables["tracking"] = tables.get("tracking", {}) | {"name": given.name}
-    return validate(Destinations, tables, origin=str(given.job / JOB_FILE))
+        table |= {"name": given.name}
+    return validate(TrackingConfig, table, origin=str(given.job / JOB_FILE))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

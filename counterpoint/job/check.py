@@ -29,7 +29,6 @@ from counterpoint.job.configuration.named_files import check_beginning, check_jo
 from counterpoint.job.plan.servable import check_served
 from counterpoint.job.resolve_model import check_model
 from counterpoint.job.sections import ServersConfig
-from counterpoint.job.tracking.config import Destinations
 from counterpoint.job.tracking.sinks_of import check_extras
 from counterpoint.run.config import RunConfig
 from counterpoint.service.config import TinkerConfig
@@ -108,7 +107,7 @@ def check_job(config: JobConfig) -> None:
         if not any(any(model.glob(weights)) for weights in ("*.safetensors", "pytorch_model*.bin")):
             raise UserError(f"model = {config.model!r}: there are no weights in that directory; expected *.safetensors")
         check_fit(config.with_model(model.resolve()))
-    check_extras(Destinations.of(config))
+    check_extras(config.tracking)
     if config.tinker is not None:
         check_access(config.tinker)
         check_adapters(config.tinker.adapters, config.tinker.max_rank)

@@ -47,8 +47,6 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     )
     _derive_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
-        if job.tracing is not None and "trace_rollouts" not in run.model_fields_set:
-            run.trace_rollouts = job.tracing.rollouts
         run.inference = pool_of(job, f"{name}.inference", run.inference)
     for name, run in runs.items():
         check_fits(name, run, job.inference, job.trainer)

@@ -13,8 +13,7 @@ from pydantic import Field, create_model
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.serving.config import ServeConfig
-from counterpoint.job.tracking.alerts import AlertsConfig
-from counterpoint.job.tracking.config import TracingConfig, TrackingConfig
+from counterpoint.job.tracking.config import TrackingConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.service.config import TinkerConfig
 from counterpoint.trainer.config import TrainerConfig
@@ -132,12 +131,6 @@ class JobSections(Config):
 
     tracking: TrackingConfig | None = None
     """Other systems that get the job's metrics, in a process of its own."""
-
-    alerts: AlertsConfig | None = None
-    """A webhook that is told when a problem begins or ends, and when the job ends, from the process of `[tracking]`."""
-
-    tracing: TracingConfig | None = None
-    """A collector of OpenTelemetry that gets traces of steps and of some rollouts, from the process of `[tracking]`."""
 
     tinker: TinkerConfig | None = None
     """A service for the Tinker SDK, whose clients train runs of their own at the job's trainer; the job then stays. `tinker =

@@ -24,7 +24,7 @@ from counterpoint.job.directory import living_runs
 from counterpoint.job.inspection.run_state import all_committed, is_finished
 from counterpoint.job.placement import devices, placements
 from counterpoint.job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
-from counterpoint.job.tracking.config import Destinations
+from counterpoint.job.tracking.config import TrackingConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.service.config import ServiceConfig, TinkerConfig
 from counterpoint.trainer.config import READY_SECONDS
@@ -129,7 +129,7 @@ def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
         ([server_of_the_page(config, config.serve)] if config.serve is not None else [])
-        + ([_tracking(config, given)] if (given := Destinations.of(config)) != Destinations() else [])
+        + ([_tracking(config, config.tracking)] if config.tracking is not None else [])
         + (_servers(config, files) if needs_servers(config) else [])
         + [_trainer(config, files["trainer"])]
         + ([_service(config, files["service"])] if config.tinker is not None else [])
@@ -137,8 +137,8 @@ def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     )
 
 
-def _tracking(config: JobConfig, given: Destinations) -> RoleSpec:
-    """Sends metrics, traces and alerts elsewhere. It is before the roles that write them, so that it stops after them."""
+def _tracking(config: JobConfig, given: TrackingConfig) -> RoleSpec:
+    """Sends metrics elsewhere. It is before the roles that write them, so that it stops after them."""
     return side_role("tracking", ("track", str(config.output_dir.absolute()), "--follow"), config, given).model_copy(
         update={"stop_timeout_seconds": TRACKING_STOP_SECONDS}
     )

@@ -230,6 +230,10 @@ class LagConfig(Config):
     quiet loop. A lower value costs more checks of the loop, two in this time. Timers have a resolution of a millisecond."""
 
 
+_GONE: dict[str, Any] = {"trace_rollouts": 0.0}
+"""Defaults of keys that earlier versions wrote into `control/orch.toml`, and that are no keys any more."""
+
+
 class RunConfig(TrainedRun):
     """One run."""
 
@@ -320,9 +324,6 @@ class RunConfig(TrainedRun):
     """Address at which the metrics are served. `0.0.0.0` in a container, whose loopback Prometheus does not reach: whoever
     reaches the port can read them."""
 
-    trace_rollouts: float = Field(default=0.0, ge=0, le=1)
-    """Share of the rollouts that get a trace (docs/tracking.md): their turns, their environment's time and their scoring."""
-
     log_format: Literal["text", "json"] = "text"
     """The format of the run's own `orchestrator.log`, which a job's orchestrator writes for `json` alone: as text its output is
     the log."""
@@ -338,6 +339,13 @@ class RunConfig(TrainedRun):
     gather_chunk_size: int | None = Field(default=None, ge=1)
     """Rollouts merged in one thread call. Small chunks let the loop run in between, at some cost in wall time. Unset: a step is
     merged in one call, which suits steps without routed experts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if key not in _GONE or value != _GONE[key]}
 
     @model_validator(mode="after")
     def _has_an_orchestrator(self) -> RunConfig:

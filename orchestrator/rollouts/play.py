@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +28,6 @@ from counterpoint.environments.reward import (
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.inference.base import InferenceError, RequestRefused, SamplingParameters
 from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
-from counterpoint.orchestrator.rollouts.tracing import RolloutTrace
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.run.parsed_turn import parsed_turn
@@ -46,9 +44,6 @@ _given_up: set[asyncio.Task[BaseException | None]] = set()
 _WAITED_SHARE = 0.5
 """A share of a rollout's deadline. Where a rollout fails after a model call of it waited longer than this and was cancelled,
 inference failed, not the environment."""
-
-
-_UNTRACED = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +86,12 @@ class PolicyModel:
         pool: GeneratingPool,
         sampling: SamplingParameters,
         opponents: Mapping[str, GeneratingPool] | None = None,
-        trace: RolloutTrace | None = None,
     ) -> None:
         self.chat = chat
         self._rollout = rollout
         self._pool = pool
         self._opponents = opponents or {}
         self._sampling = sampling
-        self.trace = trace
-        """None for a rollout that is not traced."""
         self._awaited = f"a completion for rollout {rollout.rollout_id}"
         self._branches = OpenBranches()
         self._has_ended = False
@@ -203,7 +195,7 @@ class PolicyModel:
         began = time.monotonic()
         self._unanswered = False
         try:
-            with _UNTRACED if self.trace is None else self.trace.turn(), awaiting(self._awaited, "inference"):
+            with awaiting(self._awaited, "inference"):
                 answer = await pool.generate(
                     prompt,
                     _overridden(self._sampling, overrides),
@@ -244,13 +236,10 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         environment = loaded.environment
         example = environment.example(rollout.example_index)
         rollout.answer = answer_of(example)
-        trace = model.trace
-        with nullcontext() if trace is None else trace.playing():
-            await environment.rollout(example, model, rollout.state)
+        await environment.rollout(example, model, rollout.state)
         if not environment.group_scoring:
             shown = _shown(rollout)
-            with nullcontext() if trace is None else trace.scoring():
-                reward = as_rewards(await environment.score(example, shown), environment.score)
+            reward = as_rewards(await environment.score(example, shown), environment.score)
             _take_over(rollout, shown, loaded.checked(reward))
 
     async def excused() -> None:
@@ -265,8 +254,6 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         rollout.error = await _failure(loaded, excused)
     finally:
         model.close()
-        if model.trace is not None:
-            model.trace.end()
     seconds = loaded.config.rollout_timeout_seconds
     rollout.inference_failed = rollout.error is not None and model.inference_failed(seconds)
 

@@ -8,7 +8,6 @@ from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters
 from counterpoint.orchestrator.rollouts.players import GroupsPool
-from counterpoint.orchestrator.rollouts.tracing import RolloutTracing
 from counterpoint.orchestrator.teacher import Teacher
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.records import Rollout
@@ -30,8 +29,6 @@ class Playing:
         """Other policies by name, set before the first rollout."""
         self.teacher: Teacher | None = None
         """Asked about each completed rollout; set with the opponents."""
-        self.tracing: RolloutTracing | None = None
-        """Traces some of the rollouts; set with the opponents."""
         self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
         """Chat template and sampling parameters by environment."""
         self.reconfigure(config, chats)
@@ -45,8 +42,7 @@ class Playing:
     async def play(self, rollout: Rollout) -> None:
         """Plays a rollout to its end, and asks the teacher about it. An error of the environment is in `rollout.error`."""
         chat, sampling = self._calling[rollout.environment]
-        trace = None if self.tracing is None else self.tracing.begin(rollout)
-        model = PolicyModel(rollout, chat, self._pool, sampling, self.opponents, trace)
+        model = PolicyModel(rollout, chat, self._pool, sampling, self.opponents)
         await play(self.environments[rollout.environment], rollout, model)
         if self.teacher is not None and rollout.error is None:
             await self.teacher.ask(rollout)

@@ -31,6 +31,16 @@ _NAMED = re.compile(
 """The key that the text of an error begins with."""
 
 
+_BY_PROMETHEUS = (
+    "there is none any more: Prometheus' Alertmanager sends alerts by the rules of deploy/prometheus/alerts.yml"
+)
+_BY_THE_PAGE = (
+    "there are no traces for OpenTelemetry any more: the page and spans.jsonl have each step's spans (docs/serve.md)"
+)
+GONE = {"alerts": _BY_PROMETHEUS, "tracing": _BY_THE_PAGE, "trace_rollouts": _BY_THE_PAGE}
+"""Keys of earlier versions, and what a file that still has one is told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Values that replace those of the file, such as flags."""
@@ -178,6 +188,8 @@ def _explain(
     if details["type"] == "extra_forbidden" and key is not None:
         advice = f"{_show_path(location[:-1])} of this kind has no such key; leave it out, or choose a kind that has it"
         return f"  {where}: {shown} = {_show(details['input'])}{shown_line}\n    {advice}"
+    if details["type"] == "extra_forbidden" and (gone := GONE.get(pattern.rpartition(".")[2])) is not None:
+        return f"  {where}: {shown}: {gone}"
     if details["type"] == "extra_forbidden":
         near = nearest(pattern, keys)
         numbers = ".".join(map(str, location))

@@ -1,7 +1,7 @@
-"""Spans: what a role did from when to when, for the Gantt chart of a step and for traces.
+"""Spans: what a role did from when to when, for the Gantt chart of a step.
 
 A role adds spans as they end, which costs an append to memory; `flush`, in a thread or between two steps, writes them to a
-bounded file (`files/rotated_lines.py`). A kill costs the newest second. `sinks` get the same spans, also off the loop.
+bounded file (`files/rotated_lines.py`). A kill costs the newest second.
 `docs/contracts.md` has the format. What is busy too often for a span each time goes through `intervals.py`.
 """
 
@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,20 +70,12 @@ class Span:
     """The step it is part of; 0 if it is of none."""
     busy: float | None = None
     """Seconds that were really busy, where it stands for several intervals; None: all of it."""
-    trace: str = ""
-    """32 hexadecimal digits, as W3C's trace context has them; empty without a trace. `span` and `parent` have 16."""
-    span: str = ""
-    parent: str = ""
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
 
     @property
     def interval(self) -> Interval:
         """Its time, to be added up with others."""
         return Interval(self.begin, self.end, self.end - self.begin if self.busy is None else self.busy)
-
-
-Sink = Callable[[Sequence[Span]], None]
-"""Gets spans as they are written, off the loop. What it raises is logged once, and costs nobody else anything."""
 
 
 class SpanLog:
@@ -97,9 +89,6 @@ class SpanLog:
         self._pending: deque[Span] = deque(maxlen=MAX_PENDING)
         self._lock = threading.Lock()
         """Held while a thread writes."""
-        self.sinks: list[Sink] = []
-        """Set before the first span."""
-        self._sink_failed = False
 
     def add(self, span: Span) -> None:
         """Adds a span that has ended."""
@@ -147,20 +136,10 @@ class SpanLog:
             self.record(name, begin, now(), step=step, **more)
 
     def flush(self) -> None:
-        """Writes what was added, and gives it to the sinks. Blocks: not for an event loop. Raises nothing."""
+        """Writes what was added. Blocks: not for an event loop. Raises nothing."""
         with self._lock:
             if taken := [self._pending.popleft() for _ in range(len(self._pending))]:
                 self._file.append(map(line_of, taken))
-                for sink in self.sinks:
-                    self._give(sink, taken)
-
-    def _give(self, sink: Sink, spans: Sequence[Span]) -> None:
-        try:
-            sink(spans)
-        except Exception:
-            if not self._sink_failed:
-                logger.warning("%r takes no spans; only the first failure is logged", sink, exc_info=True)
-            self._sink_failed = True
 
 
 def line_of(span: Span) -> dict[str, Any]:
@@ -177,7 +156,6 @@ def line_of(span: Span) -> dict[str, Any]:
         line["step"] = span.step
     if span.busy is not None:
         line["busy"] = round(span.busy, 6)
-    line |= {key: value for key in ("trace", "span", "parent") if (value := getattr(span, key))}
     if span.attributes:
         line["attributes"] = _bounded(span.attributes)
     return line
@@ -191,9 +169,7 @@ def span_in(line: Mapping[str, Any]) -> Span | None:
         return None
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         return None
-    run, trace, span, parent = (
-        value if isinstance(value := line.get(key), str) else "" for key in ("run", "trace", "span", "parent")
-    )
+    run = value if isinstance(value := line.get("run"), str) else ""
     attributes = line.get("attributes")
     return Span(
         role[:MAX_NAME],
@@ -203,9 +179,6 @@ def span_in(line: Mapping[str, Any]) -> Span | None:
         run[:MAX_NAME],
         step,
         None if busy is None else min(busy, end - begin),
-        trace[:32],
-        span[:16],
-        parent[:16],
         _bounded(attributes) if isinstance(attributes, dict) else {},
     )
 

@@ -28,7 +28,6 @@ from counterpoint.inference.clients.lost_peers import notice_loss
 from counterpoint.inference.clients.memory import LARGE_BYTES, LargeMemory
 from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.wire import MAX_RESPONSE_BYTES
-from counterpoint.transport.telemetry.trace_context import is_header, traceparent
 
 HEAD_BYTES = 1 << 16
 """Longest head of a response."""
@@ -112,12 +111,12 @@ class BinaryHttpClient:
         self._closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> bytes | memoryview:
-        """Returns the body of a 200. The request carries the task's `traceparent`, if it has one.
+        """Returns the body of a 200.
 
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
         for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
-        head = f"{self._beginning(path, content_type)}{_trace_line()}Content-Length: {len(body)}\r\n\r\n"
+        head = f"{self._beginning(path, content_type)}Content-Length: {len(body)}\r\n\r\n"
         try:
             status, answer = await self._ask(head.encode("latin-1") + body)
         except OSError as error:
@@ -444,8 +443,3 @@ def _body_length(head: _Head) -> int:
     if head.length > MAX_RESPONSE_BYTES:
         raise _Malformed(f"announces {head.length} bytes; at most {MAX_RESPONSE_BYTES} are read")
     return head.length
-
-
-def _trace_line() -> str:
-    value = traceparent.get()
-    return f"traceparent: {value}\r\n" if value and is_header(value) else ""

@@ -33,7 +33,6 @@ from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.token import watched_tokens
 from counterpoint.inference.wire import MAX_RESPONSE_BYTES
 from counterpoint.transport.files.watched import LOOK_SECONDS, Watched
-from counterpoint.transport.telemetry.trace_context import is_header, traceparent
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +208,6 @@ async def call(
     """
     method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
     headers |= further_headers or {}
-    if is_header(value := traceparent.get()):
-        headers["traceparent"] = value
     try:
         async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status == HTTPStatus.OK:

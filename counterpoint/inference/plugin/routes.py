@@ -49,7 +49,6 @@ from counterpoint.inference.sent_weights import (
 )
 from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
 from counterpoint.transport.files.own_directory import OwnDirectory
-from counterpoint.transport.telemetry.trace_context import is_header
 
 logger = init_logger(__name__)
 
@@ -107,7 +106,6 @@ class CounterpointRoutes:
         self.parser = None if settings is None else ParserProcess(settings)
         self.loading: set[asyncio.Task[Response]] = set()
         self.draining = False
-        self.traced = await engine_client.is_tracing_enabled()
         await engine_client.collective_rpc("counterpoint_begin")
         await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
 
@@ -442,15 +440,11 @@ class CounterpointRoutes:
         """
         for token_ids, _ in prompts:
             self._check_prompt(token_ids)
-        context = raw_request.headers.get("traceparent", "")
-        trace = {"traceparent": context} if self.traced and is_header(context) else None
 
         async def generate(token_ids: list[int], sampling: SamplingParams, adapter: Any, shared_salt: str) -> Any:
             final = None
             prompt = tokens_input(token_ids, cache_salt=salt or shared_salt)
-            async for output in self.engine.generate(
-                prompt, sampling, name or uuid.uuid4().hex, lora_request=adapter, trace_headers=trace
-            ):
+            async for output in self.engine.generate(prompt, sampling, name or uuid.uuid4().hex, lora_request=adapter):
                 final = output
             return final
 

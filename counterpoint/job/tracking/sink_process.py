@@ -45,8 +45,6 @@ class SinkSpec:
     group: str
     options: dict[str, Any] = field(default_factory=dict)
     poll_seconds: float = POLL_SECONDS
-    program: str = "counterpoint.job.tracking.sink_process"
-    """The module that its process runs."""
 
     def to_json(self) -> str:
         """Returns it for a command line."""
@@ -130,12 +128,9 @@ def _rewind(feed: Feed, sink: Sink, name: str) -> bool:
     return replaced
 
 
-Program = Callable[[SinkSpec, Callable[[float], bool], Callable[[int], None]], None]
-"""The program of a sink process, called as `run` is."""
-
-
-def run_under_parent(program: Program, descriptor: int, spec: SinkSpec) -> None:
-    """Runs a program below `tracking.py`: it ends when its input does, and reports at the descriptor."""
+def main() -> None:
+    """Runs the process below `tracking.py`: it ends when its input does, and reports at the descriptor."""
+    descriptor, spec = int(sys.argv[1]), SinkSpec.of_json(sys.argv[2])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name}: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent asks in order
     os.set_blocking(descriptor, False)
@@ -149,12 +144,7 @@ def run_under_parent(program: Program, descriptor: int, spec: SinkSpec) -> None:
         except BlockingIOError:  # the parent has enough to read
             pass
 
-    program(spec, over, beat)
-
-
-def main() -> None:
-    """Runs the process."""
-    run_under_parent(run, int(sys.argv[1]), SinkSpec.of_json(sys.argv[2]))
+    run(spec, over, beat)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,14 @@ class Tracking:
     def _start(self, sink: _Process, now: float) -> None:
         beats, given = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(beats, False)
-        command = [sys.executable, "-P", "-m", sink.spec.program, str(given), sink.spec.to_json()]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "counterpoint.job.tracking.sink_process",
+            str(given),
+            sink.spec.to_json(),
+        ]
         try:
             sink.process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
         except OSError as error:
@@ -228,8 +235,8 @@ class Tracking:
 
 
 def _command_of(spec: SinkSpec) -> str:
-    """Returns the command that sends what a sink lacks. What gets no metrics has no name there: traces and alerts."""
-    return f"counterpoint track {spec.job} {f'--to {spec.name}' if spec.sink else '--follow'}"
+    """Returns the command that sends what a sink lacks."""
+    return f"counterpoint track {spec.job} --to {spec.name}"
 
 
 def _ask_to_end(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,6 @@ from counterpoint.inference.clients.failures import ERROR_BYTES
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.memory import AHEAD_BYTES, LARGE_BYTES
 from counterpoint.inference.config import PoolConfig
-from counterpoint.transport.telemetry.trace_context import traceparent
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -102,24 +101,6 @@ async def test_a_request_says_what_it_must_and_connections_are_used_again() -> N
     assert heads[0].startswith(b"POST /base/path HTTP/1.1\r\nHost: 127.0.0.1:")
     for line in (b"Content-Type: application/msgpack", b"Content-Length: 7", b"Accept-Encoding: identity"):
         assert b"\r\n" + line + b"\r\n" in heads[0]
-
-
-@pytest.mark.parametrize("value", ["", "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "x\r\nAuthorization: y"])
-async def test_a_traced_request_carries_its_context_and_nothing_else_gets_into_the_head(value: str) -> None:
-    heads: list[bytes] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append((await read_request(reader))[0])
-        writer.write(response(b"x"))
-
-    token = traceparent.set(value)
-    try:
-        async with channel_to(talk) as to:
-            await post(to)
-    finally:
-        traceparent.reset(token)
-    lines = [line for line in heads[0].lower().split(b"\r\n") if line.startswith((b"traceparent", b"authorization"))]
-    assert lines == ([f"traceparent: {value}".encode()] if value.startswith("00-") else [])
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ def test_a_resolved_job_loads_to_itself(job_file: Path, tmp_path: Path) -> None:
         ('kind = "reverse-text"', 'kind = "reverse-text"\nrtio = 2', ["rtio = 2", "is orchestrator.environments[0].ratio"]),
         ("steps = 20", 'steps = "many"', ["orchestrator.steps = 'many'", "valid integer", "Training steps of the run"]),
         ("steps = 20", "steps = 0", ["orchestrator.steps = 0", "greater than or equal to 1"]),
+        ("steps = 20", "steps = 20\ntrace_rollouts = 0.5", ["orchestrator.trace_rollouts: there are no traces", "spans.jsonl"]),
+        ("[trainer]", '[alerts]\nurl = "https://x/secret"\n[trainer]', ["alerts: there is none", "deploy/prometheus/alerts.yml"]),
         ('name = "reverse"', 'name = "../up"', ["environments[0].name = '../up'", "expected text that matches"]),
         ('model = "tiny-moe"', "", ["model is required and not set"]),
         ("[trainer]", "[trainer]\nseed = 7", ["trainer.seed = 7 differs from seed = 0", "once, at the top"]),

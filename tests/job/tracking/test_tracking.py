@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.job.tracking.sink_process import SinkSpec
 from counterpoint.job.tracking.tracking import Limits, Tracking
 from tests.job.tracking.jobs import Job
 
@@ -38,14 +37,6 @@ def test_a_broken_sink_is_dropped_and_the_others_get_everything(
     assert _steps(job, "hangs") == [1, 2]
     assert "hangs gets nothing any more: it hung for 4 s and was killed" in troubles[-1]
     assert f"counterpoint track {tmp_path} --to raises" in caplog.text
-
-
-@pytest.mark.slow
-def test_alerts_that_are_dropped_name_a_command_that_there_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spec = SinkSpec("alerts", "", str(tmp_path), "job", program="tests.no_such_module")
-    with caplog.at_level(logging.ERROR):
-        Tracking([spec], Limits(attempts=1)).run(lambda: "any more" in caplog.text, lambda trouble: None)
-    assert f"`counterpoint track {tmp_path} --follow`" in caplog.text, "--to takes sinks of metrics"
 
 
 @pytest.mark.slow
