@@ -3,29 +3,48 @@
 Most children run below a guardian (`transport/process/launch.py`:`guarded`), whose exit code is theirs; a guardian passes SIGTERM
 on, and upon SIGHUP it kills all that is below it. A guardian that was killed itself would leave what its command had started.
 A `Process` is one whose notifications are read, too (`transport/process/notify.py`).
+
+What starts a process starts a `Child`, or `run`s one to its end.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import os
 import select
+import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE
+from typing import IO, Any, NamedTuple, Self
 
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 from counterpoint.transport.process import launch
 from counterpoint.transport.process.launch import SYSTEMD_VARIABLES, guarded
 from counterpoint.transport.process.notify import NotifySocket
 
+logger = logging.getLogger(__name__)
+
 AGAIN_SECONDS = 0.1
 """Seconds after which a guardian is told to kill once more: where SIGHUP is ignored, as below `nohup`, one that was
 just started may not have heard it."""
+
+KILL_SECONDS = 20.0
+"""How long a child may take to end once it is killed. A guardian gives up before; else it hangs in the kernel."""
+
+MOST_OUTPUT = 1 << 26
+"""Bytes that a command which is run to its end may write for its parent."""
+
+KEPT_ERRORS = 1 << 16
+"""What is kept of its errors: their last bytes."""
 
 LONGEST_LINE = 1 << 20
 """Bytes of a line that a child writes for its parent."""
@@ -117,6 +136,259 @@ def line_of(process: subprocess.Popen[bytes], seconds: float, is_given_up: Calla
         if len(received) > LONGEST_LINE:
             raise NoLineError(f"wrote more than {LONGEST_LINE} bytes")
     return bytes(received)
+
+
+class ChildError(Exception):
+    """A child did not do what was due. The message names it and says why."""
+
+
+class Child:
+    """A started child. Start it from a thread that outlives it: the kernel ties its guardian's life to that thread.
+
+    It has a process group of its own, so that Ctrl-C on the terminal reaches only this process. As a context manager it is killed
+    at the end of the block.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        given: bytes | None = None,
+        stdin: int = DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        log: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        nice: int = 0,
+        guarded: bool = True,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            name: What messages call it: "the process of the consumer".
+            command: The program and its arguments.
+            environment: All its variables; this process's unless given. Those of systemd are left out.
+            directory: Where it runs; in this process's unless given.
+            given: The content of its standard input.
+            stdin: A descriptor, or `PIPE`.
+            stdout: A descriptor, or `PIPE`; this process's unless given.
+            stderr: As `stdout`.
+            log: The file to which both are appended instead.
+            pass_fds: Descriptors that it inherits under their numbers.
+            nice: Added to its niceness.
+            guarded: It runs below a guardian: it ends with this process, and nothing that it started is left. Without, it has a
+                session of its own, and outlives this process.
+
+        Raises:
+            OSError: The log cannot be opened, or the system lacks memory, processes or descriptors; then nothing is left.
+        """
+        self.name = name
+        self.log = log
+        self._log_from = 0 if log is None else size_of(log)
+        self._guarded = guarded
+        own = os.environ if environment is None else environment
+        with ExitStack() as opened:
+            if given is not None:
+                stdin = os.memfd_create("given")
+                opened.callback(os.close, stdin)
+                with open(stdin, "wb", closefd=False) as file:
+                    file.write(given)
+                os.lseek(stdin, 0, os.SEEK_SET)
+            if log is not None:
+                stdout = stderr = opened.enter_context(log.open("ab")).fileno()
+            self._process = subprocess.Popen(
+                launch.guarded(command, nice) if guarded else command,
+                bufsize=0,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=pass_fds,
+                cwd=directory,
+                env={name: value for name, value in own.items() if name not in SYSTEMD_VARIABLES},
+                process_group=0 if guarded else None,
+                start_new_session=not guarded,
+            )
+        self.pid = self._process.pid
+        """That of its guardian, if it has one."""
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """Our end of its standard input."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """Our end of its standard output."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, 128 + the signal for one that was killed; None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def ready(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
+        """Waits for the line by which it reports, at the pipe of its output, that it is ready; returns it, with its end.
+
+        Lines that were written together are returned together; what comes later is read by a thread, so that it never blocks the
+        child. Raises `ChildError`, as of `line_of`. It does not end the child.
+        """
+        try:
+            line = line_of(self._process, seconds, is_given_up)
+        except NoLineError as error:
+            raise ChildError(f"{self.name} {error}") from None
+        rest = os.dup(self.stdout.fileno())
+        threading.Thread(target=_drain, args=(rest,), name=f"output of {self.name}", daemon=True).start()
+        return line
+
+    def last_lines(self, count: int) -> list[str]:
+        """Returns the last lines that it wrote to its log."""
+        assert self.log is not None
+        return last_lines(self.log, count, self._log_from)
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Waits for its end; returns its exit code. Raises `TimeoutError`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        if (code := self.code) is None:
+            raise TimeoutError(f"{self.name} did not end within {seconds:g} s")
+        return code
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal, unless it has ended; a guardian passes SIGTERM and SIGINT on."""
+        self._process.send_signal(number)
+
+    def stop(self, seconds: float) -> bool:
+        """Asks it to end (SIGTERM), and kills it and all below it after `seconds`; returns whether it ended by itself."""
+        self.signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            self.wait(seconds)
+            return True
+        self.kill()
+        return False
+
+    def kill_soon(self) -> None:
+        """Has it killed, with everything below it. A guardian that was just started may not hear it yet."""
+        for number in (signal.SIGHUP, signal.SIGCONT) if self._guarded else (signal.SIGKILL,):
+            self.signal(number)  # a guardian may have been stopped with its command
+
+    def kill(self) -> None:
+        """Kills it with everything below it, and waits for its end."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.code is None and not self._is_immortal(deadline):
+            self.kill_soon()
+            with suppress(TimeoutError):
+                self.wait(AGAIN_SECONDS)
+
+    def _is_immortal(self, deadline: float) -> bool:
+        if late := time.monotonic() > deadline:
+            logger.error("%s (process %d) was killed %g s ago and does not end", self.name, self.pid, KILL_SECONDS)
+        return late
+
+    def close(self) -> None:
+        """Kills what still runs, and closes its pipes."""
+        self.kill()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def ended(self) -> int:
+        """Waits for its end on the running loop; returns its exit code. Any number may wait."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        with suppress(ProcessLookupError):  # a thread has just waited for it
+            while self.code is None:
+                handle = os.pidfd_open(self.pid)
+                loop.add_reader(handle, over.set)
+                try:
+                    await over.wait()
+                finally:
+                    loop.remove_reader(handle)
+                    os.close(handle)
+        return self.wait()
+
+    async def stopped(self, seconds: float) -> int | None:
+        """Does as `stop` on the running loop; returns the exit code, as `killed`."""
+        self.signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self.ended(), seconds)
+        return await self.killed()
+
+    async def killed(self) -> int | None:
+        """Does as `kill` on the running loop; returns the exit code, None if it does not end."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.code is None and not self._is_immortal(deadline):
+            self.kill_soon()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended(), AGAIN_SECONDS)
+        return self.code
+
+
+def _drain(descriptor: int) -> None:
+    """Reads what nobody wants, and closes the descriptor."""
+    with suppress(OSError):
+        while os.read(descriptor, LONGEST_LINE):
+            pass
+    os.close(descriptor)
+
+
+class Outcome(NamedTuple):
+    """What came of a command that was run to its end."""
+
+    code: int
+    """Its exit code, 128 + the signal for one that was killed."""
+    output: bytes
+    """Its standard output."""
+    errors: str
+    """The end of its standard error, unless that is this process's."""
+
+
+def run(
+    name: str,
+    command: Sequence[str],
+    seconds: float = math.inf,
+    *,
+    environment: Mapping[str, str] | None = None,
+    given: bytes | None = None,
+    stderr: int | None = PIPE,
+    guarded: bool = True,
+) -> Outcome:
+    """Runs a child to its end, whatever it writes; nothing of it is left. The arguments are those of `Child`.
+
+    Raises `TimeoutError` after `seconds`, `ChildError` if it writes more than `MOST_OUTPUT` bytes of output, and `OSError` if it
+    cannot be started.
+    """
+    deadline = time.monotonic() + seconds
+    how: dict[str, Any] = {"environment": environment, "given": given, "stderr": stderr, "guarded": guarded}
+    with Child(name, command, stdout=PIPE, **how) as child, selectors.DefaultSelector() as open_pipes:
+        output, errors = bytearray(), bytearray()
+        open_pipes.register(child.stdout, selectors.EVENT_READ, output)
+        if child._process.stderr is not None:
+            open_pipes.register(child._process.stderr, selectors.EVENT_READ, errors)
+        while open_pipes.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in open_pipes.select(None if math.isinf(left) else left):
+                data = os.read(key.fd, LONGEST_LINE)
+                if not data:
+                    open_pipes.unregister(key.fd)
+                key.data.extend(data)
+            del errors[:-KEPT_ERRORS]
+            if len(output) > MOST_OUTPUT:
+                raise ChildError(f"{name} wrote more than {MOST_OUTPUT} bytes")
+        try:
+            code = child.wait(None if math.isinf(seconds) else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise TimeoutError(f"{name} did not end within {seconds:g} s") from None
+        return Outcome(code, bytes(output), errors.decode(errors="replace"))
 
 
 def kill_guarded(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import resource
@@ -13,11 +14,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from counterpoint.transport.process.child import NoLineError, end_guarded, line_of, own_environment, size_of, spawn
-from counterpoint.transport.process.launch import SYSTEMD_VARIABLES, exit_code_of, guarded
+import counterpoint.transport.process.child as child_module
+from counterpoint.transport.process.child import (
+    KEPT_ERRORS,
+    Child,
+    ChildError,
+    NoLineError,
+    line_of,
+    own_environment,
+    run,
+    size_of,
+    spawn,
+)
+from counterpoint.transport.process.launch import COMMAND_NOT_STARTED, SYSTEMD_VARIABLES, exit_code_of, guarded
 from tests.support.polling import DEADLINE_SECONDS
 
 SHOW = "import os; print(*(name for name in sorted(os.environ) if name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID')))"
@@ -72,34 +85,160 @@ def test_output_is_appended_and_descriptors_are_found(tmp_path: Path, session: b
     assert size_of(tmp_path / "none") == 0
 
 
-def test_who_does_not_end_in_time_is_killed_with_all_that_it_started() -> None:
-    program = """
+STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())
 time.sleep(600)
 """
-    process = subprocess.Popen(guarded([sys.executable, "-I", "-c", program]), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    pids = [int(process.stdout.readline()) for _ in range(2)]
-    assert not end_guarded(process, 0.05)
-    assert process.stdout.read() == ""  # nobody has the pipe any more
-    process.stdout.close()
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+WILLING = "import time; print(1, flush=True); time.sleep(600)"
 
 
-def test_who_ends_in_time_is_not_killed() -> None:
-    program = "import time; print(1, flush=True); time.sleep(600)"
-    process = subprocess.Popen(guarded([sys.executable, "-I", "-c", program]), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    assert end_guarded(process, 60.0)
-    assert process.returncode == 128 + signal.SIGTERM
-    process.stdout.close()
+def python(program: str) -> list[str]:
+    return [sys.executable, "-I", "-u", "-c", program]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+@pytest.mark.parametrize(("program", "seconds", "signal_number"), [(STUBBORN, 0.05, 9), (WILLING, 60.0, 15)])
+async def test_who_does_not_end_in_time_is_killed_with_all_that_it_started(
+    program: str, seconds: float, signal_number: int, on_loop: bool
+) -> None:
+    with Child("the child", python(program), stdout=PIPE) as started:
+        pids = [int(started.stdout.readline()) for _ in range(1 + (program == STUBBORN))]
+        if on_loop:
+            waiting = [asyncio.create_task(started.ended()) for _ in range(2)]
+            assert await started.stopped(seconds) == 128 + signal_number
+            assert await asyncio.gather(*waiting) == [128 + signal_number] * 2
+        else:
+            assert started.stop(seconds) == (program == WILLING)
+        assert started.code == started.wait() == 128 + signal_number
+        assert started.stdout.read() == b""  # nobody has the pipe any more
+        assert program == WILLING or all(map(is_gone, pids))
+        started.signal(signal.SIGTERM)  # there is nobody any more whom it could reach
+        started.kill()
+
+
+def test_a_child_that_is_stopped_by_a_signal_is_killed_and_named_where_it_does_not_end() -> None:
+    with Child("the child", python(WILLING), stdout=PIPE) as started:
+        assert started.ready(60.0) == b"1\n"
+        started.signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError, match="the child did not end within 0"):
+            started.wait(0.0)
+    assert started.code == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_nothing_of_a_guarded_child_is_left_when_its_parent_is_killed_and_a_free_one_lives_on(is_guarded: bool) -> None:
+    parent = f"""
+import time
+from subprocess import PIPE
+from counterpoint.transport.process.child import Child
+child = Child("the child", {python(STUBBORN)!r}, guarded={is_guarded})
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-P", "-c", parent], stdout=PIPE) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+        process.wait()
+        if is_guarded:
+            assert process.stdout.read() == b""  # it comes once nobody has the pipe
+            assert all(map(is_gone, pids))
+        else:
+            assert [os.getsid(pid) for pid in pids] == pids
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("is_guarded", "nice"), [(True, 3), (False, 0)])
+def test_a_child_has_what_it_is_given_and_none_of_our_descriptors_nor_our_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_guarded: bool, nice: int
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    program = (
+        "import os, sys; print(sys.stdin.read(), os.getcwd(), os.environ['KEPT'], os.environ.get('NOTIFY_SOCKET'));"
+        "found = [each for each in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{each}')];"
+        "print(sorted(map(int, found))[3:], os.nice(0), file=sys.stderr)"
+    )
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    passed, kept = os.pipe()
+    os.set_inheritable(kept, True)  # as a library may
+    environment = os.environ | {"KEPT": "1"}
+    try:
+        with Child(
+            "the child", python(program), given=b"told", environment=environment, directory=tmp_path, log=log,
+            pass_fds=[passed], nice=nice, guarded=is_guarded,
+        ) as started:  # fmt: skip
+            assert started.wait(60.0) == 0
+        assert started.last_lines(9) == [f"told {tmp_path} 1 None", f"[{passed}] {os.nice(0) + nice}"]
+        assert log.read_text().startswith("before\n")
+    finally:
+        os.close(passed)
+        os.close(kept)
+
+
+def test_what_a_child_writes_after_it_is_ready_never_blocks_it() -> None:
+    with Child(
+        "the child", python("print('ready'); print('x' * 2**22); import sys; sys.exit(7)"), stdout=PIPE
+    ) as started:
+        assert started.ready(60.0).startswith(b"ready\n")
+        assert started.wait(60.0) == 7
+
+
+def test_a_child_that_is_not_ready_is_named() -> None:
+    program = python("import sys; sys.exit(7)")
+    with (
+        Child("the child", program, stdout=PIPE) as started,
+        pytest.raises(ChildError, match="the child ended with exit code 7"),
+    ):
+        started.ready(60.0)
+
+
+def test_a_command_is_run_to_its_end_whatever_it_writes() -> None:
+    program = "import sys; sys.stderr.write('e' * 2**18 + 'end'); sys.stdout.write(sys.stdin.read() * 2); sys.exit(7)"
+    outcome = run("the command", python(program), 60.0, given=b"x" * 2**20)
+    assert outcome.code == 7
+    assert outcome.output == b"x" * 2**21
+    assert (len(outcome.errors), outcome.errors[-4:]) == (KEPT_ERRORS, "eend")
+    killed = run("the command", python("import os; os.kill(os.getpid(), 9)"), 60.0, stderr=None, guarded=False)
+    assert killed == (128 + signal.SIGKILL, b"", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "is_guarded"),
+    [
+        (WILLING, False),
+        (WILLING, True),
+        ("import os, time; os.close(1); os.close(2); time.sleep(600)", False),
+        (STUBBORN, True),
+    ],
+)
+def test_a_command_that_does_not_end_in_time_is_killed(program: str, is_guarded: bool) -> None:
+    with pytest.raises(TimeoutError, match=r"the command did not end within 0\.1 s"):
+        run("the command", python(program), 0.1, guarded=is_guarded)
+
+
+def test_a_command_that_writes_without_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "MOST_OUTPUT", 2**20)
+    with pytest.raises(ChildError, match="the command wrote more than 1048576 bytes"):
+        run("the command", ["cat", "/dev/zero"], 60.0)
+
+
+def test_a_program_that_is_not_there() -> None:
+    assert run("the command", ["/nowhere"], 60.0).code == COMMAND_NOT_STARTED
+    with pytest.raises(FileNotFoundError):
+        run("the command", ["/nowhere"], 60.0, guarded=False)
 
 
 @contextmanager
