@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from counterpoint.environments.sampling import SamplingConfig as SamplingConfig
     from counterpoint.environments.sandbox.python_sandbox import Sandbox as Sandbox
     from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable as SandboxUnavailable
-    from counterpoint.environments.seats.table import Table as Table
     from counterpoint.environments.tools.environment import ToolEnvironment as ToolEnvironment
     from counterpoint.environments.tools.play import play_with_tools as play_with_tools
     from counterpoint.environments.workers.load import load_environment as load_environment

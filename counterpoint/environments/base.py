@@ -154,7 +154,7 @@ Score = float | Mapping[str, float]
 
 
 class Unavailable(Exception):
-    """What an environment needs from elsewhere is not there, such as a partner of another run.
+    """What an environment needs from elsewhere is not there, such as a service that it plays with.
 
     Raised in `rollout` or `score`, it fails the rollout as one that inference failed: not as its environment's failure.
     """

@@ -66,7 +66,7 @@ class EnvironmentConfig(Config):
 
     kind: str
     """A built-in (`reverse-text`, `guess-number`, `closest-number`, `arithmetic`, `single-turn`, `tools`, `verifiers`,
-    `agent`, `seat`) or an import path, `package.module:Class`."""
+    `agent`) or an import path, `package.module:Class`."""
 
     args: dict[str, Any] = {}
     """Keyword arguments of the environment's constructor."""

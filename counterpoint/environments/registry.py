@@ -26,7 +26,6 @@ BUILT_IN = {
     "guess-number": "counterpoint.environments.tasks.guess_number:GuessNumber",
     "harbor": "counterpoint.environments.tasks.harbor:Harbor",
     "reverse-text": "counterpoint.environments.tasks.reverse_text:ReverseText",
-    "seat": "counterpoint.environments.seats.seat:Seat",
     "single-turn": "counterpoint.environments.rewards.single_turn:SingleTurn",
     "tools": "counterpoint.environments.tools.rows:RowsWithTools",
     "verifiers": "counterpoint.environments.verifiers_library.environment:Verifiers",
@@ -47,6 +46,8 @@ def load_here(config: EnvironmentConfig) -> Environment:
 
 
 def _find_class(kind: str, where: str) -> type[Any]:
+    if kind == "seat":
+        raise ValueError(f"{where}: kind = 'seat': runs meet in no rollout any more; make the other policy an opponent")
     path = BUILT_IN.get(kind, kind)
     module_name, colon, class_name = path.partition(":")
     if not colon:

@@ -45,12 +45,16 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 NEEDS_ARGUMENTS = {
     "agent": "command",
     "harbor": "path",
-    "seat": "host",
     "single-turn": "data",
     "tools": "tools",
     "verifiers": "id",
 }
 """Kinds that cannot be loaded without any, and what they ask for. Their own tests load them."""
+
+
+def test_a_kind_of_earlier_versions_says_what_does_instead() -> None:
+    with pytest.raises(ValueError, match=r"kind = 'seat'.*opponent"):
+        load_environment(EnvironmentConfig(name="e", kind="seat", args={"host": "a/b"}))
 
 
 @pytest.mark.parametrize("kind", sorted(BUILT_IN.keys() - NEEDS_ARGUMENTS.keys()))

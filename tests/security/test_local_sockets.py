@@ -17,10 +17,8 @@ from counterpoint.cluster.agent.main import _bound
 from counterpoint.cluster.agent.settings import AgentSettings
 from counterpoint.cluster.master import control
 from counterpoint.cluster.master.control import ControlServer
-from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.gateway import server as gateway
-from counterpoint.environments.seats.table import Table
 from counterpoint.environments.workers import pool
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.loopback import is_loopback
@@ -137,16 +135,6 @@ async def test_workers_of_an_environment_are_their_users_alone(short: Path) -> N
         assert workers._context is not None
         workers._wire.close()
         workers._context.term()
-
-
-async def test_a_table_is_its_users_alone(short: Path) -> None:
-    table = Table()
-    await table.open(EnvironmentContext("e", short, short, 0))
-    try:
-        (path,) = (short / name for name in os.listdir(short) if name.endswith(".sock"))
-        assert mode(path) == 0o600
-    finally:
-        await table.close()
 
 
 def test_others_cannot_connect_to_the_wire(short: Path) -> None:
