@@ -60,7 +60,6 @@ COMMANDS = {
         "send a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards",
     ),
     **{verb.name: ("counterpoint.cli.steering:run_verb", verb.summary) for verb in RUN_VERBS if verb.is_command},
-    "note": ("counterpoint.cli.steering:note", "write notes and tags of a run, or of all runs of a job, for people"),
     "join": ("counterpoint.cli.steering:join", "start a run of its own in a live job, detached"),
     "servers": ("counterpoint.cli.steering:servers", "list, drain and add the inference servers of a live job"),
     "status": (

@@ -85,32 +85,6 @@ def _pair(word: str) -> tuple[str, Any]:
         return key, value
 
 
-def note(arguments: list[str]) -> int:
-    """`counterpoint note [RUN]`: writes notes and tags of a run, or of all; without any, prints them. Raises `UserError`."""
-    from counterpoint.job.admin.note import NoteChange, replace_notes
-    from counterpoint.job.directory import run_ids_in
-    from counterpoint.run.notes import Notes
-
-    parser = _parser("note", "Writes notes and tags of a run, live or ended; without any, prints those that it has.")
-    parser.add_argument("run", metavar="RUN", nargs="?", help="the run's id; all runs of the job unless given")
-    _add_common(parser)
-    parser.add_argument("--text", metavar="NOTES", help="the notes, in place of those that it has; '' removes them")
-    parser.add_argument("--tag", action="append", default=[], help="adds a tag; may be given more than once")
-    parser.add_argument("--untag", action="append", default=[], metavar="TAG", help="removes a tag")
-    given = parser.parse_intermixed_args(arguments)
-    job, noted = job_of(given), []
-    for run_id in [given.run] if given.run else run_ids_in(job):
-
-        def change(before: Notes, run_id: str = run_id) -> NoteChange:
-            tags = [tag for tag in [*before.tags, *given.tag] if tag not in given.untag]
-            return checked(NoteChange, run_id, notes=given.text, tags=tags)
-
-        noted.append(replace_notes(job, run_id, change))
-    return _show(
-        given, [each.model_dump(exclude={"sentence"}) for each in noted], "\n".join(each.sentence for each in noted)
-    )
-
-
 def servers(arguments: list[str]) -> int:
     """`counterpoint servers [VERB URL]`: lists the inference servers of a live job, or does something to one, for all its runs.
 

@@ -17,7 +17,6 @@ from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.config import PoolConfig
 from counterpoint.run.evaluations import EvaluationConfig, check_evaluations
 from counterpoint.run.loss import KINDS
-from counterpoint.run.notes import NotesText, Tags
 from counterpoint.run.opponents import OpponentConfig, check_opponents
 from counterpoint.run.teacher import check_teacher
 from counterpoint.run.trained import LARGEST_STEP, TrainedRun
@@ -230,7 +229,7 @@ class LagConfig(Config):
     quiet loop. A lower value costs more checks of the loop, two in this time. Timers have a resolution of a millisecond."""
 
 
-_GONE: dict[str, Any] = {"trace_rollouts": 0.0}
+_GONE: dict[str, Any] = {"trace_rollouts": 0.0, "notes": "", "tags": []}
 """Defaults of keys that earlier versions wrote into `control/orch.toml`, and that are no keys any more."""
 
 
@@ -254,12 +253,6 @@ class RunConfig(TrainedRun):
 
     resume: bool = False
     """Continue from the newest checkpoint. False: the run's directory must not hold a run yet."""
-
-    notes: NotesText = ""
-    """Text about the run, shown on the page and at W&B. `counterpoint note` changes it."""
-
-    tags: Tags = []
-    """Words to find the run by, on the page and at the sinks of `[tracking]`. `counterpoint note` changes them."""
 
     environments: list[EnvironmentConfig] = Field(min_length=1)
     """The mix of environments."""

@@ -45,7 +45,7 @@ def test_a_verb_on_a_run_is_asked_for_with_the_same_fields_at_each_door(
     assert properties.keys() - {"request_id", "wait_seconds"} == fields_of(verb)
     assert all(properties[name]["description"] for name in properties)
     assert ("request_id" in properties) == (verb.fields() is not None and issubclass(verb.fields(), RunRequest))
-    assert (verb.name in COMMANDS) == (verb.is_command or verb.name in ("stop", "note"))
+    assert (verb.name in COMMANDS) == (verb.is_command or verb.name == "stop")
     if verb.is_command:
         assert COMMANDS[verb.name][1] == verb.summary
         with pytest.raises(SystemExit):

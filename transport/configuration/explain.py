@@ -37,7 +37,14 @@ _BY_PROMETHEUS = (
 _BY_THE_PAGE = (
     "there are no traces for OpenTelemetry any more: the page and spans.jsonl have each step's spans (docs/serve.md)"
 )
-GONE = {"alerts": _BY_PROMETHEUS, "tracing": _BY_THE_PAGE, "trace_rollouts": _BY_THE_PAGE}
+_BY_A_FILE = "there are no notes and tags any more: write a file into the run's directory"
+GONE = {
+    "alerts": _BY_PROMETHEUS,
+    "tracing": _BY_THE_PAGE,
+    "trace_rollouts": _BY_THE_PAGE,
+    "notes": _BY_A_FILE,
+    "tags": _BY_A_FILE,
+}
 """Keys of earlier versions, and what a file that still has one is told."""
 
 

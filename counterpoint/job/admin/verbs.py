@@ -37,11 +37,8 @@ class Verb(NamedTuple):
     """Whether what it ends is not begun again by a further verb."""
     is_urgent: bool = False
     """Whether it must not wait behind other changes: what pauses or ends a run."""
-    after_end: bool = False
-    """Whether the page offers it for a run that has ended, too."""
     is_command: bool = True
-    """Whether it is a command of its own. `counterpoint stop` has a form of its own, for eviction and for submitted jobs, too;
-    so has `counterpoint note`, for all runs of a job."""
+    """Whether it is a command of its own. `counterpoint stop` has a form of its own, for eviction and for submitted jobs, too."""
 
     def load(self) -> Callable[..., Any]:
         """Returns the function."""
@@ -86,15 +83,6 @@ RUN_VERBS = (
         "are marked.",
         "counterpoint.job.admin.change:change_run",
         "Change",
-    ),
-    Verb(
-        "note",
-        "write notes and tags of a run, for people",
-        "Notes and tags stand with the run in place of those that it has. Nothing that is trained depends on them.",
-        "counterpoint.job.admin.note:note_run",
-        "Notes",
-        after_end=True,
-        is_command=False,
     ),
     Verb(
         "checkpoint",

@@ -145,10 +145,6 @@ class RunEntry(Config):
     """The median of the newest steps."""
     seconds_left: float | None
     """The seconds left at that rate; null if its orchestrator does not live."""
-    notes: str
-    """What people wrote about it."""
-    tags: list[str]
-    """Words to find it by."""
 
 
 class ProblemEntry(Config):
@@ -238,8 +234,6 @@ def run_entry(job: Job, run: RunFacts, balance: str) -> RunEntry:
         mismatch_kl=trained.get("mismatch_kl"),
         seconds_a_step=run.seconds_a_step,
         seconds_left=run.seconds_left,
-        notes=run.notes.notes,  # as they stand: the page escapes them, and its dialog begins with them
-        tags=[*run.notes.tags],
     )
 
 

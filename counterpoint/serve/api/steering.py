@@ -168,8 +168,6 @@ class VerbEntry(Config):
     """The state in which it applies, such as `paused`; empty: in any."""
     asks_first: bool
     """Whether a person is asked before it acts."""
-    after_end: bool
-    """Whether it may be done to a run that has ended, too."""
     needs_reason: bool
     """Whether a person is to give a reason."""
     is_dangerous: bool

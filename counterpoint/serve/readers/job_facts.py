@@ -47,7 +47,6 @@ from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.plan.balance import Idle, advice, idle_of
 from counterpoint.job.processes_file import PROCESSES_FILE
 from counterpoint.orchestrator.step.differences import read_notice
-from counterpoint.run.notes import NO_NOTES, Notes
 from counterpoint.serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
 from counterpoint.serve.readers.run_file import RunFile, RunFiles
 from counterpoint.trainer.telemetry.mismatch import read_jump
@@ -88,7 +87,6 @@ class RunFacts:
     """When the newest steps were trained, in Unix seconds."""
     empty: tuple[str, ...] = ()
     """Metrics of its newest step that are not finite."""
-    notes: Notes = NO_NOTES
     idle: Idle = field(default_factory=lambda: Idle(None, None))
     """How long trainer and servers wait, over the newest steps."""
 
@@ -321,7 +319,6 @@ class JobReader:
             tuple(trained.mismatch) if trained is not None else (),
             tuple(trained.times) if trained is not None else (),
             (*steps.empty, *(nulls_of(trained.raw) if trained is not None else ())),
-            self._files.notes(run_dir) or file.notes,
             idle_of(steps.lines.values(), trained.phases if trained is not None else ()),
         )
 

@@ -11,7 +11,6 @@ from typing import Any
 from counterpoint.job.directory import as_steps
 from counterpoint.job.inspection.metrics_lines import is_number
 from counterpoint.run.config import LagConfig, ScheduleConfig
-from counterpoint.run.notes import NO_NOTES, NOTES_FILE, Notes, read_notes
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_toml, read_bytes
 
@@ -32,7 +31,6 @@ class RunFile:
     warn_p90_seconds: float = _LAG.warn_p90_seconds
     warn_p99_seconds: float = _LAG.warn_p99_seconds
     warn_max_seconds: float = _LAG.warn_max_seconds
-    notes: Notes = NO_NOTES
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @classmethod
@@ -46,7 +44,6 @@ class RunFile:
             _number(lag, "warn_p90_seconds", _LAG.warn_p90_seconds),
             _number(lag, "warn_p99_seconds", _LAG.warn_p99_seconds),
             _number(lag, "warn_max_seconds", _LAG.warn_max_seconds),
-            Notes.of(table),
             _schedule_of(table.get("schedule")),
         )
 
@@ -59,24 +56,10 @@ def _schedule_of(table: object) -> ScheduleConfig:
 
 
 class RunFiles:
-    """The files `control/orch.toml` and `notes.json` of a job's runs, each read when it has changed."""
+    """The files `control/orch.toml` of a job's runs, each read when it has changed."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int, int], RunFile]] = {}
-        self._noted: dict[Path, tuple[tuple[int, int, int], Notes | None]] = {}
-
-    def notes(self, run_dir: Path) -> Notes | None:
-        """Returns what was written about a run since it was configured; None if nothing was."""
-        try:
-            found = (run_dir / NOTES_FILE).lstat()
-        except OSError:
-            self._noted.pop(run_dir, None)
-            return None
-        identity = (found.st_ino, found.st_size, found.st_mtime_ns)
-        known = self._noted.get(run_dir)
-        if known is None or known[0] != identity:
-            known = self._noted[run_dir] = identity, read_notes(run_dir)
-        return known[1]
 
     def read(self, run_dir: Path) -> RunFile:
         """Returns the run's values; the defaults if it has no such file, or one that is no configuration."""
@@ -95,7 +78,6 @@ class RunFiles:
     def keep(self, run_dirs: set[Path]) -> None:
         """Forgets all other runs."""
         self._known = {path: known for path, known in self._known.items() if path.parents[1] in run_dirs}
-        self._noted = {run_dir: known for run_dir, known in self._noted.items() if run_dir in run_dirs}
 
 
 def _parsed(content: bytes) -> RunFile:

@@ -8,12 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import orjson
 import pytest
 
 from counterpoint.job.tracking.event_files import read_scalars
 from counterpoint.job.tracking.sinks.wandb_files import _records, steps_in
-from counterpoint.run.notes import Notes, write_notes
 from tests.job.tracking.jobs import Job, sink_process
 
 STEPS = 12
@@ -127,24 +125,3 @@ def test_wandb_keeps_the_first_values_of_steps_that_are_trained_again_and_says_s
     assert float(rows[6]["trained_again_from"]) == 4
     evaluated = [values for values in rows.values() if "evaluation/held/pass@1" in values]
     assert [float(values["evaluation/held/step"]) for values in evaluated] == [2.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trackio", "wandb"])
-@pytest.mark.parametrize(("notes", "sent"), [("a note", "a note"), ("asked with hf_abcdefghijkl", "(hidden)")])
-def test_notes_and_tags_of_a_run_are_those_at_the_sink(name: str, notes: str, sent: str, tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    write_notes(tmp_path / "run_a", Notes(notes=notes, tags=["paper", "lr=1e-5"]))
-    with sink_process(job.spec(name, **({"mode": "offline"} if name == "wandb" else {}))) as process:
-        job.steps(1, 2)
-        assert process.finish() == 0
-    if name == "trackio":
-        with sqlite3.connect(tmp_path / "tracking" / "trackio" / "counterpoint.db") as database:
-            ((config,),) = database.execute("SELECT CAST(config AS TEXT) FROM configs").fetchall()
-        database.close()
-        found = orjson.loads(config)
-        assert (found["notes"], found["tags"]) == (sent, ["paper", "lr=1e-5"])
-    else:
-        (file,) = (tmp_path / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb")
-        (run,) = runs_in(file)
-        assert (run.notes, [*run.tags]) == (sent, ["paper", "lr=1e-5"])

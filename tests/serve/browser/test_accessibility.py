@@ -49,7 +49,7 @@ async def test_no_view_has_a_serious_finding(reader: Open, tmp_path: Path, theme
 
 async def test_no_dialog_has_a_serious_finding(reader: Open, tmp_path: Path) -> None:
     async with reader(small_job(tmp_path / "job"), path=RUN, theme="light") as page:
-        for name in ("Notes…", "Compare with…", "Show the keys"):
+        for name in ("Compare with…", "Show the keys"):
             await page.page.get_by_role("button", name=name).click()
             await expect(page.page.get_by_role("dialog")).to_be_visible()
             assert await findings(page, "dialog") == [], name

@@ -381,21 +381,6 @@ url = "https://user:PLAIN4@search.example/find?q=1&access_token=PLAIN5"
     assert detail["configuration"]["sampling"]["max_tokens"] > 0
 
 
-@pytest.mark.slow
-async def test_notes_and_tags_are_written_and_shown(tmp_path: Path) -> None:
-    (run_id,) = write_job(tmp_path / "job", 1, 10)
-    async with api(tmp_path / "job") as client:
-        path = f"/jobs/job/runs/{run_id}"
-        assert (await client.post(f"{path}/note", notes="<b> \u200d\u202e", tags=["paper"]))[0] == 200
-        for tags in (["two words"], "paper", ["x"] * 17):
-            assert (await client.post(f"{path}/note", tags=tags))[0] == 400
-        assert (await client.post("/jobs/job/runs/none/note", notes="x"))[0] == 404
-        (run,) = (await client.get("/overview"))[1]["runs"]
-        detail = (await client.get(path))[1]["run"]
-    assert run["notes"] == detail["notes"] == "<b> \u200d\u202e", "what is edited next is not its escaped form"
-    assert run["tags"] == detail["tags"] == ["paper"]
-
-
 async def test_a_run_says_which_side_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run_id,) = write_job(tmp_path / "job", 1, 30)
     waits = [trained_line(step, run_id) | {"phase/wait": 1.0, "phase/train": 1.0} for step in range(31, 40)]

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.notes import notes_of
-from counterpoint.job.inspection.redaction import redact, whole_configuration
+from counterpoint.job.inspection.redaction import whole_configuration
 from counterpoint.job.tracking.rows import Evaluation, Row, Target
 
 logger = logging.getLogger(__name__)
@@ -76,8 +75,7 @@ class TrackioSink:
         )
 
     def _configuration(self, run_id: str) -> dict[str, Any]:
-        noted: dict[str, Any] = redact(notes_of(self._target.job, run_id).model_dump())
-        return whole_configuration(self._target.job, run_id) | {"_Group": self._target.group} | noted
+        return whole_configuration(self._target.job, run_id) | {"_Group": self._target.group}
 
     def _name(self, run_id: str) -> str:
         return f"{self._target.group}.{run_id}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.notes import notes_of
-from counterpoint.job.inspection.redaction import redact, whole_configuration
+from counterpoint.job.inspection.redaction import whole_configuration
 from counterpoint.job.tracking.rows import Evaluation, Row, Target
 from counterpoint.job.tracking.sinks.wandb_files import last_offline_step
 
@@ -73,7 +72,7 @@ class WandbSink:
 
     def _run(self, run_id: str) -> Any:
         if run_id not in self._runs:
-            options, noted = self._target.options, notes_of(self._target.job, run_id)
+            options = self._target.options
             settings = self._wandb.Settings(
                 console="off", disable_git=True, disable_code=True, save_code=False, x_disable_stats=True, silent=True
             )
@@ -85,8 +84,6 @@ class WandbSink:
                 name=f"{self._target.group}.{run_id}",
                 group=self._target.group,
                 config=whole_configuration(self._target.job, run_id),
-                tags=noted.tags,
-                notes=redact(noted.notes),
                 dir=str(self._directory),
                 resume="allow" if options.get("mode") != "offline" else None,
                 reinit="create_new",

@@ -11,7 +11,6 @@ import { table } from "../widgets/table.js";
 import { newestRollouts } from "./newest_rollouts.js";
 import { overviewCurves } from "./overview_curves.js";
 import { problemList } from "./problems.js";
-import { tagList } from "./run_notes.js";
 
 export const title = "Overview";
 export const path = "/";
@@ -62,31 +61,27 @@ export function renderJobs(root, context, name, isWanted) {
   const summary = element("span", { class: "muted" });
   const jobs = element("div", {});
   const nothing = element("p", { class: "empty" }, "Reading the jobs' directories.");
-  const chosen = element("button", { type: "button", class: "tag chosen", hidden: true, title: "Show all runs", on: { click: () => pickTag(null) } });
   const tables = new Map();
   const layouts = [["", "One table"], ["job", "Job by job"]].map(([by, text]) => element("button", { type: "button", class: "button small", on: { click: () => layOut(by) } }, text));
   const layout = element("div", { class: "segmented", role: "group", "aria-label": "Runs", hidden: true }, layouts);
   const filter = element("input", { type: "search", class: "filter", placeholder: "Filter runs", "aria-label": "Filter runs", hidden: true, value: context.query.run ?? null, on: { input: () => { context.setQuery({ run: filter.value }); draw(context.overview()); } } });
-  const all = table({ caption: "All runs", isStacked: true, columns: columns(context, pickTag, true), keyOf: (run) => keyOf(run), tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has this name." });
+  const all = table({ caption: "All runs", isStacked: true, columns: columns(context, true), keyOf: (run) => keyOf(run), tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has this name." });
   const allBox = element("div", {});
   let troubles = new Map();
-  root.append(element("div", { class: "view-title" }, heading, summary, chosen, element("span", { class: "spacer" }), filter, layout), problems.element, allBox, jobs, nothing);
+  root.append(element("div", { class: "view-title" }, heading, summary, element("span", { class: "spacer" }), filter, layout), problems.element, allBox, jobs, nothing);
 
   function draw(overview) {
-    const { tag } = context.query;
-    const wanted = overview.jobs.filter((job) => isWanted(job) && (!tag || job.runs.some((run) => run.tags.includes(tag))));
+    const wanted = overview.jobs.filter(isWanted);
     const ids = new Set(wanted.map((job) => job.job));
     const runs = wanted.flatMap((job) => job.runs);
     const active = runs.filter((run) => run.alive).length;
     setText(summary, `${context.parameters.job ? "" : `${plural(wanted.length, "job")}, `}${plural(runs.length, "run")}${runs.length > 0 ? `, ${whole(active)} active` : ""}`);
-    setText(chosen, tag ? `only ${visible(tag, 40)} ×` : "");
-    setAttribute(chosen, "hidden", !tag);
     troubles = tonesOf(overview.problems);
     problems.update(overview.problems.filter((problem) => ids.has(problem.job)), overview.time, overview.problemCount - overview.problems.length);
     const isOne = drawOne(wanted, overview.time);
     keep(jobs, isOne ? wanted.filter((job) => job.runs.length === 0) : wanted, (job) => job.job, (job) => makeJob(job), (node, job) => changeJob(node, job, overview.time));
     for (const id of tables.keys()) if (!ids.has(id)) tables.delete(id);
-    setText(nothing, tag ? "No run has this tag." : overview.jobs.length === 0 ? "No job directory was given. Start: counterpoint serve JOB_DIRECTORY." : "There is no such job. It may have been left out when the server was started again.");
+    setText(nothing, overview.jobs.length === 0 ? "No job directory was given. Start: counterpoint serve JOB_DIRECTORY." : "There is no such job. It may have been left out when the server was started again.");
     setAttribute(nothing, "hidden", wanted.length > 0);
   }
 
@@ -98,8 +93,8 @@ export function renderJobs(root, context, name, isWanted) {
     setChildren(allBox, isOne && all.element);
     setAttribute(layout, "hidden", !isChoice);
     for (const [index, button] of layouts.entries()) setAttribute(button, "aria-pressed", String(isOne === (index === 0)));
-    const { tag, run: name = "" } = context.query;
-    const fits = (run) => (!tag || run.tags.includes(tag)) && `${run.job}/${run.run}`.toLowerCase().includes(name.trim().toLowerCase());
+    const { run: name = "" } = context.query;
+    const fits = (run) => `${run.job}/${run.run}`.toLowerCase().includes(name.trim().toLowerCase());
     if (isOne) all.update(wanted.flatMap((job) => job.runs).filter(fits).map((run) => ({ ...run, now })));
     return isOne;
   }
@@ -109,14 +104,8 @@ export function renderJobs(root, context, name, isWanted) {
     draw(context.overview());
   }
 
-  /** Shows the runs with a tag alone; null shows all. */
-  function pickTag(tag) {
-    context.setQuery({ tag });
-    draw(context.overview());
-  }
-
   function makeJob(job) {
-    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, pickTag), isStacked: true, keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
+    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context), isStacked: true, keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
     tables.set(job.job, list);
     return element("section", { class: "section" }, element("div", { class: "section-head" }, element("h2", {}, element("a", {}, element("bdi", {}))), badge(""), element("span", { class: "muted" }), element("span", { class: "spacer" })), list.element);
   }
@@ -128,8 +117,7 @@ export function renderJobs(root, context, name, isWanted) {
     setAttribute(section.lastChild, "hidden", !["job", "other", "missing"].includes(job.kind));
     changeBadge(state, stateOfJob(job));
     setText(note, [visible(job.directory, 160), diskOf(job), KINDS[job.kind]].filter(Boolean).join(" · "));
-    const { tag } = context.query;
-    tables.get(job.job).update(job.runs.filter((run) => !tag || run.tags.includes(tag)).map((run) => ({ ...run, now })));
+    tables.get(job.job).update(job.runs.map((run) => ({ ...run, now })));
   }
 
   return {
@@ -142,10 +130,10 @@ export function renderJobs(root, context, name, isWanted) {
 }
 
 /** The columns of a table of runs; of several jobs, with the job, and without what tells nothing of the learning. */
-function columns(context, pickTag, ofSeveral = false) {
+function columns(context, ofSeveral = false) {
   return [
     ...(ofSeveral ? [{ key: "job", least: 118, title: "Job", value: (run) => run.job, change: (cell, run) => changeJobName(cell, context.homeOf(run.job), run.job) }] : []),
-    { key: "run", least: 98, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, run), run, pickTag) },
+    { key: "run", least: 98, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, run), run) },
     { key: "state", width: 118, title: "State", value: (run) => run.state, change: changeState },
     { key: "step", width: 100, title: "Step", number: true, value: (run) => run.step, change: changeStep },
     { key: "reward", width: 66, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
@@ -160,14 +148,10 @@ function columns(context, pickTag, ofSeveral = false) {
   ].filter(({ key: name }) => !ofSeveral || !["staleness", "lag"].includes(name));
 }
 
-function changeRun(cell, href, run, pickTag) {
-  if (!cell.firstChild) {
-    cell.tags = tagList(pickTag);
-    cell.append(element("a", { class: "cell-name" }, nameOf()), cell.tags.element);
-  }
+function changeRun(cell, href, run) {
+  if (!cell.firstChild) cell.append(element("a", { class: "cell-name" }, nameOf()));
   setAttribute(cell.firstChild, "href", href);
-  setAttribute(cell.firstChild, "title", [visible(run.run, 200), visible(run.notes, 300)].filter(Boolean).join(": "));
-  cell.tags.update(run.tags);
+  setAttribute(cell.firstChild, "title", visible(run.run, 200));
   changeName(cell.firstChild.firstChild, run.run);
 }
 

@@ -14,7 +14,6 @@ import { Curves } from "./curves.js";
 import { problemList } from "./problems.js";
 import { processList } from "./processes.js";
 import { runActions } from "./run_actions.js";
-import { runNotes } from "./run_notes.js";
 
 export const title = "Run";
 export const path = "/jobs/{job}/runs/{run}";
@@ -28,7 +27,6 @@ export function render(root, context) {
   const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => compareConfigurations() } }, "Configuration");
   const actions = runActions(context);
   const buttons = fold("Actions", () => false, element("div", { class: "actions" }, configuration, actions.element));
-  const notes = runNotes(context);
   const problems = problemList(context, { isOfOneRun: true });
   const processes = processList(context);
   const numbers = figures("Newest numbers");
@@ -42,7 +40,7 @@ export function render(root, context) {
   let axis = controls.axis();
   let runs = [];
   let detail = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), buttons.element), notes.element, problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), buttons.element), problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
 
   /** Shows the run's configuration, and where those of the runs beside it differ. A run that is gone is left out. */
   async function compareConfigurations() {
@@ -77,7 +75,6 @@ export function render(root, context) {
     for (const part of [controls.element, grid.element]) setAttribute(part, "hidden", !hasCurves);
     numbers.update(figuresOf(found));
     actions.update(found, !found.fine_tuning && (found.alive || (Boolean(shown?.running) && !["done", "fine-tuning"].includes(found.state))));
-    notes.update(found);
   }
 
   /** Notes when each run began and how far all reach, which zoomed curves do not say. */

@@ -5,7 +5,6 @@ import { element, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { clock, visible } from "../shell/format.js";
 import { changeDialog } from "./change_dialog.js";
 import { path as profiles } from "./profile.js";
-import { notesDialog } from "./run_notes.js";
 import { inBackground, isOffered, orNote, perform, verbButton } from "./verbs.js";
 
 const RUN = "/jobs/{job}/runs/{run}";
@@ -22,7 +21,6 @@ export function runActions(context) {
   const root = element("div", { class: "actions", role: "group", "aria-label": `Actions on run ${name}`, hidden: true }, paused);
   let buttons = null;
   let askedFor = null;
-  let noted = { notes: "", tags: [] };
 
   /** What a note shows behind a verb's answer. */
   const links = { profile: (answer) => element("a", { href: context.link(profiles, { job, run }, { profile: answer.name }) }, "See its flame graph") };
@@ -36,7 +34,6 @@ export function runActions(context) {
 
   function act(verb) {
     if (verb.name === "change") return orNote(() => change(verb));
-    if (verb.name === "note") return notesDialog(verb, name, noted, (values) => post(verb, values));
     return perform(verb, `${verb.label} ${name}?`, (values) => post(verb, values));
   }
 
@@ -62,11 +59,10 @@ export function runActions(context) {
     },
     update(found, isLive) {
       const mayChange = context.mayChange();
-      noted = found;
       setAttribute(root, "hidden", false);
       for (const { verb, node } of buttons) {
         setAttribute(node, "disabled", !mayChange);
-        setAttribute(node, "hidden", (!isLive && !verb.after_end) || !isOffered(verb, [found.paused ? "paused" : "not paused"]));
+        setAttribute(node, "hidden", !isLive || !isOffered(verb, [found.paused ? "paused" : "not paused"]));
       }
       setAttribute(root, "title", mayChange ? null : "This token may only look. Use the admin token to change anything.");
       if (askedFor !== found.paused && found.paused) tellPause().catch(() => setText(paused, "paused"));
