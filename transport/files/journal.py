@@ -33,8 +33,8 @@ class DamagedJournal(ValueError):
 class Journal:
     """A journal, to be replayed before anything else, by one process at a time. All of it blocks on the disk."""
 
-    def __init__(self, path: Path, smallest: int) -> None:
-        """Opens it, or makes it; with fewer bytes than `smallest` it is never worth compacting. Raises `OSError`."""
+    def __init__(self, path: Path, smallest: int, first: Iterable[Body] = ()) -> None:
+        """Opens it, or makes it, with these entries; below `smallest` bytes it is not worth compacting. Raises `OSError`."""
         self.path = path
         self.length = 0
         """Its bytes."""
@@ -45,7 +45,7 @@ class Journal:
         if path.exists():
             self._open()
         else:
-            self.compact(())
+            self.compact(first)
 
     def replay(self) -> list[memoryview]:
         """Returns the bodies of its entries, views of what was read, and cuts off what follows them.

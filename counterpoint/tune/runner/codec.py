@@ -51,7 +51,7 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes | memoryview) -> Any:
     """Returns what was packed, with dicts for these."""
     return msgpack.unpackb(data, strict_map_key=False)
 

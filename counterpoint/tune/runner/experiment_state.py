@@ -6,23 +6,22 @@ before that. `resumed` folds what another runner left.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from counterpoint.transport.files.format_number import check_format
+from counterpoint.transport.files.journal import Journal
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.runner import codec
 from counterpoint.tune.runner.events import Event, Instruction
-from counterpoint.tune.runner.journal import ExperimentJournal
+from counterpoint.tune.runner.journal import open_journal, take_experiment
 from counterpoint.tune.runner.machine import ExperimentMachine
 from counterpoint.tune.runner.machine_state import restore, state_of
 
 FORMAT = 1
-
-SMALLEST_JOURNAL = 4 * 2**20
-"""Bytes of a journal before there is a snapshot; more if the last snapshot was larger, so that writing both stays linear."""
 
 
 class DurableExperiment:
@@ -31,7 +30,9 @@ class DurableExperiment:
     def __init__(self, machine: ExperimentMachine, directory: Path | None) -> None:
         """Takes the directory's lock. Raises `TuneError` if another process holds it."""
         self.machine = machine
-        self._journal = None if directory is None else ExperimentJournal(directory)
+        self._directory = directory
+        self._lock = -1 if directory is None else take_experiment(directory)
+        self._journal: Journal | None = None
         self._records: list[bytes] = []
         self._instructions: list[Instruction] = []
         self._is_broken_off = False
@@ -44,22 +45,26 @@ class DurableExperiment:
 
         `others` gets what `snapshot` was given; `replayed` each event after it, with the instructions that followed then.
         """
-        if self._journal is None:
+        if self._directory is None:
             return False
-        snapshot, records = self._journal.read()
-        if snapshot is not None:
-            state = codec.unpack(snapshot)
-            try:
-                check_format(state.get("format"), FORMAT)
-            except ValueError as error:
-                raise TuneError(f"{self._journal.directory}: the snapshot cannot be used: {error}") from error
-            self._check_scheduler(state["scheduler"])
-            restore(self.machine, state["machine"])
-            others(state["others"])
+        self._journal, records = open_journal(self._directory)
         for record in records:
-            event = codec.decode(codec.unpack(record))
-            replayed(event, self._handle(event))
-        return snapshot is not None or bool(records)
+            entry = codec.unpack(record)
+            if isinstance(entry, dict):
+                self._restore(entry)
+                others(entry["others"])
+            else:
+                event = codec.decode(entry)
+                replayed(event, self._handle(event))
+        return bool(records)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            check_format(state.get("format"), FORMAT)
+        except ValueError as error:
+            raise TuneError(f"{self._directory}: the state in the journal cannot be used: {error}") from error
+        self._check_scheduler(state["scheduler"])
+        restore(self.machine, state["machine"])
 
     def decide(self, event: Event) -> bool:
         """Lets the state machine handle an event, if it accepts it; returns whether it did.
@@ -68,18 +73,21 @@ class DurableExperiment:
         """
         if not self.machine.accepts(event):
             return False
-        if self._journal is not None:
+        if self._directory is not None:
             self._records.append(codec.encode(event))
         self._instructions += self._handle(event)
         return True
 
     def commit(self) -> list[Instruction]:
         """Makes the events durable; returns what is to be carried out, in order. Raises `OSError` (disk full)."""
-        if self._journal is not None and self._records:
-            self._journal.append(self._records)
-            self._records = []
+        self._write()
         instructions, self._instructions = self._instructions, []
         return instructions
+
+    def _write(self) -> None:
+        if self._journal is not None and self._records:
+            self._journal.append([record] for record in self._records)
+            self._records = []
 
     @property
     def has_instructions(self) -> bool:
@@ -89,8 +97,7 @@ class DurableExperiment:
     @property
     def snapshot_is_due(self) -> bool:
         """Whether the journal has grown so much that a snapshot is worth its bytes."""
-        journal = self._journal
-        return journal is not None and journal.bytes_since_snapshot > max(SMALLEST_JOURNAL, journal.snapshot_bytes)
+        return self._journal is not None and self._journal.has_grown
 
     def break_off(self) -> None:
         """Says that not all instructions will be carried out: a resume gives them again, from the journal."""
@@ -104,14 +111,13 @@ class DurableExperiment:
         if self._journal is None:
             return
         if self._is_broken_off or self._instructions:
-            if self._records and not self._is_broken_off:
-                self._journal.append(self._records)
-                self._records = []
+            if not self._is_broken_off:
+                self._write()
             self._journal.flush()
             return
         scheduler = type(self.machine.scheduler).__qualname__
         state = {"format": FORMAT, "scheduler": scheduler, "machine": state_of(self.machine), "others": others}
-        self._journal.write_snapshot(codec.pack(state))
+        self._journal.compact([[codec.pack(state)]])
 
     def flush(self) -> None:
         """Waits until the disk has what was committed."""
@@ -119,9 +125,14 @@ class DurableExperiment:
             self._journal.flush()
 
     def close(self) -> None:
-        """Releases the directory."""
-        if self._journal is not None:
-            self._journal.close()
+        """Releases the directory, once the disk has what was committed."""
+        try:
+            self.flush()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            if self._lock >= 0:
+                os.close(self._lock)
 
     def _handle(self, event: Event) -> list[Instruction]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Literal
 from counterpoint.transport.files.atomic import remove_directory, write_atomically
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.runner.experiment_server import TOKENS
-from counterpoint.tune.runner.journal import LOCK_NAME, holds_experiment
+from counterpoint.tune.runner.journal import LOCK_NAME, STATE_NAME, holds_experiment
 
 Resume = bool | Literal["LOCAL", "REMOTE", "PROMPT", "ERRORED_ONLY", "AUTO"]
 
@@ -27,9 +26,6 @@ class SyncConfig:
 
     upload_dir: str | None = None
     sync_to_cloud: Sync | None = None
-
-
-_STATE = re.compile(r"experiment_(snapshot|journal)_\d+\.msgpack")
 
 
 class RemoteCopy:
@@ -90,7 +86,7 @@ def copy_experiment(source: str, target: str) -> None:
     begin, end = Path(source), Path(target)
     if not begin.is_dir():
         return
-    state = {path.name: path.read_bytes() for path in sorted(begin.iterdir()) if _STATE.fullmatch(path.name)}
+    state = {path.name: path.read_bytes() for path in sorted(begin.iterdir()) if STATE_NAME.fullmatch(path.name)}
     names = set()
     for path in sorted(begin.rglob("*")):
         name = path.relative_to(begin)
@@ -100,10 +96,12 @@ def copy_experiment(source: str, target: str) -> None:
         if path.is_file() and str(name) not in state and path.name != LOCK_NAME and not path.name.endswith(".partial"):
             _copy(path, end / name)
     end.mkdir(parents=True, exist_ok=True)
-    for file, content in sorted(state.items(), reverse=True):  # a snapshot before the journal that follows it
+    for file, content in sorted(
+        state.items(), reverse=True
+    ):  # of before: a snapshot before the journal that follows it
         write_atomically(end / file, content)
     for path in end.iterdir():
-        if _STATE.fullmatch(path.name) and path.name not in state:
+        if STATE_NAME.fullmatch(path.name) and path.name not in state:
             path.unlink()
     for path in (*end.glob("*/checkpoint_*"), *end.glob("checkpoint_*")):
         if str(path.relative_to(end)) not in names:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from counterpoint.transport.files.journal import Journal
 from counterpoint.tune.callbacks.defaults import with_default_loggers
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors.executor import Event
 from counterpoint.tune.result import Result
 from counterpoint.tune.runner import trial_files, trial_runner
-from counterpoint.tune.runner.journal import ExperimentJournal, journal_path, read_records
+from counterpoint.tune.runner.journal import JOURNAL, holds_experiment
 from counterpoint.tune.runner.trial_runner import TrialRunner
 from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
 from counterpoint.tune.stoppers.stopper import Stopper
@@ -47,8 +50,8 @@ def abandon(runner: TrialRunner) -> None:
         runner._private.close()
     journal = runner._experiment._journal
     assert journal is not None
-    journal._close_journal()
-    os.close(journal._lock)
+    journal.close()
+    os.close(runner._experiment._lock)
 
 
 def check_whole(runner: TrialRunner) -> None:
@@ -79,7 +82,7 @@ def check_whole(runner: TrialRunner) -> None:
 @pytest.mark.parametrize("every", [2, 3, 5, 8, 13])
 def test_an_experiment_survives_kills_at_any_step(tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Some runners write a snapshot.
-    monkeypatch.setattr("counterpoint.tune.runner.experiment_state.SMALLEST_JOURNAL", 400 * every)
+    monkeypatch.setattr("counterpoint.tune.runner.journal.SMALLEST", 400 * every)
     for _ in range(200):
         runner = runner_at(tmp_path)
         for _ in range(every + 5):
@@ -160,9 +163,7 @@ def test_half_a_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
     for _ in range(12):
         runner.step()
     abandon(runner)
-    path = journal_path(tmp_path, 0)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-3])
+    os.truncate(tmp_path / JOURNAL, (tmp_path / JOURNAL).stat().st_size - 3)
     runner = runner_at(tmp_path)
     run_to_the_end(runner)
     check_whole(runner)
@@ -173,28 +174,70 @@ def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
     for _ in range(12):
         runner.step()
     abandon(runner)
-    path = journal_path(tmp_path, 0)
-    data = bytearray(path.read_bytes())
-    records, end = read_records(path)
-    assert len(records) > 4
-    assert end == len(data)
-    for place in (0, 12, 20, len(data) - 1):  # a length, a checksum, a record, the last one
-        damaged = data.copy()
+    path = tmp_path / JOURNAL
+    data = path.read_bytes()
+    for place in (0, 20, 30, len(data) - 1):  # the first entry, a length, a checksum, the last record
+        damaged = bytearray(data)
         damaged[place] ^= 0x40
         path.write_bytes(damaged)
-        with pytest.raises(TuneError, match=r"damaged at byte \d\d" if place > 20 else "damaged at byte 0:"):
+        with pytest.raises(TuneError, match=r"damaged at byte \d\d" if place > 30 else r"damaged at byte \d"):
             runner_at(tmp_path)
 
 
-def test_zeros_after_the_end_are_no_damage(tmp_path: Path) -> None:
-    journal = ExperimentJournal(tmp_path)
-    journal.read()
-    journal.append([b"one", b"two"])
+def as_of_before(directory: Path, *, snapshot: bool) -> None:
+    """Writes what a directory holds as versions did that had snapshots and journals in files of their own."""
+    journal = Journal(directory / JOURNAL, 0)
+    records = [bytes(record) for record in journal.replay()]
     journal.close()
-    path = journal_path(tmp_path, 0)
-    end = path.stat().st_size
-    os.truncate(path, end + 4096)
-    assert read_records(path) == ([b"one", b"two"], end)
+
+    def entry(body: bytes) -> bytes:
+        sizes = struct.pack("<QI", len(body), zlib.crc32(body))
+        return sizes + struct.pack("<I", zlib.crc32(sizes)) + body
+
+    if snapshot:
+        (directory / "experiment_snapshot_000007.msgpack").write_bytes(entry(records.pop(0)))
+        (directory / "experiment_journal_000006.msgpack").write_bytes(b"left by a kill")
+    name = f"experiment_journal_{7 * snapshot:06d}.msgpack"
+    (directory / name).write_bytes(b"".join(map(entry, records)) + entry(b"half a record")[:-3])
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_an_experiment_of_before_goes_on(tmp_path: Path, snapshot: bool) -> None:
+    runner = runner_at(tmp_path)
+    for step in range(12):
+        runner.step()
+        if step == 6 and snapshot:
+            runner.checkpoint(force=True)
+    abandon(runner)
+    as_of_before(tmp_path, snapshot=snapshot)
+    (tmp_path / JOURNAL).unlink()
+    assert holds_experiment(tmp_path)
+    runner = runner_at(tmp_path, resume=True)
+    assert [path.name for path in tmp_path.glob("experiment*") if path.suffix in (".msgpack", ".journal")] == [JOURNAL]
+    abandon(runner)
+    as_of_before(tmp_path, snapshot=snapshot)  # a kill between the new file and the removal of the former ones
+    runner = runner_at(tmp_path, resume=True)
+    run_to_the_end(runner)
+    check_whole(runner)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "journal"])
+def test_a_damaged_experiment_of_before_is_refused_and_left(tmp_path: Path, kind: str) -> None:
+    runner = runner_at(tmp_path)
+    for _ in range(6):
+        runner.step()
+    runner.checkpoint(force=True)
+    runner.step()
+    abandon(runner)
+    as_of_before(tmp_path, snapshot=True)
+    (tmp_path / JOURNAL).unlink()
+    path = tmp_path / f"experiment_{kind}_000007.msgpack"
+    content = bytearray(path.read_bytes())
+    for damaged in [content[:20] + b"?" + content[21:]] + [content[:-3]] * (kind == "snapshot"):
+        path.write_bytes(damaged)
+        with pytest.raises(TuneError, match=f"{path} is damaged at byte 0"):
+            runner_at(tmp_path)
+        assert path.read_bytes() == damaged
 
 
 def test_two_runners_never_act_on_one_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +324,7 @@ def test_a_step_that_fails_leaves_the_journal_to_the_next_runner(
     for _ in range(8):
         runner.step()
     with monkeypatch.context() as patch:
-        patch.setattr(ExperimentJournal, "append", _disk_is_full)
+        patch.setattr(Journal, "append", _disk_is_full)
         with pytest.raises(OSError, match="no space"):
             _step(runner, 20)
     runner.close()
@@ -296,5 +339,5 @@ def _step(runner: TrialRunner, times: int) -> None:
         runner.step()
 
 
-def _disk_is_full(journal: ExperimentJournal, records: list[bytes]) -> None:
+def _disk_is_full(journal: Journal, records: object) -> None:
     raise OSError("no space left on device")
