@@ -118,6 +118,7 @@ class DurableExperiment:
         scheduler = type(self.machine.scheduler).__qualname__
         state = {"format": FORMAT, "scheduler": scheduler, "machine": state_of(self.machine), "others": others}
         self._journal.compact([[codec.pack(state)]])
+        self._records = []  # the state has what came of them
 
     def flush(self) -> None:
         """Waits until the disk has what was committed."""

@@ -240,6 +240,19 @@ def test_a_damaged_experiment_of_before_is_refused_and_left(tmp_path: Path, kind
         assert path.read_bytes() == damaged
 
 
+def test_what_a_snapshot_holds_is_not_in_the_journal_again(tmp_path: Path) -> None:
+    runner = runner_at(tmp_path)
+    runner.step()
+    added = Trial(**{**runner.get_trials()[0].as_dict(), "trial_id": "added", "dirname": ""})
+    runner.add_trial(added)
+    runner.checkpoint(force=True)
+    runner.step()
+    abandon(runner)
+    runner = runner_at(tmp_path)
+    assert [trial.trial_id for trial in runner.get_trials()].count("added") == 1
+    abandon(runner)
+
+
 def test_two_runners_never_act_on_one_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("counterpoint.tune.runner.journal.LOCK_SECONDS", 0.0)
     runner = runner_at(tmp_path)
