@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster.agent.remains import marked
-from counterpoint.cluster.agent.settings import mark_of, read_endpoint
-from counterpoint.cluster.backends.local import AGENTS
+from counterpoint.cluster.backends.ray_places import job_key
+from counterpoint.cluster.job_files import read_job
 from counterpoint.job.directory import control_directory, orchestrator_of
 from counterpoint.job.processes_file import read_workers
 from counterpoint.models import write_tokenizer
 from tests.support.polling import DEADLINE_SECONDS, wait_until
-from tests.support.ray_nodes import RayNodes
+from tests.support.ray_nodes import RayNodes, workers_on_ray
 
 pytestmark = pytest.mark.slow
 
@@ -66,8 +65,8 @@ class JobOnRay:
         return next(worker for worker in read_workers(self.output) if worker["name"] == name)
 
     def processes(self) -> list[int]:
-        agents = control_directory(self.output) / AGENTS
-        return [pid for name in ("inference_0-0", "orchestrator-0") for pid in marked(mark_of(agents, name))]
+        control = control_directory(self.output)
+        return list(workers_on_ray(job_key(read_job(control).spec.name, control))) if control.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +113,13 @@ def test_a_job_outlives_its_command_and_stops_in_order(job: JobOnRay) -> None:
 def test_a_job_outlives_a_node(job: JobOnRay, ray_nodes: RayNodes) -> None:
     process = job.start("wait")
     job.wait_for_steps(process, 3)
-    endpoint = read_endpoint(control_directory(job.output) / AGENTS, "orchestrator-0")
-    assert endpoint is not None
-    ray_nodes.remove(endpoint.node)
+    node = job.worker("orchestrator")["node"]
+    ray_nodes.remove(node)
     job.wait_until(process, lambda: job.worker("orchestrator")["last_death"], "the loss to be noticed")
     (job.output / "run_test" / "control" / "go").touch()
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, output + errors
-    assert f"it was lost with node {endpoint.node}" in output
+    assert f"it was lost with node {node}" in output
     assert job.steps() == 20
     assert not job.processes()
 

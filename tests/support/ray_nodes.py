@@ -12,9 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+from counterpoint.cluster.agent.protocol import MARK
+from counterpoint.transport.process.launch import live_processes
 from tests.support.polling import DEADLINE_SECONDS
 
 NODE = {"object_store_memory": 80_000_000, "include_dashboard": False}
@@ -75,6 +78,16 @@ def ray_files() -> Iterator[str]:
         os.environ["RAY_worker_register_timeout_seconds"] = str(int(DEADLINE_SECONDS))  # noqa: SIM112
         os.environ["RAY_TMPDIR"] = files
         yield files
+
+
+def workers_on_ray(job: str) -> dict[int, str]:
+    """The processes of a job's workers (`ray_places.job_key`), each with its actor's name, process and start."""
+    wanted, found = f"{MARK}={job}/", dict[int, str]()
+    for pid, *_ in live_processes():
+        with suppress(OSError):
+            entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            found.update((pid, entry.partition("=")[2]) for entry in entries if entry.startswith(wanted))
+    return found
 
 
 def main(count: int) -> None:

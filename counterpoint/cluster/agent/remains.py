@@ -7,6 +7,7 @@ without that environment is still below a guardian, which ends it.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ from contextlib import suppress
 
 from counterpoint.cluster.agent.protocol import MARK
 from counterpoint.transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
+
+_OF_AN_ACTOR = re.compile(rf"{MARK}=(?P<mark>(?P<name>[^:]+):(?P<pid>\d{{1,9}}):(?P<start>\d{{1,20}}))")
+
+GUARDIANS_SECONDS = 1.0
+"""How long guardians have to end what is below them, once their actor is dead."""
 
 
 def start_of(pid: int) -> int | None:
@@ -52,6 +58,30 @@ def kill_marked(mark: str, seconds: float = 10.0) -> list[int]:
     for _ in kill_steps(mark, seconds):
         time.sleep(0.005)
     return marked(mark)
+
+
+def clear_dead(prefix: str, condemned: str = "") -> list[int]:
+    """Kills what actors on Ray have left here that live no more; returns what could not be killed.
+
+    Their marks are `<name>:<pid>:<start>` (`start_of`), and begin with the prefix. An actor that lives is left alone, but for the
+    `condemned`, by name, which is killed first. Guardians see their actor's end, and have a moment for theirs.
+    """
+    dead = set[str]()
+    for pid, *_ in live_processes():
+        for entry in _environment(pid):
+            known = _OF_AN_ACTOR.fullmatch(entry.decode(errors="replace"))
+            if known is None or not known["name"].startswith(prefix):
+                continue
+            lives = start_of(int(known["pid"])) == int(known["start"])
+            if lives and known["name"] == condemned:
+                with suppress(ProcessLookupError):
+                    os.kill(int(known["pid"]), signal.SIGKILL)
+            if not lives or known["name"] == condemned:
+                dead.add(known["mark"])
+    began = time.monotonic()
+    while any(map(marked, dead)) and time.monotonic() - began < GUARDIANS_SECONDS:
+        time.sleep(0.02)
+    return [pid for mark in dead for pid in kill_marked(mark)]
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from counterpoint.cluster import job_files
-from counterpoint.cluster.attended.left_running import has_agents, left_running
+from counterpoint.cluster.attended.left_running import left_running
 from counterpoint.cluster.attended.views import Views, shown_outcome
 from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.errors import ClusterError
@@ -188,7 +188,7 @@ async def end_earlier(directory: Path) -> Outcome | None:
                 logger.warning("it is left to end by itself: %s", error)
     try:
         async with asyncio.timeout(LEASES_OF_AN_END * lease):  # without a master they end by themselves
-            while has_agents(directory):  # noqa: ASYNC110 - other processes
+            while await left_running(directory):  # noqa: ASYNC110 - other processes
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise ClusterError(f"{directory}: the agents that an earlier command left there do not end") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
@@ -16,8 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 def has_agents(directory: Path) -> bool:
-    """Whether agents of a job in this directory live on this machine."""
+    """Whether agents of a job in this directory live on this machine, or its actors may on Ray, which is not asked."""
     agents = directory / AGENTS
+    with contextlib.suppress(ClusterError):
+        if read_job(directory).backend == "ray" and read_outcome(directory) is None:
+            return True
     return any(agent_in(agents, path.stem) is not None for path in agents.glob("*.json"))
 
 

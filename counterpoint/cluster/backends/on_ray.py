@@ -1,9 +1,12 @@
-"""The backend for a Ray cluster: a placement group for each bundle, and in it a detached actor with an agent for each worker.
+"""The backend for a Ray cluster: a placement group for each bundle, and in it a detached actor for each worker.
 
-Ray places, starts processes on other machines, and tells of dead nodes and actors; the agents do the rest, as on one machine
-(`counterpoint/cluster/backends/agent_fleet.py`). Nothing of a job is Ray's to restart. The master's own connection may go: actors
-and placement groups are detached, and the next master finds them by their names (`counterpoint/cluster/backends/ray_places.py`).
-An agent without a master ends, and the last one of a bundle removes the placement group.
+Ray places, starts processes on other machines, passes orders on, and tells of dead nodes and actors; what an actor does is in
+`counterpoint/cluster/backends/ray_actor.py`. Nothing of a job is Ray's to restart. The master's own connection may go: actors and
+placement groups are detached, and the next master finds them by their names (`counterpoint/cluster/backends/ray_places.py`).
+
+Ray's word that an actor is dead says nothing of what ran below it, and `ray.kill` gives it at once: a process that is stopped
+lives on for five seconds. So the end of a worker is told only once its node has shown that nothing of it is left, or once two
+leases are over, after which nothing there can run any more.
 """
 
 from __future__ import annotations
@@ -11,30 +14,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from counterpoint.cluster.agent.agent import LEASES_OF_THE_FENCE
+from counterpoint.cluster.agent import protocol
 from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.agent.settings import AgentEndpoint
-from counterpoint.cluster.backends.agent_fleet import AgentFleet, Seat
-from counterpoint.cluster.backends.agent_link import AgentLink
-from counterpoint.cluster.backends.base import Bundle, Node
+from counterpoint.cluster.agent.reports import event_of
+from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat, Node
 from counterpoint.cluster.backends.capacity import require_capacity, require_place
+from counterpoint.cluster.backends.ray_actor import LEASES_OF_THE_FENCE
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_key
 from counterpoint.cluster.backends.ray_threads import in_thread
-from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.clock import RunningClock
+from counterpoint.cluster.errors import BackendError, StaleMasterError
+from counterpoint.cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
+from counterpoint.cluster.member import Member
 from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
-from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.wires.endpoint import CurveKeys, load_pair
-from counterpoint.transport.wires.key_files import certificate
 
 logger = logging.getLogger(__name__)
 
@@ -44,46 +45,72 @@ PLACE_SECONDS = 10.0
 """How long a bundle waits for a place before the manager is told that there is none now."""
 
 START_SECONDS = 90.0
-"""Longest time from the creation of an actor to its agent's endpoint."""
+"""Longest time from the creation of an actor to its first answer."""
+
+ADOPT_SECONDS = 20.0
+"""Longest time for an actor of an earlier master to answer."""
 
 UNREACHABLE_SECONDS = 30.0
-"""Nothing is placed for so long on a node that could not show that nothing of an agent is left there. Ray itself takes about as
+"""Nothing is placed for so long on a node that could not show that nothing of a worker is left there. Ray itself takes about as
 long to give a node up."""
+
+LEAST_SILENCE_SECONDS = 3.0
+"""An actor on a busy machine may be late for so long, however short the lease."""
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at Ray's nodes."""
 
+PULSE_SECONDS = 0.5
+"""Seconds between two looks at the clock while an actor's answer is waited for."""
+
+END_SECONDS = 10.0
+"""How long a killed worker may take to end before its actor is removed."""
+
+NO_PROCESS = 128 + 9
+"""Exit code of a worker whose process is not known, or no more."""
+
 _PLACED = "bundle of "
 """How a handle that names a worker's bundle begins; the worker follows."""
 
-DIED = -1
-"""Stands for the exit code of an agent whose actor died."""
-
-REPORT_SECONDS = 5.0
-"""How long the reports of killed workers may take before their agents are ended, too."""
+Key = tuple[str, int]
+"""A worker and its incarnation."""
 
 
-def master_keys(directory: Path) -> CurveKeys:
-    """Returns the CURVE keys by which agents on other machines know the masters of the job in `directory`: one pair for all.
+@dataclass(slots=True, eq=False)
+class Hosted:
+    """A worker's actor, as this master has it."""
 
-    They are made the first time, in a file that the job's user alone may read; an agent is given the public key only. Raises
-    `OSError`, or `ValueError` for a bad file.
-    """
-    agents = directory / "agents"
-    file = agents / "master.key_secret"
-    if not file.exists():
-        agents.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileExistsError):  # another master has just written some
-            write_atomically(file, certificate(*zmq.curve_keypair()), mode=0o600, new=True)
-    try:
-        public, secret = load_pair(file)
-    except ValueError as error:
-        raise ValueError(f"{error}; remove it while no agent of the job lives, and new keys are made") from None
-    return CurveKeys(public, public, secret)
+    name: ActorName
+    handle: Any
+    lost: asyncio.Future[str]
+    """Why it is given up."""
+    node: str = ""
+    created: bool = False
+    received: int = 0
+    """The number of its last report."""
+    unacknowledged: dict[int, bool] = field(default_factory=dict)
+    """The numbers of received reports: whether each may be acknowledged."""
+    acknowledged: int = 0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once nothing of the worker runs any more, and its end is among the events."""
+
+    def lose(self, reason: str) -> None:
+        """Gives it up."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def acknowledge(self, number: int) -> None:
+        """Notes that a report need not be repeated, which the actor is told once that is true of all before it, too."""
+        self.unacknowledged[number] = True
+        for earlier, may in sorted(self.unacknowledged.items()):
+            if not may:
+                break
+            del self.unacknowledged[earlier]
+            self.acknowledged = earlier
 
 
-class RayBackend(AgentFleet):
-    """The backend. Its seats are called as their workers."""
+class RayBackend(Backend):
+    """The backend. Make it on the event loop that uses it; `close` it."""
 
     def __init__(
         self,
@@ -92,25 +119,33 @@ class RayBackend(AgentFleet):
         epoch: int,
         *,
         clock: Callable[[], float] = time.monotonic,
-        keys: CurveKeys | None = None,
         address: str = "",
     ) -> None:
-        """Takes what every backend takes, and Ray's address; without it, `$RAY_ADDRESS` has it.
-
-        Without `keys`, those in the job's directory are used, which the job's first master makes.
-        """
-        self._keys = keys or master_keys(directory)
-        super().__init__(job, directory, epoch, clock=clock, keys=self._keys)
+        """Takes the job, the master's epoch, and Ray's address; without it, `$RAY_ADDRESS` has it. `clock` dates the events."""
+        self.job, self.directory, self.epoch = job, directory, epoch
+        self._clock = clock
         self._ray = RayCluster(address)
         self._key = job_key(job.name, directory)
-        self._actors: dict[str, ActorName] = {}
-        """The actor of each worker."""
-        self._ends: dict[str, asyncio.Future[int]] = {}
-        """The end of each worker: what becomes the exit code of its agent, or `DIED` when its actor has died."""
+        self._silence = max(job.lease_seconds / 2, LEAST_SILENCE_SECONDS)
+        self._hosted: dict[Key, Hosted] = {}
+        """The actors whose worker's end was not told yet."""
+        self._highest: dict[str, int] = {}
+        """The highest incarnation of each worker that was created, or was to end before it was."""
+        self._locks: dict[str, asyncio.Lock] = {}
+        """Held while a worker is created or ended: what ends it must not overtake what creates it."""
         self._bundles: dict[str, Bundle] = {}
         """Those that were placed."""
+        self._members: dict[str, Member] = {}
         self._unreachable: dict[str, float] = {}
         """Nodes that did not answer: until when nothing is placed there, by `time.monotonic`."""
+        self._events: deque[Event] = deque()
+        self._beats: dict[str, Heartbeat] = {}
+        """The latest of each worker that was not taken yet."""
+        self._arrived = asyncio.Event()
+        self._sources: dict[Event, tuple[Hosted, int]] = {}
+        """The actor from which each event came that is not acknowledged."""
+        self._stale: StaleMasterError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
         self._connected = False
 
@@ -139,13 +174,8 @@ class RayBackend(AgentFleet):
 
     async def release(self, bundle: str) -> None:
         """See `Backend.release`."""
-        await self.kill_bundle(bundle)
-        inside = [self.seats[worker] for worker, actor in self._actors.items() if actor.bundle == bundle]
-        deadline = time.monotonic() + REPORT_SECONDS
-        for seat in inside:
-            while seat.workers and time.monotonic() < deadline:  # noqa: ASYNC110 - its link sets no event
-                await asyncio.sleep(0.01)
-        await asyncio.gather(*(self._end_seat(seat) for seat in inside))
+        self._raise_if_stale()
+        await asyncio.gather(*(self._end(one) for one in list(self._hosted.values()) if one.name.bundle == bundle))
         self._bundles.pop(bundle, None)
         await self._call(f"releasing bundle {bundle}", self._ray.remove_group, group_name(self._key, bundle))
 
@@ -154,112 +184,215 @@ class RayBackend(AgentFleet):
         nodes: list[Node] = await self._call("listing the nodes", self._ray.nodes)
         return nodes
 
-    # --- agents ---
+    # --- orders ---
 
-    async def seat_for(self, order: WorkerOrder) -> Seat:
-        """Returns the worker's own seat, whose agent it shares with its former selves while that lives."""
-        seat = self.seats.setdefault(order.worker, Seat(order.worker, ""))
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            async with seat.lock:
-                if seat.link is None:
-                    await self._seat(seat, order)
-                    return seat
-                if seat.link.usable:
-                    return seat
-                if not seat.link.lost:
-                    seat.link.lose(f"it ends: {seat.link.ending}")
-            if time.monotonic() > deadline:
-                raise BackendError(f"the former agent of {order.worker} is not gone after {START_SECONDS:g} s")
-            await asyncio.sleep(0.02)  # `_bury` takes the lock
+    async def create(self, order: WorkerOrder) -> None:
+        """See `Backend.create`."""
+        worker, key = order.worker, (order.worker, order.incarnation)
+        async with self._lock_of(worker):
+            self._raise_if_stale()
+            if key in self._hosted:
+                return
+            if order.incarnation <= self._highest.get(worker, 0):
+                self._tell_no_process(key)
+                return
+            await asyncio.gather(*(self._end(one) for one in list(self._hosted.values()) if one.name.worker == worker))
+            self._highest[worker] = order.incarnation
+            if order.bundle in self._bundles:  # actors that had no master for a while may have removed it
+                await self._reserve(self._bundles[order.bundle], ())
+            name = ActorName(self._key, order.bundle, worker, order.incarnation)
+            group, needs = group_name(self._key, order.bundle), self._needs_of(worker)
+            what = f"creating actor {name}"
+            handle = await self._call(what, self._ray.start_actor, str(name), group, needs, self.job.lease_seconds)
+            one = Hosted(name, handle, asyncio.get_running_loop().create_future())
+            members = [asdict(member) for member in self._members.values()]
+            try:
+                await self._ask(one, START_SECONDS, "create", order, members)
+            except (BackendError, asyncio.CancelledError):  # the caller's deadline
+                await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
+                await self._clear_nodes(str(name))
+                raise
+            self._hosted[key] = one
+            self._begin(self._listen(one))
 
-    async def _seat(self, seat: Seat, order: WorkerOrder) -> None:
-        """Starts an actor with an agent, and links to it."""
-        name = ActorName(self._key, order.bundle, order.worker, order.incarnation)
-        settings = {
-            "agent": secrets.token_hex(8),
-            "job": self.job.name,
-            "name": order.worker,
-            "directory": str(self._agents),
-            "lease_seconds": self.job.lease_seconds,
-            "master_key": self._keys.public.decode(),
-        }
-        if order.bundle in self._bundles:  # agents that had no master for a while may have removed it
-            await self._reserve(self._bundles[order.bundle], ())
-        group, needs = group_name(self._key, order.bundle), self._needs_of(order.worker)
-        await self._call(f"creating actor {name}", self._ray.start_actor, str(name), group, needs, settings)
-        try:
-            endpoint = await self._endpoint(name)
-            self._actors[order.worker] = name
-            seat.node = endpoint.node
-            await self.link_to(seat, endpoint)
-        except BackendError:
-            await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
-            raise
+    async def start(self, worker: str, incarnation: int) -> None:
+        """See `Backend.start`."""
+        await self._order(worker, incarnation, protocol.START)
 
-    async def _endpoint(self, name: ActorName) -> AgentEndpoint:
-        said = await self._call(
-            f"waiting for the agent of {name}",
-            self._ray.endpoint,
-            str(name),
-            START_SECONDS,
-            seconds=START_SECONDS + CALL_SECONDS,
+    async def check_children(self, worker: str, incarnation: int, check: int, children: Sequence[Member]) -> None:
+        """See `Backend.check_children`."""
+        maps = [asdict(child) for child in children]
+        await self._order(worker, incarnation, protocol.CHECK_CHILDREN, check=check, children=maps)
+
+    async def failover(self, worker: str, incarnation: int, notice: int, failed: Sequence[Member]) -> None:
+        """See `Backend.failover`."""
+        maps = [asdict(member) for member in failed]
+        await self._order(worker, incarnation, protocol.FAILOVER, notice=notice, failed=maps)
+
+    async def publish(self, members: Sequence[Member]) -> None:
+        """Does as `Backend.publish`; a lost actor has nobody to tell."""
+        self._raise_if_stale()
+        self._members |= {member.worker: member for member in members}
+        order = {"kind": protocol.MEMBERS, "members": [asdict(member) for member in members]}
+        asked = list(self._hosted.values())
+        answers = await asyncio.gather(
+            *(self._ask(one, CALL_SECONDS, "obey", order) for one in asked), return_exceptions=True
         )
-        return AgentEndpoint.model_validate(said)
+        for one, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, BaseException) and not (isinstance(answer, BackendError) and one.lost.done()):
+                raise answer
 
-    def watch(self, seat: Seat, link: AgentLink) -> None:
-        """Has Ray tell of the actor's end, which it knows before the agent's silence shows it."""
-        end = self._ends[seat.name] = asyncio.get_running_loop().create_future()
-        self.begin(self._watch(link, self._actors[seat.name], end))
+    async def stop(self, worker: str, incarnation: int) -> None:
+        """See `Backend.stop`."""
+        await self._end_worker(protocol.STOP, worker, incarnation)
 
-    async def _watch(self, link: AgentLink, name: ActorName, end: asyncio.Future[int]) -> None:
-        loop = end.get_loop()
+    async def kill(self, worker: str, incarnation: int) -> None:
+        """See `Backend.kill`."""
+        await self._end_worker(protocol.KILL, worker, incarnation)
 
-        def tell(ended: Future[int]) -> None:
-            code = DIED if ended.exception() is not None else ended.result()
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_settle, end, code)
+    async def _end_worker(self, kind: str, worker: str, incarnation: int) -> None:
+        async with self._lock_of(worker):
+            self._raise_if_stale()
+            if (worker, incarnation) in self._hosted:
+                await self._order(worker, incarnation, kind)
+            else:
+                self._highest[worker] = max(self._highest.get(worker, 0), incarnation)
+                self._tell_no_process((worker, incarnation))
 
-        (await self._call(f"watching actor {name}", self._ray.end_of, str(name))).add_done_callback(tell)
-        code = await asyncio.shield(end)
-        link.lose("its actor died" if code == DIED else f"it ended with code {code}")
+    async def _order(self, worker: str, incarnation: int, kind: str, **fields: Any) -> None:
+        self._raise_if_stale()
+        one = self._hosted.get((worker, incarnation))
+        if one is not None and not one.lost.done():  # else its end was told, or will be
+            await self._ask(one, CALL_SECONDS, "obey", {"kind": kind, **fields})
 
-    async def fence(self, seat: Seat, endpoint: AgentEndpoint, patience: float = 0.0) -> bool:
-        """See `AgentFleet.fence`: removes the actor, and has its node show that nothing is left.
+    async def _end(self, one: Hosted) -> None:
+        """Kills a worker, and returns once nothing of it is left; its end is among the events then."""
+        with contextlib.suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._ask(one, END_SECONDS, "obey", {"kind": protocol.KILL})
+                await one.gone.wait()
+        one.lose("it did not end")
+        await one.gone.wait()
 
-        A node that cannot is waited for until what may run there has killed itself for want of a master, and left for a while.
+    def _tell_no_process(self, key: Key) -> None:
+        self._put(WorkerExited(*key, NO_PROCESS, "it has no process", self._clock()))
+
+    def _lock_of(self, worker: str) -> asyncio.Lock:
+        return self._locks.setdefault(worker, asyncio.Lock())
+
+    def _raise_if_stale(self) -> None:
+        if self._stale is not None:
+            raise self._stale
+
+    # --- events ---
+
+    async def events(self) -> AsyncIterator[Event | Heartbeat]:
+        """See `Backend.events`. Raises `StaleMasterError` once an actor has obeyed another master."""
+        while True:
+            self._raise_if_stale()
+            if self._events:
+                yield self._events.popleft()
+            elif self._beats:
+                yield self._beats.pop(next(iter(self._beats)))
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def acknowledge(self, event: Event | Heartbeat) -> None:
+        """See `Backend.acknowledge`. The actor of a worker whose end is acknowledged goes."""
+        if isinstance(event, Heartbeat) or (source := self._sources.pop(event, None)) is None:
+            return
+        one, number = source
+        one.acknowledge(number)
+        if isinstance(event, WorkerExited | CreateFailed):
+            self._begin(self._call(f"removing actor {one.name}", self._ray.remove_actor, str(one.name)))
+
+    def _put(self, event: Event) -> None:
+        self._events.append(event)
+        self._arrived.set()
+
+    def _take(self, one: Hosted, said: Mapping[str, Any]) -> None:
+        """Takes what an actor said."""
+        for report in said["reports"]:
+            if (number := report["number"]) <= one.received:
+                continue
+            event = event_of(report, self._clock())
+            one.received, one.unacknowledged[number] = number, False
+            self._sources[event] = (one, number)
+            one.created = one.created or isinstance(event, Created)
+            self._put(event)
+            if isinstance(event, WorkerExited | CreateFailed):
+                self._hosted.pop((one.name.worker, one.name.incarnation), None)
+                one.gone.set()
+        if said["beat"] is not None:
+            beat = Heartbeat(**{name: value for name, value in said["beat"].items() if name != "kind"})
+            waiting = self._beats.get(beat.worker)
+            was_alive = waiting is not None and waiting.alive and waiting.incarnation == beat.incarnation
+            self._beats[beat.worker] = replace(beat, alive=beat.alive or was_alive)
+            self._arrived.set()
+
+    async def _listen(self, one: Hosted) -> None:
+        """Takes what an actor says, until its worker's end; tells that end if the actor is lost before."""
+        pulse = self.job.lease_seconds / 4
+        try:
+            while not one.gone.is_set():
+                said = await self._ask(one, pulse + self._silence, "said", one.received, one.acknowledged, pulse)
+                one.node = said["node"]
+                self._take(one, said)
+        except BackendError as error:
+            one.lose(str(error))
+            node_gone = await self._fence(one)
+            self._raise_if_stale()
+            self._tell_lost(one, node_gone)
+
+    def _tell_lost(self, one: Hosted, node_gone: bool) -> None:
+        worker, incarnation = key = one.name.worker, one.name.incarnation
+        reason, at = one.lost.result(), self._clock()
+        if not one.created:
+            self._put(CreateFailed(worker, incarnation, reason, at))
+        elif node_gone:
+            self._put(NodeLost(one.node, reason, at))
+        else:
+            self._put(WorkerExited(worker, incarnation, NO_PROCESS, reason, at))
+        del self._hosted[key]
+        one.gone.set()
+
+    # --- what is lost ---
+
+    async def _fence(self, one: Hosted) -> bool:
+        """Returns once nothing of a lost worker runs any more; True if its whole node is gone, so that all there is lost.
+
+        A node that cannot show it is waited for until what may run there has killed itself, and left for a while.
         """
-        name, end = self._actors.pop(seat.name, None), self._ends.pop(seat.name, None)
-        if end is not None and await _ended_in_order(end, patience):
-            return False
         over = time.monotonic() + LEASES_OF_THE_FENCE * self.job.lease_seconds
         try:
             async with asyncio.timeout(LEASES_OF_THE_FENCE * self.job.lease_seconds):
-                if await self._cleared(seat, endpoint, name):
+                await self._call(f"removing actor {one.name}", self._ray.remove_actor, str(one.name))
+                if await self._cleared(one.node, str(one.name)):
                     return False
-        except TimeoutError:
-            logger.warning("node %s did not answer while worker %s was fenced", endpoint.node, seat.name)
-        self._unreachable[endpoint.node] = time.monotonic() + UNREACHABLE_SECONDS
+        except (TimeoutError, BackendError) as error:
+            logger.warning("waiting until the fence of worker %s is over: %s", one.name.worker, error or "no answer")
+        self._unreachable[one.node] = time.monotonic() + UNREACHABLE_SECONDS
         await asyncio.sleep(max(0.0, over - time.monotonic()))
-        return not any(node.alive and node.name == endpoint.node for node in await self.nodes())
+        return not any(node.alive and node.name == one.node for node in await self.nodes())
 
-    async def _cleared(self, seat: Seat, endpoint: AgentEndpoint, name: ActorName | None) -> bool:
-        """Whether a node has shown that nothing of an agent is left there."""
-        try:
-            if name is not None:
-                await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
-            left = await self._call(
-                f"clearing node {endpoint.node}", self._ray.clear, endpoint.node, self._agents, seat.name, CALL_SECONDS
-            )
-        except BackendError as error:
-            logger.warning("waiting until the fence of worker %s is over: %s", seat.name, error)
-            return False
+    async def _cleared(self, node: str, condemned: str) -> bool:
+        """Whether a node has shown that nothing of the actor `condemned`, and of others that are dead, is left there."""
+        what = f"clearing node {node}"
+        left = await self._call(what, self._ray.clear, node, self._key, condemned, CALL_SECONDS)
         if left:
-            logger.error("processes of worker %s on node %s cannot be killed: %s", seat.name, endpoint.node, left)
+            logger.error("processes of worker %s on node %s cannot be killed: %s", condemned, node, left)
         return not left
 
+    async def _clear_nodes(self, condemned: str = "") -> None:
+        """Clears every node that answers of what dead actors left."""
+        living = [node.name for node in await self.nodes() if node.alive]
+        for found in await asyncio.gather(*(self._cleared(node, condemned) for node in living), return_exceptions=True):
+            if isinstance(found, BackendError):
+                logger.warning("a node was not cleared: %s", found)
+
     async def _look_at_nodes(self) -> None:
-        """Loses the agents of nodes that Ray knows to be dead."""
+        """Loses the actors on nodes that Ray knows to be dead."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
@@ -267,9 +400,9 @@ class RayBackend(AgentFleet):
             except BackendError as error:
                 logger.warning("Ray does not say which nodes live: %s", error)
                 continue
-            for seat in self.seats.values():
-                if seat.node in dead and seat.link is not None:
-                    seat.link.lose(f"node {seat.node} is dead")
+            for one in self._hosted.values():
+                if one.node in dead:
+                    one.lose(f"node {one.node} is dead")
 
     # --- masters come and go ---
 
@@ -289,38 +422,53 @@ class RayBackend(AgentFleet):
             bundle: Bundle(bundle, {worker: self._needs_of(worker) for worker in workers})
             for bundle, workers in placed.items()
         }
-        newest: dict[str, ActorName] = {}
-        for text in await self._call("listing the job's actors", self._ray.actors, self._key):
-            name = ActorName.parse(text)
-            if name is not None and name.incarnation > (
-                newest[name.worker].incarnation if name.worker in newest else 0
-            ):
-                newest[name.worker] = name
-        found = await asyncio.gather(*(self._endpoint(name) for name in newest.values()), return_exceptions=True)
-        seats = []
-        for name, endpoint in zip(newest.values(), found, strict=True):
-            if isinstance(endpoint, AgentEndpoint):
-                self._actors[name.worker] = name
-                seats.append((Seat(name.worker, endpoint.node), endpoint))
-            elif isinstance(endpoint, BackendError):
-                logger.warning("cannot adopt actor %s: %s", name, endpoint)
-                await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
-            else:
-                raise endpoint
-        return await self.adopt_seats(seats)
+        names = map(ActorName.parse, await self._call("listing the job's actors", self._ray.actors, self._key))
+        found = await asyncio.gather(*(self._adopt_one(name) for name in names if name is not None))
+        living = [one for one in found if one is not None]
+        if {worker for workers in placed.values() for worker in workers} - {one.worker for one in living}:
+            await self._clear_nodes()  # of an actor that died while nobody listened
+        return living
+
+    async def _adopt_one(self, name: ActorName) -> LivingWorker | None:
+        """Takes one actor over, with what it kept; removes one that does not answer, or has nothing to say."""
+        self._highest[name.worker] = max(self._highest.get(name.worker, 0), name.incarnation)
+        key, living = (name.worker, name.incarnation), None
+        try:
+            handle = await self._call(f"finding actor {name}", self._ray.actor, str(name))
+            one = Hosted(name, handle, asyncio.get_running_loop().create_future())
+            said = await self._ask(one, ADOPT_SECONDS, "said", 0, 0, 0.0)
+        except BackendError as error:
+            logger.warning("cannot adopt actor %s: %s", name, error)
+        else:
+            living, one.node = said["living"], said["node"]
+            one.created = living is not None
+            self._take(one, said)
+            if living is not None and not one.gone.is_set():
+                self._hosted[key] = one
+                self._begin(self._listen(one))
+                return living  # type: ignore[no-any-return]  # it is the actor's
+            if one.received:
+                return None
+        await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
+        return None
 
     async def close(self, *, end: bool) -> None:
         """See `Backend.close`."""
-        if not self._connected:
-            await super().close(end=end)
-            return
         try:
-            await super().close(end=end)
             if end:
-                await self._remove_all()
+                self._raise_if_stale()
+                await asyncio.gather(*(self._end(one) for one in list(self._hosted.values())))
         finally:
-            self._connected = False
-            await in_thread("disconnecting from Ray", CALL_SECONDS, self._ray.disconnect)
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._connected:
+                try:
+                    if end and self._stale is None:
+                        await self._remove_all()
+                finally:
+                    self._connected = False
+                    await in_thread("disconnecting from Ray", CALL_SECONDS, self._ray.disconnect)
 
     async def _remove_all(self) -> None:
         """Removes whatever of the job is left on Ray, by its names."""
@@ -331,6 +479,43 @@ class RayBackend(AgentFleet):
 
     # --- calls ---
 
+    async def _ask(self, one: Hosted, seconds: float, method: str, *arguments: Any) -> Mapping[str, Any]:
+        """Returns an actor's answer. What cannot be delivered is sent again; all that an actor is asked may be repeated.
+
+        Raises `BackendError` if the actor is lost, refuses, or does not answer in time, by a clock that counts only while this
+        process runs; `StaleMasterError` if it has another master.
+        """
+        import ray
+
+        clock = RunningClock()
+        while clock.read() < seconds:
+            answer = _answer_of(getattr(one.handle, method).remote(self.epoch, *arguments))
+            while not answer.done() and clock.read() < seconds:
+                await asyncio.wait({answer, one.lost}, timeout=PULSE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if one.lost.done():
+                    raise BackendError(f"the actor of {one.name.worker} is lost: {one.lost.result()}")
+            if not answer.done():
+                break
+            error = answer.exception()
+            if isinstance(error, ray.exceptions.ActorUnavailableError):  # perhaps it is dead; that is told, too
+                await asyncio.sleep(PULSE_SECONDS)
+                continue
+            if isinstance(error, ray.exceptions.RayActorError):
+                raise BackendError("its actor died")
+            if error is not None:
+                raise BackendError(f"the actor of {one.name.worker} failed: {_first_line(error)}")
+            said: Mapping[str, Any] = answer.result()
+            if "refused" in said:
+                raise BackendError(f"the actor of {one.name.worker} refused: {said['refused']}")
+            if "stale" in said:
+                self._stale = self._stale or StaleMasterError(
+                    f"the actor of {one.name.worker} obeys a master of epoch {said['stale']}; this one has epoch {self.epoch}"
+                )
+                self._arrived.set()
+                raise self._stale
+            return said
+        raise BackendError(f"its actor did not answer {method} within {seconds:g} s")
+
     async def _call(
         self, what: str, function: Callable[..., Any], *arguments: Any, seconds: float = CALL_SECONDS
     ) -> Any:
@@ -339,13 +524,23 @@ class RayBackend(AgentFleet):
             if not self._connected:
                 await in_thread(f"connecting to Ray at {self._ray.address}", CONNECT_SECONDS, self._ray.connect)
                 self._connected = True
-                self.begin(self._look_at_nodes())
+                self._begin(self._look_at_nodes())
         return await in_thread(what, seconds, function, *arguments)
 
-    @property
-    def _agents(self) -> Path:
-        """The directory of the agents' own files, on each node."""
-        return (self.directory / "agents").resolve()
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs something beside the master's calls; what it raises is logged."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except StaleMasterError:
+                pass  # the events end with it
+            except Exception:
+                logger.exception("a task of the backend failed")
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _needs_of(self, worker: str) -> Resources:
         """What a worker takes of its bundle."""
@@ -353,12 +548,25 @@ class RayBackend(AgentFleet):
         return Resources() if worker == f"{role}-{MASTER}" else self.job.role(role).resources
 
 
-def _settle(end: asyncio.Future[int], code: int) -> None:
-    if not end.done():
-        end.set_result(code)
+def _answer_of(reference: Any) -> asyncio.Future[Any]:
+    """What becomes the result of a call of Ray, on this event loop. It may be given up, which Ray's own future must not be."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def settle(ended: Future[Any]) -> None:
+        if not answer.done():
+            error = ended.exception()
+            answer.set_result(ended.result()) if error is None else answer.set_exception(error)
+            answer.exception()  # perhaps nobody waits for it any more
+
+    def tell(ended: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            answer.get_loop().call_soon_threadsafe(settle, ended)
+
+    reference.future().add_done_callback(tell)
+    return answer
 
 
-async def _ended_in_order(end: asyncio.Future[int], patience: float) -> bool:
-    """Whether an agent ends by itself within so many seconds, and so ends all that is below it."""
-    await asyncio.wait((end,), timeout=patience)
-    return end.done() and end.result() == 0
+def _first_line(error: BaseException) -> str:
+    """The first line of what the actor raised, or of Ray's own message."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"

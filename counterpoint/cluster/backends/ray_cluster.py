@@ -1,4 +1,4 @@
-"""The calls of Ray that the backend needs: nodes, placement groups, and detached actors that run agents. All of them block.
+"""The calls of Ray that the backend needs: nodes, placement groups, and the detached actors of workers. All of them block.
 
 `counterpoint/cluster/backends/on_ray.py` makes them in threads, and never on its event loop. Ray is imported at the first of
 them: it is an extra, and its import must not be in the main thread, where it would take SIGTERM for itself.
@@ -6,20 +6,18 @@ them: it is an extra, and its import must not be in the main thread, where it wo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
 import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent.remains import kill_marked
-from counterpoint.cluster.agent.settings import mark_of
+from counterpoint.cluster.agent.remains import clear_dead
 from counterpoint.cluster.backends.base import Node
-from counterpoint.cluster.backends.ray_actor import AgentActor
+from counterpoint.cluster.backends.ray_actor import WorkerActor
 from counterpoint.cluster.backends.ray_places import (
     NAMESPACE,
     actor_options,
@@ -143,18 +141,15 @@ class RayCluster:
         if (found := self._group(group)) is not None:
             remove_placement_group(found)
 
-    def start_actor(self, name: str, group: str, needs: Resources, settings: dict[str, Any]) -> None:
-        """Creates the detached actor of that name in its placement group, with an agent. One that lives stays as it is.
-
-        `settings` as for `AgentActor`.
-        """
+    def start_actor(self, name: str, group: str, needs: Resources, lease_seconds: float) -> Any:
+        """Creates the detached actor of that name in its placement group; one that lives stays as it is. Returns its handle."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         found = self._group(group)
         if found is None:
             raise BackendError(f"placement group {group} of actor {name} is gone; its bundle must be allocated again")
-        ray.remote(AgentActor).options(
+        options = ray.remote(WorkerActor).options(
             name=name,
             namespace=NAMESPACE,
             get_if_exists=True,
@@ -163,37 +158,30 @@ class RayCluster:
             max_task_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(found),
             **actor_options(needs),
-        ).remote(name, settings)
+        )
+        return options.remote(name, lease_seconds)
 
-    def endpoint(self, name: str, seconds: float) -> dict[str, Any]:
-        """Returns where an actor's agent listens. Raises `BackendError` if it does not within `seconds`, or the actor is gone."""
+    def actor(self, name: str) -> Any:
+        """Returns the handle of the actor of that name. Raises `BackendError` if there is none."""
         import ray
 
         try:
-            said: dict[str, Any] = ray.get(self._actor(name).endpoint.remote(), timeout=seconds)
-        except ray.exceptions.RayError as error:
-            raise BackendError(
-                f"the agent of actor {name} does not listen after {seconds:g} s: {_short(error)}"
-            ) from None
-        return said
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            raise BackendError(f"actor {name} is gone") from None
 
-    def end_of(self, name: str) -> Future[int]:
-        """Returns what becomes the exit code of an actor's agent, or an exception when the actor has died."""
-        future: Future[int] = self._actor(name).ended.remote().future()
-        return future
-
-    def clear(self, node: str, directory: Path, name: str, seconds: float) -> list[int]:
-        """Kills on a node whatever an agent of that name left; returns what could not be killed. Raises if the node is gone."""
+    def clear(self, node: str, job: str, condemned: str, seconds: float) -> list[int]:
+        """Kills on a node what the job's dead actors left, as `clear_dead`. Raises `BackendError` if the node is gone."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = [entry["NodeID"] for entry in ray.nodes() if entry["Alive"] and node_name(entry) == node]
         if not there:
             raise BackendError(f"node {node} is gone")
-        kill = ray.remote(kill_marked).options(
+        clear = ray.remote(clear_dead).options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(there[0], soft=False)
         )
-        left: list[int] = ray.get(kill.remote(mark_of(directory, name)), timeout=seconds)
+        left: list[int] = ray.get(clear.remote(f"{job}/", condemned), timeout=seconds)
         return left
 
     def actors(self, job: str) -> list[str]:
@@ -213,22 +201,11 @@ class RayCluster:
         ]
 
     def remove_actor(self, name: str) -> None:
-        """Kills an actor by name, its agent and what is below it; nothing if there is none."""
+        """Kills an actor by name; nothing if there is none. One that is stopped lives on for some seconds."""
         import ray
 
-        try:
-            actor = ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            return
-        ray.kill(actor, no_restart=True)
-
-    def _actor(self, name: str) -> Any:
-        import ray
-
-        try:
-            return ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            raise BackendError(f"actor {name} is gone") from None
+        with contextlib.suppress(BackendError):
+            ray.kill(self.actor(name), no_restart=True)
 
     def _group(self, name: str) -> Any:
         """The placement group of that name, or None."""
@@ -244,9 +221,3 @@ class RayCluster:
 
         table: dict[str, Any] = placement_group_table(group)
         return table
-
-
-def _short(error: Exception) -> str:
-    """The first line of what the actor raised, or of Ray's own message."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"

@@ -43,9 +43,18 @@ SECOND_SHARE = 0.3
 CUT_SECONDS = (10.0, 40.0)
 """How long the cable of a node of Ray is pulled: Ray gives the node up after some 20 s, the job's own leases end earlier."""
 
-TARGETS = ("master", "standby", "agent", *ROLES)
+TARGETS = ("master", *ROLES)
 FAULTS_OF = {
-    "local": ("lose node", "cut agent", "cut masters", "fill disk"),
+    "local": (
+        "kill standby",
+        "stop standby",
+        "kill agent",
+        "stop agent",
+        "lose node",
+        "cut agent",
+        "cut masters",
+        "fill disk",
+    ),
     "ray": ("kill actor", "stop actor", "lose node", "cut node", "cut masters", "fill disk"),
 }
 
@@ -188,7 +197,7 @@ def _target(job: ClusterJob, target: str, chance: random.Random) -> str:
 
     def there() -> bool:
         chosen = job.one_of(target, chance) if target != "node" or job.nodes else ""
-        if chosen and job.processes(chosen) and (target != "master" or job.processes("standby")):
+        if chosen and job.processes(chosen) and (target != "master" or job.ray is not None or job.processes("standby")):
             found.append(chosen)
         return bool(found) or job.has_ended()
 

@@ -111,7 +111,7 @@ class ClusterJob:
         if target in ROLES:
             return chance.choice(ROLES[target])
         if target in ("agent", "actor"):
-            return f"{target} {chance.choice(WORKERS if self.ray else self.nodes)}"
+            return f"{target} {chance.choice(WORKERS if target == 'actor' else self.nodes)}"
         return chance.choice(self.nodes) if target == "node" else target
 
     @property
@@ -119,14 +119,17 @@ class ClusterJob:
         """The names of the nodes, or of those of Ray that have a worker now."""
         if self.ray is None:
             return [f"node-{rank}" for rank in range(NODES)]
-        agents = {pid for worker in WORKERS for pid in self.processes(f"agent {worker}")}
-        return [name for name in self.ray.names if agents.intersection(self.ray.processes(name))]
+        actors = {pid for worker in WORKERS for pid in self.processes(f"actor {worker}")}
+        return [name for name in self.ray.names if actors.intersection(self.ray.processes(name))]
 
     def processes(self, target: str) -> list[int]:
         """Returns the processes of a target as of `one_of`, or of all masters; none while it has none."""
         if target in ("masters", "master", "standby"):
-            masters = [pid for pid in marked(self.mark) if "counterpoint.cluster.master" in command_line(pid)]
             acting = self._acting_master()
+            if self.ray is not None:  # it has none that waits
+                is_there = target != "standby" and "MasterActor" in command_line(acting)
+                return [acting] if is_there else []
+            masters = [pid for pid in marked(self.mark) if "counterpoint.cluster.master" in command_line(pid)]
             return (
                 masters if target == "masters" else [pid for pid in masters if (pid == acting) == (target == "master")]
             )
@@ -134,8 +137,8 @@ class ClusterJob:
         if what == "agent":
             agent = self._agent(whose)
             return [agent] if self._mark_of(whose) in environment_of(agent) else []
-        if what == "actor":
-            return [parent_of(parent_of(agent)) for agent in self.processes(f"agent {whose}")]
+        if what == "actor":  # below it is a guardian, and below that the worker
+            return [parent_of(parent_of(pid)) for pid in self.processes(whose)]
         if target in WORKERS:
             self.witness.read()
             pid = next((line[2] for line in reversed(self.witness.lines) if line[0] == target), 0)
@@ -148,7 +151,7 @@ class ClusterJob:
         """Returns all processes of the job."""
         found = marked(self.mark)
         if self.ray is not None:  # Ray starts what is between its nodes and the workers, and has one job
-            ours = ("AgentActor", "counterpoint.cluster.agent", "transport/process/launch.py")
+            ours = ("WorkerActor", "MasterActor", "transport/process/launch.py")
             found += [pid for pid in self.ray.all_processes() if any(part in command_line(pid) for part in ours)]
         return sorted(set(found))
 

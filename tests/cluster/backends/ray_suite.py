@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster.agent.remains import marked
-from counterpoint.cluster.agent.settings import mark_of, read_endpoint
 from counterpoint.cluster.backends.on_ray import RayBackend
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.backends.ray_places import job_key
@@ -30,7 +28,7 @@ from counterpoint.cluster.spec import JobSpec, Resources, RoleSpec
 from tests.cluster.backends.contract import *  # noqa: F403
 from tests.cluster.backends.contract import JOB, bundle, raises, watch
 from tests.support.polling import until, wait_until
-from tests.support.ray_nodes import ray_files
+from tests.support.ray_nodes import ray_files, workers_on_ray
 
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
 
@@ -53,8 +51,12 @@ class RayWorld:
         return job_key(self.job.name, self.directory)
 
     def processes(self) -> list[int]:
-        workers = [name for role in JOB.roles for name in role.worker_names] + ["plain-master"]
-        return [pid for worker in workers for pid in marked(mark_of(self.directory / "agents", worker))]
+        return list(workers_on_ray(self.key))
+
+    def actor_of(self, worker: str) -> int:
+        """The process of a worker's actor: below it is a guardian, and below that the worker."""
+        (mark,) = {mark for mark in workers_on_ray(self.key).values() if mark.split("/")[2] == worker}
+        return int(mark.split(":")[1])
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +116,7 @@ async def test_a_collocation_group_is_on_one_node_or_nowhere(world: RayWorld, co
         nodes = {(await master.get(Created, worker)).node for worker in pair.needs}
         assert len(nodes) == 1
         assert len(connection.groups(world.key)) == 1
-        maps = [mapped_by(actor_of(world, worker)) for worker in pair.needs]
+        maps = [mapped_by(world.actor_of(worker)) for worker in pair.needs]
         assert all("ray" in text and "libtorch" not in text for text in maps)
         await master.backend.release("program-0")
         assert not connection.groups(world.key)
@@ -125,11 +127,46 @@ async def test_a_collocation_group_is_on_one_node_or_nowhere(world: RayWorld, co
 async def test_a_dead_actor_is_told_and_its_worker_created_again(world: RayWorld) -> None:
     async with await watch(world) as master:
         await master.run("program-0")
-        os.kill(actor_of(world, "program-0"), signal.SIGKILL)
+        os.kill(world.actor_of("program-0"), signal.SIGKILL)
         ended = await master.get(WorkerExited, "program-0")
         assert "its actor died" in ended.reason
         assert not world.processes()
         await master.run("program-0", 2)
+
+
+async def test_a_frozen_actor_is_noticed_and_nothing_of_it_is_left(world: RayWorld) -> None:
+    """Ray tells the death of what it kills at once, and a stopped process dies seconds later."""
+    world.job = JOB.model_copy(update={"lease_seconds": 8.0})
+    async with await watch(world) as master:
+        await master.run("program-0")
+        frozen = world.actor_of("program-0")
+        os.kill(frozen, signal.SIGSTOP)
+        ended = await master.get(WorkerExited, "program-0")
+        assert "did not answer" in ended.reason
+        assert not world.processes()
+        assert state_of(frozen) in "ZX"
+        await master.run("program-0", 2)
+
+
+FAMILY = """
+import os, pathlib, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(f"{child.pid} {os.getppid()}")
+from counterpoint.transport.process.notify import notify
+notify("READY=1")
+time.sleep(600)
+"""
+
+
+async def test_what_a_killed_guardian_left_is_gone_before_the_end_is_told(world: RayWorld, tmp_path: Path) -> None:
+    async with await watch(world) as master:
+        family = tmp_path / "family"
+        await master.run("program-0", command=(sys.executable, "-c", FAMILY, str(family)))
+        child, guardian = map(int, family.read_text().split())
+        os.kill(guardian, signal.SIGKILL)
+        await master.get(WorkerExited, "program-0")
+        assert state_of(child) in "ZX"
+        assert not world.processes()
 
 
 async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, connection: RayCluster) -> None:
@@ -197,9 +234,7 @@ async def test_a_node_that_does_not_answer_is_left_once_nothing_there_can_run(
         await master.run("program-0")
         first = (await master.get(Created, "program-0")).node
         monkeypatch.setattr(RayCluster, "clear", hang)
-        link = world.backends[0].seats["program-0"].link
-        assert link is not None
-        link.lose("its cable is pulled")
+        world.backends[0]._hosted["program-0", 1].lose("its cable is pulled")
         await master.get(WorkerExited, "program-0")
         assert not world.processes()
         monkeypatch.undo()
@@ -252,15 +287,12 @@ def _epoch(job: JobHandle) -> int:
         return 0
 
 
-def actor_of(world: RayWorld, worker: str) -> int:
-    """The process of a worker's actor: below it is a guardian, and below that the agent."""
-    endpoint = read_endpoint(world.directory / "agents", worker)
-    assert endpoint is not None
-    return parent_of(parent_of(endpoint.pid))
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def state_of(pid: int) -> str:
+    """A process's state; X for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def mapped_by(pid: int) -> str:

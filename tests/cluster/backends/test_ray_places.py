@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.backends.on_ray import master_keys
 from counterpoint.cluster.backends.ray_places import (
     SMALLEST,
     ActorName,
@@ -64,14 +62,6 @@ def test_nodes_to_avoid_are_named_by_their_ids_as_long_as_they_live() -> None:
     avoid = [node_name(one) for one in (nodes[0], nodes[2])]
     assert elsewhere(avoid, nodes) == [{"ray.io/node-id": f"!in({nodes[0]['NodeID']})"}]
     assert elsewhere(avoid[1:], nodes) is None
-
-
-def test_all_masters_of_a_job_have_the_same_private_keys(tmp_path: Path) -> None:
-    keys = master_keys(tmp_path)
-    assert master_keys(tmp_path) == keys
-    (file,) = (tmp_path / "agents").iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert keys.secret.decode() not in repr(keys)
 
 
 async def test_a_call_that_hangs_or_fails_is_told_with_its_name() -> None:
