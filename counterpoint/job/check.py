@@ -7,10 +7,7 @@ Built-in kinds are checked in this process. Kinds that an operator names by impo
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,8 +32,8 @@ from counterpoint.service.config import TinkerConfig
 from counterpoint.service.keys import check_access
 from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.process import child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
 from counterpoint.transport.process.resident import available_bytes
 
@@ -246,20 +243,12 @@ def in_child(words: Sequence[str], given: bytes, variables: Mapping[str, str]) -
 
     Returns its exit code, None if it did not end in time and was killed; and what it wrote into `own_answer`.
     """
-    command = guarded([sys.executable, "-P", *words])
-    environment = {**os.environ, **SAFE_PATH, **variables}
-    with (
-        tempfile.TemporaryFile() as answer,  # not a pipe, which whatever a module starts could hold open
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment) as child,
-    ):
-        try:
-            child.communicate(given, timeout=CHECK_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGHUP)  # the guardian then kills all its descendants
-            child.wait()
-            return None, ""
-        answer.seek(0)
-        return child.returncode, answer.read().decode()
+    command, environment = [sys.executable, "-P", *words], {**os.environ, **SAFE_PATH, **variables}
+    try:
+        done = child.run(words[1], command, CHECK_SECONDS, environment=environment, given=given, stderr=None)
+    except TimeoutError:
+        return None, ""
+    return done.code, done.output.decode()
 
 
 def main() -> int:

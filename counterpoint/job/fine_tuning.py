@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +28,9 @@ from counterpoint.job.placement import devices
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.files.untrusted import read_json
-from counterpoint.transport.process.child import last_lines, own_environment
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child, last_lines
 from counterpoint.transport.process.notify import notify_ready
+from counterpoint.transport.process.stop_requests import StopSignals
 
 LOG = "sft.log"
 
@@ -137,45 +135,23 @@ def _train(job: JobConfig, file: Path, log: Path, say: Callable[[str], None]) ->
     visible = devices(job)["trainer"] if job.gpus.trainer is not None else []
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, visible))} if visible else {}
     follower, total = Follower(file.parent / "trainer" / "metrics.jsonl", NEWEST_BYTES), None
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "sft", str(file)]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**without_configuration(own_environment()), **SAFE_PATH, **placed},
-            process_group=0,  # Ctrl-C is ours to pass on
-        )
+    command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "sft", str(file)]
+    variables = {**without_configuration(os.environ), **SAFE_PATH, **placed}
     said, newest = time.monotonic(), dict[str, Any]()
-    with _passed_on(process) as received:
-        while (code := process.poll()) is None:
+    with (
+        Child("supervised fine-tuning", command, environment=variables, log=log) as process,
+        StopSignals(lambda request, number: process.signal(signal.SIGTERM)) as signals,
+    ):
+        while (code := process.code) is None:
             time.sleep(LOOK_SECONDS)
             newest = [newest, *follower.new_lines(lambda: None)][-1]
             if newest and time.monotonic() - said > SAY_SECONDS:
                 total = total or steps_of(file.parent, RUN_ID)
                 say(f"sft step {newest['step']}/{total or '?'}{_loss(newest)}")
                 said, newest = time.monotonic(), {}
-    return 128 + received[0] if received else 128 - code if code < 0 else code
+    return signals.exit_code or code
 
 
 def _loss(line: Line) -> str:
     loss = line.get("loss")
     return f"  loss {loss:.4g}" if isinstance(loss, float) else ""
-
-
-@contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Has SIGTERM and SIGINT end the process in order during the block. Yields those that came."""
-    received: list[int] = []
-
-    def end(number: int, _frame: object) -> None:
-        received.append(number)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGTERM)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.files.mounts import unmounted
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import run
 
 _READ = frozenset({".json", ".safetensors", ".bin", ".jinja", ".model"})
 """The files of a model that are read, by their suffix."""
@@ -43,17 +42,17 @@ def resolve_model(name: str) -> Path:
         return Path(name).resolve()
     if os.path.isabs(name) and unmounted(name):
         raise _refusal(name, f"model = {name!r}: there is no such directory")
-    command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "make-model", name])
+    command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "make-model", name]
     try:
-        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        done = run(f"make-model {name}", command, stderr=None)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted while the model {name} was found or built; nothing else was started. "
             "The same command begins again"
         ) from None
-    if completed.returncode != 0:
-        raise SystemExit(completed.returncode)
-    lines = completed.stdout.split("\n")
+    if done.code != 0:
+        raise SystemExit(done.code)
+    lines = done.output.decode(errors="surrogateescape").split("\n")
     directory = Path(lines[-2]) if len(lines) > 1 else Path()
     if not directory.is_dir():
         raise UserError(f"make-model {name} printed {str(directory)!r}, which is not a directory")

@@ -10,7 +10,7 @@ The job does not end with the Python process that started it, as it does not end
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
@@ -34,6 +34,7 @@ from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.lock import holder_of
 from counterpoint.transport.printable import printable
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
 
 LAST_LINES = 20
@@ -48,7 +49,7 @@ _started: weakref.WeakSet[StartedJob] = weakref.WeakSet()
 class StartedJob:
     """A job that this process started."""
 
-    def __init__(self, directory: Path, process: subprocess.Popen[bytes], output: int, steps: StepCalls | None) -> None:
+    def __init__(self, directory: Path, process: Child, output: int, steps: StepCalls | None) -> None:
         self.directory = directory
         """The job's directory."""
         self._process = process
@@ -62,8 +63,7 @@ class StartedJob:
     @property
     def code(self) -> int | None:
         """The exit code of the job's command (`docs/commands.md`); None while it runs."""
-        code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+        return self._process.code
 
     @property
     def output(self) -> str:
@@ -91,11 +91,9 @@ class StartedJob:
         late = TimeoutError(f"the job in {self.directory} still runs after {timeout_seconds} s")
         began = time.monotonic()
         try:
-            self._process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
+            code = self._process.wait(timeout_seconds)
+        except TimeoutError:
             raise late from None
-        code = self.code
-        assert code is not None
         if self._steps is not None and threading.current_thread() is not self._steps.thread:
             left = None if timeout_seconds is None else max(0.0, timeout_seconds - (time.monotonic() - began))
             if not self._steps.wait(left):
@@ -113,7 +111,7 @@ class StartedJob:
 
     def stop(self, timeout_seconds: float | None = None) -> int:
         """Ends the job in order, so that it can be resumed, and returns its exit code: 143 unless it was done. As `wait`."""
-        self._process.terminate()
+        self._process.signal(signal.SIGTERM)
         return self.wait(timeout_seconds)
 
 
@@ -146,7 +144,7 @@ def start(
     command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file), *words]
     steps = None if on_step is None else StepCalls(config.output_dir, on_step, resume)
     output = os.memfd_create("output of a job")
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    process = Child("the job", command, stdout=output, stderr=output, guarded=False)
     job = StartedJob(config.output_dir, process, output, steps)
     if steps is not None:
         steps.begin(lambda: not job.is_beginning, lambda: job.code is not None)

@@ -21,6 +21,7 @@ from counterpoint.cli.main import main
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.inference.port_claim import claimed
+from counterpoint.job.evaluation import server as evaluation_server
 from counterpoint.job.evaluation.server import (
     LOG,
     NAMED_SERVER_SECONDS,
@@ -38,8 +39,8 @@ from counterpoint.run.config import RunConfig
 from counterpoint.run.evaluations import EvaluationConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import publish_directory
-from counterpoint.transport.process.launch import guarded
 from tests.orchestrator.toy_model import make_toy_model
+from tests.support.children import start_instead
 from tests.support.fake_inference import PROBE_TOKENS, FakeInference, probe_answer
 from tests.support.polling import until
 from tests.support.rollouts import make_rollout
@@ -371,9 +372,7 @@ async def test_a_server_does_not_see_the_variables_of_a_jobs_keys(
     monkeypatch.setenv("COUNTERPOINT_CACHE", "models")
     file = tmp_path / "seen"
     program = f"import os, pathlib; pathlib.Path({str(file)!r}).write_text(chr(10).join(os.environ))"
-    monkeypatch.setattr(
-        "counterpoint.job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program])
-    )
+    start_instead(monkeypatch, evaluation_server, lambda _: [sys.executable, "-c", program])
     async with server_running(InferenceConfig(model="of-no-matter"), tmp_path, {"ADDED": "1"}) as ended:
         assert await ended == 0
     seen = file.read_text().split()
@@ -387,12 +386,10 @@ async def test_a_server_that_runs_ends_with_the_block(tmp_path: Path, monkeypatc
     monkeypatch.setattr("counterpoint.job.evaluation.server._STOP_SECONDS", 0.5)
     pid_file, waits = tmp_path / "pid", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
     program = f"import os, pathlib; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); {waits}"
-    monkeypatch.setattr(
-        "counterpoint.job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program])
-    )
+    start_instead(monkeypatch, evaluation_server, lambda _: [sys.executable, "-c", program])
     async with server_running(InferenceConfig(model="of-no-matter"), tmp_path, {}) as ended:
         await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the server's process")
         assert await unless_ended(asyncio.sleep(0, "done"), ended, lambda: "") == "done"
-    assert ended.done()
+    await until(ended.done, "what is known of its end")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)

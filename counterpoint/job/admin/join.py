@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.lock import take_lock
-from counterpoint.transport.process.child import last_lines, own_environment
+from counterpoint.transport.process.child import Child
 
 GUESTS = "guests"
 """Folder in the job's directory: the files and the output of the runs that joined here."""
@@ -41,12 +41,6 @@ START_SECONDS = 60.0
 """How long the orchestrator may take to take its directory over: it imports its libraries first."""
 
 POLL_SECONDS = 0.1
-
-DETACH = (
-    "import subprocess, sys; log = open(sys.argv[1], 'ab'); "
-    "print(subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid)"
-)
-"""Run by a process that ends at once: what it starts is nobody's child, and no zombie when it ends."""
 
 
 class Joined(Config, frozen=True):
@@ -131,27 +125,19 @@ def _check_free(job: Path, config: RunConfig) -> None:
 
 def _start(job: Path, config: RunConfig, file: Path, timeout: float) -> Joined:
     log = file.with_suffix(".log")
-    size = log.stat().st_size if log.exists() else 0
-    command = command_of(job, config, file)
-    detached = subprocess.run(
-        [sys.executable, "-I", "-c", DETACH, str(log), *command],
-        env=_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    if detached.returncode:
-        raise NotAnswered(f"run {config.run_id} cannot be started: {detached.stderr.strip()[-500:]}")
-    pid, deadline = int(detached.stdout), time.monotonic() + timeout
-    while (holder := orchestrator_of(job, config.run_id)) is None or holder.pid != pid:
-        if not _lives(pid) or time.monotonic() > deadline:
-            end = "\n".join(last_lines(log, start=size))
-            state = "has not begun" if _lives(pid) else "has ended"
-            raise NotAnswered(f"the orchestrator of run {config.run_id} {state}; the end of {log}:\n{end}")
+    name = f"the orchestrator of run {config.run_id}"
+    try:
+        guest = Child(name, command_of(job, config, file), environment=_environment(), log=log, guarded=False)
+    except OSError as error:
+        raise NotAnswered(f"{name} cannot be started: {error}") from None
+    threading.Thread(target=guest.wait, name=name, daemon=True).start()  # no zombie is left when it ends
+    deadline = time.monotonic() + timeout
+    while (holder := orchestrator_of(job, config.run_id)) is None or holder.pid != guest.pid:
+        if guest.code is not None or time.monotonic() > deadline:
+            state = "has not begun" if guest.code is None else "has ended"
+            raise NotAnswered(f"{name} {state}; the end of {log}:\n" + "\n".join(guest.last_lines(20)))
         time.sleep(POLL_SECONDS)
-    return Joined(run_id=config.run_id, pid=pid, file=file, log=log)
+    return Joined(run_id=config.run_id, pid=guest.pid, file=file, log=log)
 
 
 def command_of(job: Path, config: RunConfig, file: Path) -> list[str]:
@@ -160,14 +146,7 @@ def command_of(job: Path, config: RunConfig, file: Path) -> list[str]:
     return command + ["--resume"] * config.resume
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
-
-
 def _environment() -> dict[str, str]:
     """This process's, without what belongs to it alone: its configuration, and its place below systemd or a job."""
-    own = without_configuration(own_environment())
+    own = without_configuration(os.environ)
     return {name: value for name, value in own.items() if not name.startswith("CLUSTER_")} | SAFE_PATH

@@ -8,7 +8,6 @@ that was changed in another way stays until its line in the file is edited.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from counterpoint.run.changes import apply, changeable_keys, fixed_values, value
 from counterpoint.run.config import RunConfig
 from counterpoint.run.requests import ChangeRequest
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.child import ChildError, run
 
 LOAD_SECONDS = 120.0
 """How long the file may take to load: what it names by import path is loaded, too."""
@@ -70,7 +70,7 @@ class Reload:
         """Reads, applies and reports. Raises nothing."""
         try:
             self._say(f"SIGHUP: the file was read again; {self.reload()}")
-        except (UserError, OSError, ValueError, subprocess.SubprocessError) as error:
+        except (UserError, OSError, ValueError, ChildError) as error:
             self._say(f"SIGHUP: the file cannot be read, and nothing has changed: {error}")
 
     def reload(self) -> Reloaded:
@@ -106,18 +106,11 @@ class Reload:
         self._runs[run_id] = _with(old, new, fixed)
 
     def _load(self) -> JobConfig | RunConfig:
-        done = subprocess.run(
-            self._command,
-            env={**os.environ, **self._environment, **SAFE_PATH},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LOAD_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            raise UserError(done.stderr.strip().removeprefix("counterpoint: error: ") or "it was not loaded")
-        return self._parsed(done.stdout)
+        variables = {**os.environ, **self._environment, **SAFE_PATH}
+        done = run("the process that reads it", self._command, LOAD_SECONDS, environment=variables)
+        if done.code:
+            raise UserError(done.errors.strip().removeprefix("counterpoint: error: ") or "it was not loaded")
+        return self._parsed(done.output.decode())
 
     def _parsed(self, text: str) -> JobConfig | RunConfig:
         return self._model.model_validate(tomllib.loads(text))

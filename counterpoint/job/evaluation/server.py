@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -28,8 +28,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.loopback import host_in_url
-from counterpoint.transport.process.child import own_environment
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 
 LOG = "inference.log"
 
@@ -109,26 +108,14 @@ async def server_running(
     """
     file = directory / "inference.toml"
     write_atomically(file, to_toml(config).encode())
-    command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "inference", str(file)])
-    own = without_configuration(own_environment())
-    # A group of its own: Ctrl-C is ours to pass on.
-    process = await asyncio.create_subprocess_exec(
-        *command, env={**own, **SAFE_PATH, **environment}, process_group=0, stdin=asyncio.subprocess.DEVNULL
-    )
-    ended = asyncio.create_task(process.wait(), name="inference server")
+    command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "inference", str(file)]
+    variables = {**without_configuration(os.environ), **SAFE_PATH, **environment}
+    server = Child("the inference server", command, environment=variables)
+    ended = asyncio.create_task(server.ended(), name="inference server")
     try:
         yield ended
     finally:
-        await _stop(process, ended)
-
-
-async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):  # upon SIGHUP the guardian kills all
-        if ended.done():
-            break
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        await asyncio.wait({ended}, timeout=_STOP_SECONDS)
+        await server.stopped(_STOP_SECONDS)
 
 
 async def unless_ended(work: Awaitable[Result], server: asyncio.Future[int], explain: Callable[[], str]) -> Result:

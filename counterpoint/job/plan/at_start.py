@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -25,7 +24,8 @@ from counterpoint.job.directory import JOB_FILE, read_json
 from counterpoint.job.plan.planned import Planned, planned_job
 from counterpoint.job.serving.usage_file import ask_nvidia
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import ChildError, run
+from counterpoint.transport.process.exit_codes import describe_exit
 
 CHOOSE_SECONDS = 120.0
 """Time limit of the child."""
@@ -51,7 +51,7 @@ def with_choice(job: JobConfig, say: Callable[[str], None], *, left_running: boo
             value = last.get(_KEY)
         else:
             value = _chosen(job, say)
-    except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError, UserError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ChildError, UserError) as error:
         reason = f"{error}".partition("\n")[0] or type(error).__name__
         say(f"trainer.{_KEY} is not chosen, and off: {reason}; `counterpoint plan` says how many layers suffice")
         return job
@@ -106,20 +106,17 @@ def _card_memory(job: JobConfig) -> int | None:
 def _choose(planned: Planned, directory: Path, memory: int) -> dict[str, Any] | None:
     """Returns a `Choice` with its value; None if the trainer will find no GPU. Raises `ValueError`, `OSError` and others."""
     given = {"planned": _PLANNED.dump_python(planned, mode="json"), "directory": str(directory), "memory": memory}
-    child = subprocess.run(
-        guarded([sys.executable, "-P", "-m", "counterpoint.job.plan.at_start"]),
-        input=json.dumps(given).encode(),
-        capture_output=True,
-        timeout=CHOOSE_SECONDS,
-        env={**os.environ, DEVICES: ""},
-        check=False,
+    done = run(
+        name := "the process that computes it",
+        [sys.executable, "-P", "-m", "counterpoint.job.plan.at_start"],
+        CHOOSE_SECONDS,
+        given=json.dumps(given).encode(),
+        environment={**os.environ, DEVICES: ""},
     )
-    if child.returncode:
-        lines = child.stderr.decode(errors="replace").strip().splitlines()
-        raise ValueError(
-            lines[-1] if lines else f"the process that computes it ended with exit code {child.returncode}"
-        )
-    found: dict[str, Any] | None = json.loads(child.stdout.splitlines()[-1])
+    if done.code:
+        lines = done.errors.strip().splitlines()
+        raise ValueError(lines[-1] if lines else f"{name} {describe_exit(done.code)}")
+    found: dict[str, Any] | None = json.loads(done.output.splitlines()[-1])
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -19,7 +18,7 @@ from counterpoint.inference.model_facts import FULL_ATTENTION
 from counterpoint.inference.root_cause import is_of_machine, root_cause
 from counterpoint.inference.server import read_model, server_command, server_environment
 from counterpoint.models.build import cache_directory
-from counterpoint.transport.process.parent_death import bound_command
+from counterpoint.transport.process.child import Child
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +55,13 @@ def check_served(config: InferenceConfig) -> None:
     sys.stderr.flush()
     with tempfile.TemporaryDirectory() as place:
         output = Path(place) / "output"
-        try:
-            with output.open("wb") as file:
-                code = subprocess.run(
-                    bound_command(command), env=server_environment(config) | {"TMPDIR": place}, stdin=subprocess.DEVNULL,
-                    stdout=file, stderr=subprocess.STDOUT, timeout=SECONDS, check=False,
-                ).returncode  # fmt: skip
-        except subprocess.TimeoutExpired:
-            logger.warning("vLLM has not said within %.0f s whether it serves %s", SECONDS, config.model)
-            return
+        environment = server_environment(config) | {"TMPDIR": place}
+        with Child("vLLM's check", command, environment=environment, log=output) as asked:
+            try:
+                code = asked.wait(SECONDS)
+            except TimeoutError:
+                logger.warning("vLLM has not said within %.0f s whether it serves %s", SECONDS, config.model)
+                return
         cause = root_cause(output) if code else None
     if code == 0:
         _remember(remembered)

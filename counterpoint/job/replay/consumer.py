@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import zmq
@@ -20,8 +20,7 @@ import zmq
 from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Ready
-from counterpoint.transport.process.child import NoLineError, end_guarded, line_of
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.open import open_receiver
 
@@ -34,7 +33,7 @@ _STOP_SECONDS = 10.0
 def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> Iterator[int]:
     """Runs the process during the block; yields its id. It requests batches from `next_step` on, and dies with this process.
 
-    Raises `RuntimeError` if it cannot start.
+    Raises `ChildError` if it cannot start.
     """
     with _running("batches", config.model_dump_json(), str(output_dir), str(next_step)) as pid:
         yield pid
@@ -49,18 +48,13 @@ def bare_consumer(address: str) -> Iterator[int]:
 
 @contextmanager
 def _running(*arguments: str) -> Iterator[int]:
-    command = guarded([sys.executable, "-P", "-m", "counterpoint.job.replay.consumer", *arguments])
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
+    command = [sys.executable, "-P", "-m", "counterpoint.job.replay.consumer", *arguments]
+    with Child("the process of the consumer", command, stdout=PIPE) as process:
+        _, pid = process.ready(_START_SECONDS).split()
         try:
-            _, pid = line_of(process, _START_SECONDS).split()
-        except NoLineError as error:
-            raise RuntimeError(f"the process of the consumer {error}") from None
-        yield int(pid)
-    finally:
-        end_guarded(process, _STOP_SECONDS)
-        process.stdout.close()
+            yield int(pid)
+        finally:
+            process.stop(_STOP_SECONDS)
 
 
 def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.json_lines import append_line
+from counterpoint.transport.process.child import ChildError, run
 
 USAGE_FILE = "usage.jsonl"
 
@@ -131,6 +131,6 @@ def ask_nvidia(query: str) -> bytes:
     """Returns the lines of values, without units, with which `nvidia-smi` answers; none if there is no answer in time."""
     if shutil.which("nvidia-smi") is not None:
         command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
-        with suppress(OSError, subprocess.TimeoutExpired):
-            return subprocess.run(command, capture_output=True, timeout=NVIDIA_SECONDS, check=False).stdout
+        with suppress(OSError, ChildError):
+            return run("nvidia-smi", command, NVIDIA_SECONDS, guarded=False).output  # it starts nothing itself
     return b""

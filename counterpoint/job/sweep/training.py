@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +25,16 @@ from counterpoint.sweep.placeholders import resolve_names
 from counterpoint.sweep.regions import ROOT_VARIABLE, region_root
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.transport.process.launch import guarded
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1
+
+STOP_SECONDS = 240.0
+"""How long a training may take to end in order, with a checkpoint."""
+
 CONFIG_FILE = "trial.toml"
 
 
@@ -83,21 +87,12 @@ def run_training_on_worker(
     write_atomically(file, text.encode())
     command = [sys.executable, "-m", "counterpoint.cli.main", "sft", str(file), "--resume"]
     variables = resolve_training_env(None, resources or Resources()) | SAFE_PATH
-    process = subprocess.Popen(guarded(command), env=dict(os.environ) | variables)
-    try:
-        while (code := _code_of(process)) is None and not (stop is not None and stop.is_set()):
-            pass
-    finally:
-        if process.poll() is None:
-            process.terminate()  # the guardian passes it on
-            process.wait()
+    with Child(f"the training of trial {name}", command, environment=dict(os.environ) | variables) as process:
+        try:
+            while (code := process.code) is None and not (stop is not None and stop.is_set()):
+                time.sleep(POLL_SECONDS)
+        finally:
+            process.stop(STOP_SECONDS)
     if code != 0:
         how = "was stopped" if code is None else describe_exit(code)
         raise TrainingFailed(f"the training of trial {name} in {output_path} {how}; its output is in this worker's")
-
-
-def _code_of(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None

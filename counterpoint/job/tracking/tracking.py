@@ -15,16 +15,14 @@ import logging
 import math
 import os
 import selectors
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from subprocess import PIPE
 
 from counterpoint.job.tracking.sink_process import SinkSpec
-from counterpoint.transport.process.child import kill_guarded
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class _Process:
     """One sink's process, or its absence."""
 
     spec: SinkSpec
-    process: subprocess.Popen[bytes] | None = None
+    process: Child | None = None
     beats: int = -1
     """The descriptor at which its reports are read."""
     heard: float = 0.0
@@ -129,7 +127,7 @@ class Tracking:
             sink.spec.to_json(),
         ]
         try:
-            sink.process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
+            sink.process = Child(sink.spec.name, command, pass_fds=(given,), stdin=PIPE)
         except OSError as error:
             os.close(beats)
             self._failed(sink, f"could not be started: {error}", now)
@@ -155,12 +153,12 @@ class Tracking:
 
     def _look_after(self, sink: _Process, now: float) -> None:
         assert sink.process is not None
-        code = sink.process.poll()
+        code = sink.process.code
         if code is None:
             limit = self._limits.stall_seconds if sink.began else self._limits.start_seconds
             if now - sink.heard > limit and not sink.hung:
                 sink.hung = True
-                sink.process.send_signal(signal.SIGHUP)  # the guardian kills all that is below it
+                sink.process.kill_soon()
             return
         self._hear(sink, now)  # what it reported last
         self._forget(sink)
@@ -199,7 +197,7 @@ class Tracking:
             if sink.process is None and sink.state == "running":
                 self._start(sink, time.monotonic())
             if sink.process is not None:
-                _ask_to_end(sink.process)
+                sink.process.stdin.close()  # a signal could come before it is able to handle it
         while time.monotonic() < until and any(sink.process is not None for sink in self._sinks):
             if hurry():
                 until = min(until, time.monotonic() + self._limits.finish_seconds)
@@ -222,14 +220,14 @@ class Tracking:
 
     def _end(self, sink: _Process) -> None:
         if sink.process is not None:
-            kill_guarded(sink.process)
+            sink.process.kill()
             self._forget(sink)
 
     def _forget(self, sink: _Process) -> None:
         if sink.beats in self._selector.get_map():
             self._selector.unregister(sink.beats)
         if sink.process is not None:
-            _ask_to_end(sink.process)  # closes its end
+            sink.process.close()
         os.close(sink.beats)
         sink.process, sink.beats = None, -1
 
@@ -237,9 +235,3 @@ class Tracking:
 def _command_of(spec: SinkSpec) -> str:
     """Returns the command that sends what a sink lacks."""
     return f"counterpoint track {spec.job} --to {spec.name}"
-
-
-def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
-    """Closes the pipe of its input. A signal could come before the process is able to handle it."""
-    assert process.stdin is not None
-    process.stdin.close()

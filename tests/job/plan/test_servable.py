@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
@@ -36,11 +36,8 @@ def test_known_kinds_are_not_asked_about(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_model_is_not_refused_for_what_a_machine_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cause: str
 ) -> None:
-    def run(*_: Any, stdout: BinaryIO, **__: Any) -> subprocess.CompletedProcess[bytes]:
-        stdout.write(f"Traceback (most recent call last):\n{cause}\n".encode())
-        return subprocess.CompletedProcess([], 1)
-
-    monkeypatch.setattr("subprocess.run", run)
+    program = "import sys; sys.exit('Traceback (most recent call last):\\n' + sys.argv[1])"
+    monkeypatch.setattr(servable, "server_command", lambda _: [sys.executable, "-c", program, cause, "-m", "replaced"])
     monkeypatch.setattr(servable, "_version", lambda _name: "1.0")
     monkeypatch.setenv("COUNTERPOINT_CACHE", str(tmp_path / "cache"))
     config = write_config(tmp_path, model_type="blip")
@@ -64,6 +61,6 @@ def test_a_vision_language_model_is_asked_about_once(tmp_path: Path, monkeypatch
     config = InferenceConfig(model=str(tmp_path / "model"), dtype="float32", max_model_len=64)
     check_served(config)
     assert len(list((tmp_path / "cache" / "served").iterdir())) == 1
-    monkeypatch.setattr("subprocess.run", None)
+    monkeypatch.setattr(servable, "Child", None)
     check_served(config)
     check_served(config.model_copy(update={"port": 9999, "identity_file": tmp_path / "not yet there"}))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from counterpoint.job.sweep import training
 from counterpoint.job.sweep.training import TrainingFailed, run_training_on_worker
+from tests.support.children import start_instead
 
 
 def test_another_configuration_does_not_go_on_from_the_checkpoints_of_the_last(
@@ -18,11 +20,11 @@ def test_another_configuration_does_not_go_on_from_the_checkpoints_of_the_last(
     monkeypatch.setenv("COUNTERPOINT_REGION_ROOT", str(tmp_path))
     code = "1"
 
-    def commands(command: list[str]) -> list[str]:
+    def replaced(command: Sequence[str]) -> list[str]:
         assert command[-1] == "--resume"
         return ["sh", "-c", f"exit {code}"]
 
-    monkeypatch.setattr(training, "guarded", commands)
+    start_instead(monkeypatch, training, replaced)
     output = tmp_path / "trial"
     with pytest.raises(TrainingFailed):
         run_training_on_worker("trial", {"training": {"optimizer": "adamw", "learning_rate": 0.1}})
