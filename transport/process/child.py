@@ -16,9 +16,11 @@ import os
 import select
 import selectors
 import signal
+import socket
 import subprocess
 import threading
 import time
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -230,7 +232,11 @@ class Child:
     def code(self) -> int | None:
         """Its exit code, 128 + the signal for one that was killed; None while it runs."""
         code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+        if code is None or code >= 0:
+            return code
+        return 128 + (
+            signal.SIGKILL if self._guarded and code == -signal.SIGHUP else -code
+        )  # a guardian that just began
 
     def ready(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
         """Waits for the line by which it reports, at the pipe of its output, that it is ready; returns it, with its end.
@@ -332,6 +338,21 @@ class Child:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended(), AGAIN_SECONDS)
         return self.code
+
+
+async def connected(name: str, command: Sequence[str], **how: Any) -> tuple[Child, StreamReader, StreamWriter]:
+    """Starts a child whose standard input and output are one socket; returns it with the streams at the other end.
+
+    The arguments and errors are those of `Child`.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            return Child(name, command, stdin=theirs.fileno(), stdout=theirs.fileno(), **how), reader, writer
+        except OSError:
+            writer.close()
+            raise
 
 
 def _drain(descriptor: int) -> None:
