@@ -350,7 +350,7 @@ def test_server_port_starts_the_experiments_api_and_ends_it_with_the_runner(tmp_
         assert [(trial["trial_id"], trial["status"]) for trial in found["trials"]] == [("t", "TERMINATED")]
         with pytest.raises(TuneError, match="server_port"):
             TrialRunner(local_checkpoint_dir=tmp_path / "other", server_port=int(url.rpartition(":")[2].strip("/")))
-    assert process.poll() is not None
+    assert process.code is not None
     with pytest.raises(TuneError, match="no local_checkpoint_dir"):
         TrialRunner(server_port=0)
 

@@ -186,9 +186,9 @@ def test_a_tuner_lets_the_trials_of_its_job_import_what_its_file_names(
     assert named_imports(table) == {"my.tasks:Sums", "gsm8k", "a:b"}
     assert named_imports({"rewards": {"a": {"fn": "mine/rewards.py:length"}}}) == {"mine/rewards.py:length"}
     started: dict[str, Any] = {}
-    monkeypatch.setattr(
-        "counterpoint.tune.runs.host_job.subprocess.Popen", lambda command, **given: started.update(given)
-    )
+    monkeypatch.setattr("counterpoint.tune.runs.host_job.Child", lambda *_, **given: started.update(given))
     HostJob(tmp_path / "job", tmp_path / "job.toml", ["a:b"]).start()
-    monkeypatch.setenv("COUNTERPOINT_TRAINER__ALLOWED_IMPORTS", started["env"]["COUNTERPOINT_TRAINER__ALLOWED_IMPORTS"])
+    monkeypatch.setenv(
+        "COUNTERPOINT_TRAINER__ALLOWED_IMPORTS", started["environment"]["COUNTERPOINT_TRAINER__ALLOWED_IMPORTS"]
+    )
     assert read_environment(JobConfig, keys_of(JobConfig)) == {"trainer": {"allowed_imports": ["a:b"]}}

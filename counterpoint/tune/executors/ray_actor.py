@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
-import subprocess
 import threading
 
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.transport.process.launch import guarded
 from counterpoint.tune.executors.frames import MESSAGES, receive
 from counterpoint.tune.executors.trial_process import command
 
@@ -61,18 +59,13 @@ class TrialActor:
     def end(self) -> None:
         """Has the guardian kill the process and all below it."""
         self._started.wait()
-        self._guardian.send_signal(signal.SIGHUP)
+        self._process.kill_soon()
 
     def _run(self) -> None:
         """Starts the process, passes on what it says, and waits for its end."""
         with self._theirs:
             descriptors = (self._theirs.fileno(), self._crash)
-            self._guardian = subprocess.Popen(
-                guarded(command(*descriptors, self._path)),
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
+            self._process = Child("the process of a trial", command(*descriptors, self._path), pass_fds=descriptors)
         self._started.set()
         broken = ""
         try:
@@ -83,7 +76,7 @@ class TrialActor:
         except BadFrame as error:
             broken = f" after it broke the protocol: {error}"
             self.end()
-        code = self._guardian.wait()
+        code = self._process.wait()
         crash = os.pread(self._crash, LONGEST_CRASH, 0).decode(errors="replace").strip()
         with self._changed:
             self._how = describe_exit(code) + broken + (f"\n\nwhere it was:\n{crash}" if crash else "")

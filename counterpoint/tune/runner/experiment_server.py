@@ -7,13 +7,12 @@ directory (`docs/serve.md`).
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE
 
-from counterpoint.transport.process.child import NoLineError, end_guarded, line_of
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child, ChildError
 from counterpoint.tune.errors import TuneError, on_one_line
 
 logger = logging.getLogger(__name__)
@@ -37,18 +36,12 @@ class ExperimentServer:
             raise TuneError(f"server_port = {port}: expected 0 to 65535")
         command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "serve", str(directory), "--port", str(port)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process
-        self._process = subprocess.Popen(
-            guarded(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            process_group=0,
-        )
+        self._process = Child("its process", command, stdout=PIPE, stderr=self._errors.fileno())
         try:
-            said = line_of(self._process, START_SECONDS).decode()
-        except NoLineError as error:
+            said = self._process.ready(START_SECONDS).decode()
+        except ChildError as error:
             self._errors.seek(0)
-            problem = on_one_line(self._errors.read().decode(errors="replace")) or f"its process {error}"
+            problem = on_one_line(self._errors.read().decode(errors="replace")) or str(error)
             self.end()
             raise TuneError(f"server_port = {port}: nothing can be served: {problem}") from None
         self.url = said.partition("\n")[0].rpartition(" ")[2]
@@ -57,7 +50,6 @@ class ExperimentServer:
 
     def end(self) -> None:
         """Ends the server."""
-        end_guarded(self._process, END_SECONDS)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._process.stop(END_SECONDS)
+        self._process.close()
         self._errors.close()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from counterpoint.job.configuration.layers import variable
 from counterpoint.job.directory import JOB_FILE, is_running, living_runs, runs_at_once
 from counterpoint.job.processes_file import read_workers
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.process.child import last_lines, own_environment
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.parent_death import bound_command
 
@@ -51,7 +50,7 @@ class HostJob:
         self.directory = directory.absolute()
         self._file = file
         self._imports = list(imports)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._slots: int | None = None
         self._counted_at = -math.inf
         self._living: set[str] = set()
@@ -78,22 +77,17 @@ class HostJob:
         ]
         allowed = {variable("trainer.allowed_imports"): json.dumps(self._imports)} if self._imports else {}
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log_file, "ab") as log:
-            self._process = subprocess.Popen(
-                # No guardian, which would kill the job's roles, too: they outlive it for the lease of their agent.
-                bound_command(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-                env=own_environment() | SAFE_PATH | allowed,
-            )
+        # No guardian, which would kill the job's roles, too: they outlive it for the lease of their agent.
+        variables = {**os.environ, **SAFE_PATH, **allowed}
+        self._process = Child(
+            "the job", bound_command(command), environment=variables, log=self.log_file, guarded=False
+        )
         logger.info("the job starts from %s; its output is in %s", self._file, self.log_file)
 
     def check(self) -> None:
         """Raises `UserError` if no run will ever be able to join: the job that was started has ended."""
-        if self._process is not None and (code := self._process.poll()) is not None:
-            output = "\n".join(last_lines(self.log_file, LAST_LINES))
+        if self._process is not None and (code := self._process.code) is not None:
+            output = "\n".join(self._process.last_lines(LAST_LINES))
             raise UserError(f"the job of the trials has ended: it {describe_exit(code)} ({self.log_file})\n{output}")
 
     def obstacle(self) -> str | None:
@@ -123,12 +117,5 @@ class HostJob:
     def stop(self) -> None:
         """Stops the job in order if the experiment started it; kills it after `STOP_SECONDS`."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            logger.warning("the job did not stop within %g s and is killed", STOP_SECONDS)
-            process.kill()
-            process.wait()
+        if process is not None and not process.stop(STOP_SECONDS):
+            logger.warning("the job did not stop within %g s and was killed", STOP_SECONDS)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.transport.process.launch import guarded
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.runner import experiment_server
 from counterpoint.tune.runner.experiment_server import ExperimentServer
+from tests.support.children import start_instead
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from counterpoint.tune.runner.experiment_server import ExperimentServer
 def test_a_server_that_does_not_listen_is_an_error_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
 ) -> None:
-    monkeypatch.setattr(experiment_server, "guarded", lambda _command: guarded([sys.executable, "-I", "-c", program]))
+    start_instead(monkeypatch, experiment_server, lambda _: [sys.executable, "-I", "-c", program])
     monkeypatch.setattr(experiment_server, "START_SECONDS", 60.0 if "stderr" in program else 0.2)
     with pytest.raises(TuneError, match=why):
         ExperimentServer(tmp_path, 0)
