@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import signal
-import subprocess
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -18,6 +17,8 @@ from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from counterpoint.transport.process.child import Child
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _MOST_SAID_BYTES = 64
 """What the guard writes at its end: two numbers."""
 _GUARD = Path(__file__).with_name("agent_guard.py")
 
-Start = Callable[[Sequence[int]], "subprocess.Popen[bytes] | None"]
+Start = Callable[[Sequence[int]], "Child | None"]
 """Starts a guard, which gets these descriptors: the agent's standard input, output and errors, and its own `ENDED` and `GO`.
 
 Returns the guard, if it is a child of this process. Runs in a thread."""
@@ -73,18 +74,13 @@ def started(
 ) -> Start:
     """Returns what starts `command` in `directory` below a guard. It inherits `pass_fds` beside its streams."""
 
-    def start(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    def start(descriptors: Sequence[int]) -> Child:
         given, output, errors, ended, go = descriptors
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_GUARD), str(ended), str(go), *command],
-            pass_fds=(ended, go, *pass_fds),
-            stdin=given,
-            stdout=output,
-            stderr=errors,
-            cwd=directory,
-            env=dict(environment),
-            start_new_session=True,
-        )
+        guard = [sys.executable, "-I", "-S", str(_GUARD), str(ended), str(go), *command]
+        return Child(
+            "the guard of an agent", guard, environment=environment, directory=directory, stdin=given, stdout=output,
+            stderr=errors, pass_fds=(ended, go, *pass_fds), guarded=False,
+        )  # fmt: skip
 
     return start
 
@@ -106,7 +102,7 @@ async def running(start: Start, stdin_file: Path) -> AsyncIterator[Running]:
         waits, go = (pipes.enter_context(end) for end in _pipe())
         agent = Running(pipes)
 
-        def begin() -> subprocess.Popen[bytes] | None:
+        def begin() -> Child | None:
             ends = (agent.output.theirs, agent.errors.theirs, agent.guard.theirs, waits)
             with ExitStack() as passed:
                 given = passed.enter_context(open(stdin_file, "rb"))
@@ -128,7 +124,7 @@ async def running(start: Start, stdin_file: Path) -> AsyncIterator[Running]:
             await _end(process, agent.guard)
 
 
-async def _end(process: subprocess.Popen[bytes] | None, guard: _Guard) -> None:
+async def _end(process: Child | None, guard: _Guard) -> None:
     """Waits for the guard, which kills what is left, and collects it."""
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):

@@ -13,10 +13,12 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 from counterpoint.transport.exact_json import dumps, loads
 from counterpoint.transport.frames import BadFrame, Framing
+from counterpoint.transport.process.child import Child, connected
 
 MAX_FRAME_BYTES = 16 * 2**20
 _FRAMING = Framing(MAX_FRAME_BYTES)
@@ -43,34 +45,29 @@ class ProcessFailed(RuntimeError):
 
 
 class _Worker:
-    """One process and its streams."""
+    """One process and our end of its streams."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process = process
+        self._reader, self._writer = reader, writer
 
     async def exchange(self, request: bytes) -> bytes:
         """Sends a request and returns the answer. Raises `EOFError` if the process ends instead."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
-            self.process.stdin.write(_FRAMING.frame(request))
-            await self.process.stdin.drain()
-            return await _FRAMING.read_from(self.process.stdout)
+            self._writer.write(_FRAMING.frame(request))
+            await self._writer.drain()
+            return await _FRAMING.read_from(self._reader)
         except BadFrame as error:
             raise ProcessFailed(f"a process for rewards: {error}") from None
         except ConnectionError as error:
             raise EOFError from error
 
-    async def end(self, patience: float) -> int:
-        """Waits up to `patience` seconds for the process, then kills it; returns its exit code, negative for a signal."""
+    async def end(self, patience: float) -> int | None:
+        """Waits up to `patience` seconds for the process, then kills it; returns its exit code."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self.process.wait()
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        return await self.process.wait()
+            await asyncio.wait_for(self.process.ended(), patience)
+        self._writer.close()
+        return await self.process.killed()
 
 
 class BoundedProcesses:
@@ -87,7 +84,7 @@ class BoundedProcesses:
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
         self._is_closed = False
-        self._ending: set[asyncio.Task[int]] = set()
+        self._ending: set[asyncio.Task[int | None]] = set()
         if keeps_environment:
             self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         else:
@@ -141,25 +138,15 @@ class BoundedProcesses:
     async def _start(self) -> _Worker:
         if self._is_closed:
             raise ProcessFailed("the processes for rewards are closed")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            str(_WORKER),
-            str(os.getpid()),
-            str(self._memory_bytes),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=self._environment,
-            start_new_session=True,
-        )
-        worker = _Worker(process)
+        command = [sys.executable, "-P", str(_WORKER), str(self._memory_bytes)]
+        how = {"environment": self._environment, "stderr": DEVNULL}
+        worker = _Worker(*await connected("a process for rewards", command, **how))
         self._workers.add(worker)
         if self._is_closed:  # meanwhile
             self._end(worker)
         return worker
 
-    def _end(self, worker: _Worker, patience: float = 0.0) -> asyncio.Task[int]:
+    def _end(self, worker: _Worker, patience: float = 0.0) -> asyncio.Task[int | None]:
         self._workers.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
@@ -169,12 +156,13 @@ class BoundedProcesses:
         return task
 
 
-def _explain(code: int, cpu_seconds: float) -> None:
+def _explain(code: int | None, cpu_seconds: float) -> None:
     """Raises for the exit code of a process that ended instead of answering, unless it was killed from outside."""
-    if -code in _BY_ITS_WORK:
-        limit = f"{cpu_seconds:g} s of processor time" if -code == signal.SIGPROF else signal.Signals(-code).name
+    number = (code or 0) - 128
+    if number in _BY_ITS_WORK:
+        limit = f"{cpu_seconds:g} s of processor time" if number == signal.SIGPROF else signal.Signals(number).name
         raise OverLimit(f"ended by {limit}")
-    if -code != signal.SIGKILL:
+    if number != signal.SIGKILL:
         raise ProcessFailed(f"a process for rewards ended with exit code {code} ({sys.executable} {_WORKER})")
 
 

@@ -8,7 +8,6 @@ takes more processor time than allowed (`ITIMER_PROF`), whatever code runs at th
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib
 import inspect
 import json
@@ -25,7 +24,6 @@ from typing import Any
 
 from counterpoint.transport.frames import BadFrame, Framing
 
-_PR_SET_PDEATHSIG = 1
 _NICENESS = 5
 _FRAMING = Framing(16 * 2**20)  # as `processes.py`
 _QUOTES = re.compile(r"^ {0,3}(?:>+ )+", re.MULTILINE)
@@ -146,20 +144,16 @@ def _answer(task: str, arguments: dict[str, Any], cpu_seconds: float) -> dict[st
         return {"fault": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def _bound(parent: int, memory_bytes: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(0)  # it ended before the kernel was asked to say so
+def _bound(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.nice(_NICENESS)
 
 
 def main() -> None:
-    """Answers tasks until the parent closes the stream. Arguments: the parent's process id, and bytes of memory."""
-    _bound(int(sys.argv[1]), int(sys.argv[2]))
+    """Answers tasks until the parent closes the stream. Argument: bytes of memory."""
+    _bound(int(sys.argv[1]))
     logging.disable(logging.CRITICAL)
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
-from subprocess import PIPE
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.reward import RewardBounds, as_bounds
-from counterpoint.transport.process.child import kill_guarded
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import ChildError, run
 
 CHECK_SECONDS = 240.0
 _LAST_LINES = 2000
@@ -37,15 +34,14 @@ def check_in_process(config: EnvironmentConfig) -> Found:
     """Returns what a process found that loaded the environment. Raises `ValueError` as loading it here would."""
     where = f"environment {config.name!r}"
     command = [sys.executable, "-P", "-m", "counterpoint.environments.workers.check"]
-    with subprocess.Popen(guarded(command), stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
-        try:
-            answer, errors = process.communicate(config.model_dump_json().encode(), CHECK_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise ValueError(f"{where}: kind = {config.kind!r} was not loaded within {CHECK_SECONDS:g} s") from None
-        finally:
-            kill_guarded(process)  # with what the environment has started
     try:
-        match json.loads(answer.rpartition(b"\n")[2]):
+        done = run("the process that loads it", command, CHECK_SECONDS, given=config.model_dump_json().encode())
+    except TimeoutError:
+        raise ValueError(f"{where}: kind = {config.kind!r} was not loaded within {CHECK_SECONDS:g} s") from None
+    except ChildError as problem:
+        raise ValueError(f"{where}: kind = {config.kind!r}: {problem}") from None
+    try:
+        match json.loads(done.output.rpartition(b"\n")[2]):
             case {"error": str(error)}:
                 raise ValueError(error)
             case {
@@ -59,7 +55,7 @@ def check_in_process(config: EnvironmentConfig) -> Found:
                 return Found(**found | {"reward_bounds": None if bounds is None else as_bounds(bounds)})
     except json.JSONDecodeError:
         pass
-    output = errors.decode(errors="replace")[-_LAST_LINES:].strip()
     raise ValueError(
-        f"{where}: kind = {config.kind!r}: the process that loaded it ended with {process.returncode}; last output: {output!r}"
+        f"{where}: kind = {config.kind!r}: the process that loaded it ended with {done.code}; last output: "
+        f"{done.errors[-_LAST_LINES:].strip()!r}"
     )

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from counterpoint.environments.workers.boot import Boot
 from counterpoint.transport.printable import ending, printable, shortened
-from counterpoint.transport.process.child import size_of, spawn
-from counterpoint.transport.process.launch import exit_code_of, guarded
+from counterpoint.transport.process.child import Child, size_of
 
 NICE = 5
 """Added to a worker's niceness, so that the orchestrator's loop comes first where there are fewer cores than workers."""
@@ -41,42 +40,24 @@ class WorkerProcess:
         """The worker's own; 0 until it has said so."""
         self.log_from = size_of(log_file)
         """The place in the log where its output begins, in bytes."""
-        self._ended = ended
-        orders = os.memfd_create("boot", os.MFD_CLOEXEC)
-        try:
-            os.write(orders, boot.write())
-            os.lseek(orders, 0, os.SEEK_SET)
-            self.guardian = self._spawn(orders)
-        finally:
-            os.close(orders)
-        self._descriptor = os.pidfd_open(self.guardian)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._reap)
+        command = [sys.executable, "-P", "-m", "counterpoint.environments.workers.worker"]
+        variables = os.environ | {"PYTHONUNBUFFERED": "1"}
+        self._child = Child("a worker", command, environment=variables, given=boot.write(), log=log_file, nice=NICE)
+        self.guardian = self._child.pid
+        self._watching = asyncio.create_task(self._watch(ended))
 
     def kill(self) -> None:
         """Makes the guardian kill everything below itself. Does nothing once it has ended."""
-        if self._descriptor >= 0:
-            os.kill(self.guardian, signal.SIGHUP)
-            os.kill(self.guardian, signal.SIGCONT)  # it may have been stopped with its worker
+        self._child.kill_soon()
 
     def ask_for_stack(self) -> None:
         """Makes the worker write its stacks into `stack_file`, after those that are there."""
-        if self._descriptor >= 0 and self.pid and _parent_of(self.pid) == self.guardian:
+        if self._child.code is None and self.pid and _parent_of(self.pid) == self.guardian:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, STACK_SIGNAL)
 
-    def _spawn(self, orders: int) -> int:
-        command = guarded([sys.executable, "-P", "-m", "counterpoint.environments.workers.worker"], NICE)
-        return spawn(command, self.log_file, os.environ | {"PYTHONUNBUFFERED": "1"}, standard_input=orders)
-
-    def _reap(self) -> None:
-        pid, status = os.waitpid(self.guardian, os.WNOHANG)
-        if pid == 0:
-            return
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
-        self._descriptor = -1
-        self._ended(exit_code_of(status))
+    async def _watch(self, ended: Callable[[int], None]) -> None:
+        ended(await self._child.ended())
 
 
 def in_words(code: int) -> str:
