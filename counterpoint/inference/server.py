@@ -1,7 +1,7 @@
 """Starts vLLM with our plugin as a subprocess and supervises it: checks before, readiness, logs, signals, no orphans.
 
-vLLM runs as its own program (`counterpoint/inference/plugin/program.py`), in a process group of its own. This process
-imports neither torch nor vllm and only waits. If either is killed, the other ends, too (`transport.process.parent_death`).
+vLLM runs as its own program (`counterpoint/inference/plugin/program.py`), below a guardian. This process imports neither
+torch nor vllm and only waits. If either is killed, the other ends, too, and nothing of vLLM is left.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import secrets
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -45,12 +43,12 @@ from counterpoint.inference.root_cause import is_of_input, is_of_machine, root_c
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.printable import shortened
-from counterpoint.transport.process.child import last_lines, size_of
+from counterpoint.transport.process.child import Child, last_lines, size_of
 from counterpoint.transport.process.cores import own_cores
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
+from counterpoint.transport.process.launch import TEMPORARY
 from counterpoint.transport.process.notify import notify_failure
-from counterpoint.transport.process.parent_death import bound_command, cpu_seconds, end_group, stopped_members
+from counterpoint.transport.process.parent_death import cpu_seconds, stopped_below
 from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING, exit_code_of, is_disk_full, is_passing
 from counterpoint.transport.process.start_time import StartTime
 from counterpoint.transport.process.stop_requests import StopSignals
@@ -131,13 +129,12 @@ def serve(
     try:
         with (
             claimed(config.host, config.port),
-            _output(config.log_file) as output,
             StopSignals() as signals,
-            _temporary(environment),
         ):
+            remove_left(Path(tempfile.gettempdir()), TEMPORARY)
             check_port(config.host, config.port)
             own = _Output(config)
-            child = _start(config, environment, output)
+            child = _start(config, environment)
             try:
                 return _watch(child, config, environment, signals, on_ready, beat, own)
             finally:
@@ -176,25 +173,6 @@ class _Output:
         """Returns the last line; empty if there is none, or the output is no file."""
         lines = last_lines(self._file, 1, self._start) if self._file.is_file() else []
         return shortened(lines[0], MAX_LINE) if lines else ""
-
-
-@contextmanager
-def _temporary(environment: dict[str, str]) -> Iterator[None]:
-    """Gives a server that has no guardian a temporary directory of its own: vLLM leaves files and sockets there."""
-    if SHARED_TMPDIR in environment:
-        yield
-        return
-    remove_left(Path(tempfile.gettempdir()), TEMPORARY)
-    try:
-        directory = TemporaryDirectory(environment)
-    except OSError as error:  # such as a TMPDIR that does not exist: vLLM finds another one
-        logger.warning("inference: there is no temporary directory for the server alone: %s", error)
-        yield
-        return
-    try:
-        yield
-    finally:
-        directory.remove()
 
 
 def check_configuration(config: InferenceConfig) -> None:
@@ -432,28 +410,13 @@ def address_of(host: str) -> str:
     return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
 
 
-@contextmanager
-def _output(log_file: Path | None) -> Iterator[IO[bytes] | None]:
-    if log_file is None:
-        yield None
-        return
-    with log_file.open("ab") as file:
-        yield file
-
-
-def _start(config: InferenceConfig, environment: dict[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        bound_command(server_command(config)),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output if output is not None else sys.stderr.fileno(),
-        stderr=subprocess.STDOUT,
-        process_group=0,
-    )
+def _start(config: InferenceConfig, environment: dict[str, str]) -> Child:
+    ours = None if config.log_file is not None else sys.stderr.fileno()
+    return Child("vLLM", server_command(config), environment=environment, log=config.log_file, stdout=ours, stderr=ours)
 
 
 def _watch(
-    child: subprocess.Popen[bytes],
+    child: Child,
     config: InferenceConfig,
     environment: Mapping[str, str],
     signals: StopSignals,
@@ -471,8 +434,7 @@ def _watch(
         if time.monotonic() - looked >= PROCESS_CHECK_SECONDS:
             looked = time.monotonic()
             beat(_trouble(child), "" if ready else output.phase())
-        code = child.poll()
-        if code is not None:
+        if (code := child.code) is not None:
             return _ended(code, config, output.cause(), ready=ready)
         if not ready and _answers(config, environment):
             ready = True
@@ -499,10 +461,10 @@ def _watch(
 
 def _ended(code: int, config: InferenceConfig, cause: str, *, ready: bool) -> int:
     """Says why vLLM ended by itself; returns the exit code of the server."""
-    death = describe_exit(code if code >= 0 else 128 - code)
-    short = ", as the kernel does when memory is short" if (killed := code == -signal.SIGKILL) else ""
+    death = describe_exit(code)
+    short = ", as the kernel does when memory is short" if (killed := code == 128 + signal.SIGKILL) else ""
     cause = "" if killed else cause  # what is in the output was survived
-    refused = bool(cause) and not ready and code >= 0
+    refused = bool(cause) and not ready and code <= 128
     what = "did not start" if refused else f"{death}{'' if ready else ' before it was ready'}{short}"
     why = f": {cause}" if cause else ""
     where = f"; its output is in {config.log_file}" if config.log_file else ""
@@ -512,9 +474,9 @@ def _ended(code: int, config: InferenceConfig, cause: str, *, ready: bool) -> in
     return _failed(its_code, f"vLLM on port {config.port} {what}{why}{where}")
 
 
-def _trouble(child: subprocess.Popen[bytes]) -> str:
+def _trouble(child: Child) -> str:
     """Returns the problem that keeps a running vLLM from working; empty if none is found."""
-    stopped = stopped_members(child.pid)
+    stopped = stopped_below(child.pid)
     return f"vLLM does not run: process {', '.join(map(str, stopped))} is stopped (SIGSTOP)" if stopped else ""
 
 
@@ -554,17 +516,11 @@ def _answers(config: InferenceConfig, environment: Mapping[str, str]) -> bool:
         connection.close()
 
 
-def _stop(child: subprocess.Popen[bytes], signals: StopSignals) -> None:
-    """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second stop request.
-
-    Then kills the rest of its process group, and so removes the memory that it shared.
-    """
-    if child.poll() is None:
-        child.terminate()
+def _stop(child: Child, signals: StopSignals) -> None:
+    """Ends the child: SIGTERM, then a kill after `STOP_SECONDS` or a second stop request."""
+    if child.code is None:
+        child.signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        while child.poll() is None and time.monotonic() < deadline and signals.count < 2:
+        while child.code is None and time.monotonic() < deadline and signals.count < 2:
             time.sleep(POLL_SECONDS / 5)
-    if child.poll() is None:
-        child.kill()
-        child.wait()
-    end_group(child.pid)
+    child.kill()

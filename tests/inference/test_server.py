@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from counterpoint.inference import identity, server
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.process.cores import CORES_VARIABLE
-from counterpoint.transport.process.launch import SHARED_TMPDIR
+from counterpoint.transport.process.launch import SHARED_TMPDIR, descendants
 from counterpoint.transport.process.parent_death import bound_command
 from counterpoint.transport.process.permanent_errors import PASSING
 from tests.support.notifications import notifications
@@ -135,14 +135,15 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
 
 @pytest.mark.slow
 def test_a_server_starts_where_there_can_be_no_temporary_directory_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = config_of(tmp_path, {})
     stand_in(monkeypatch, HEALTHY)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setenv("TMPDIR", "/nowhere")  # a long one is not taken
     monkeypatch.delenv(SHARED_TMPDIR, raising=False)
-    monkeypatch.setattr("counterpoint.transport.process.launch.LONGEST_TEMPORARY", 1000)
-    assert server.serve(config_of(tmp_path, {}), stop_this_process) == 143
-    assert "no temporary directory for the server alone" in caplog.text
+    assert server.serve(config, stop_this_process) == 143
+    assert config.log_file is not None
+    assert "no temporary directory for the command alone" in config.log_file.read_text()
 
 
 @pytest.mark.slow
@@ -153,7 +154,8 @@ def test_an_engine_that_is_stopped_is_told(tmp_path: Path, monkeypatch: pytest.M
     told: list[str] = []
 
     def stop_engine() -> None:
-        below = [pid for pid, parent in live_processes() if parent in children()]
+        (guardian,) = children()
+        _, *below = descendants(guardian)
         (engine,) = [pid for pid in below if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(engine, signal.SIGSTOP)
 

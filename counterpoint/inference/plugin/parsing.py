@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -17,7 +16,9 @@ import orjson
 from counterpoint.inference.plugin.parse_worker import FRAMING
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.process.parent_death import bound_command
+from counterpoint.transport.process.child import Child, connected
+
+PROGRAM = (sys.executable, "-P", "-m", "counterpoint.inference.plugin.parse_worker")
 
 START_SECONDS = 180.0
 """Deadline for the process to import vLLM and read the tokenizer: 6 s of one core."""
@@ -41,7 +42,7 @@ class ParserProcess:
         self._settings = settings
         self.reads_calls = settings["tool_parser"] is not None
         self.reads_reasoning = settings["reasoning_parser"] is not None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: tuple[Child, asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def parse(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,39 +52,35 @@ class ParserProcess:
         except BadFrame as error:
             raise ParserRefused(str(error)) from None
         async with self._one_at_a_time:
-            process = await self._running()
-            answer = await self._exchange(process, request, ANSWER_SECONDS)
+            answer = await self._exchange(*await self._running(), request, ANSWER_SECONDS)
         if "refused" in answer:
             raise ParserRefused(str(answer["refused"]))
         return answer
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        command = bound_command([sys.executable, "-P", "-m", "counterpoint.inference.plugin.parse_worker"])
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            orjson.dumps(dict(self._settings)).decode(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "CUDA_VISIBLE_DEVICES": "", "VLLM_PLUGINS": ""},
-        )
-        answer = await self._exchange(self._process, b"", START_SECONDS)
+    async def _running(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._process is not None and self._process[0].code is None:
+            return self._process[1:]
+        await self._kill()
+        settings = orjson.dumps(dict(self._settings)).decode()
+        variables = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "CUDA_VISIBLE_DEVICES": "", "VLLM_PLUGINS": ""}
+        self._process = await connected("the process that parses", [*PROGRAM, settings], environment=variables)
+        streams = self._process[1:]
+        answer = await self._exchange(*streams, b"", START_SECONDS)
         if "error" in answer:
             await self._kill()
             raise ParserFailed(f"the parsers do not load: {answer['error']}")
-        return self._process
+        return streams
 
-    async def _exchange(self, process: asyncio.subprocess.Process, frame: bytes, seconds: float) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame: bytes, seconds: float
+    ) -> dict[str, Any]:
         complete = False
         try:
             async with asyncio.timeout(seconds):
                 if frame:  # a process that has ended may still have answered
-                    process.stdin.write(frame)
-                    await process.stdin.drain()
-                answer: dict[str, Any] = orjson.loads(await FRAMING.read_from(process.stdout))
+                    writer.write(frame)
+                    await writer.drain()
+                answer: dict[str, Any] = orjson.loads(await FRAMING.read_from(reader))
             complete = True
             return answer
         except TimeoutError:
@@ -101,9 +98,8 @@ class ParserProcess:
     async def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            process[2].close()
+            await process[0].killed()
 
 
 def settings_of(engine: Any, args: Any) -> dict[str, Any] | None:

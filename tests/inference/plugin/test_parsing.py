@@ -15,6 +15,7 @@ import pytest
 from counterpoint.inference.plugin import parsing
 from counterpoint.inference.plugin.parse_worker import FRAMING, MAX_FRAME_BYTES, TextParser, write_answer, write_frame
 from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
+from counterpoint.transport.process.child import connected
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ while head := sys.stdin.buffer.read(4):
 
 @pytest.fixture(autouse=True)
 def _stub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsing, "bound_command", lambda command: [sys.executable, "-c", STUB])
+    monkeypatch.setattr(parsing, "PROGRAM", (sys.executable, "-c", STUB))
 
 
 @pytest.fixture
@@ -91,14 +92,12 @@ async def test_a_refused_request_and_parsers_that_do_not_load(parser: ParserProc
 
 
 async def test_parsers_that_do_not_load_say_why_though_their_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = asyncio.create_subprocess_exec
+    async def started_and_ended(*command: Any, **options: Any) -> Any:
+        started = await connected(*command, **options)
+        await started[0].ended()
+        return started
 
-    async def started_and_ended(*command: Any, **options: Any) -> asyncio.subprocess.Process:
-        process = await start(*command, **options)
-        await process.wait()
-        return process
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", started_and_ended)
+    monkeypatch.setattr(parsing, "connected", started_and_ended)
     with pytest.raises(ParserFailed, match="do not load: KeyError: 'hammer'"):
         await ParserProcess({"tool_parser": "hammer", "reasoning_parser": None, "error": "KeyError: 'hammer'"}).parse(
             {"do": "a"}
