@@ -10,9 +10,10 @@ import asyncio
 import os
 import signal
 import struct
-import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport.arrays import AnyArray
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.records import Rollout, Sample
 
 _LENGTH = struct.Struct("<Q")
@@ -37,13 +39,8 @@ class MergeProcess:
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> MergeProcess:
-        self._process = await in_thread(
-            subprocess.Popen,
-            [sys.executable, "-P", "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
+        command = [sys.executable, "-P", "-m", __name__]
+        self._process = await in_thread(Child, "the merge process", command, stdin=PIPE, stdout=PIPE)
         with awaiting("the merge process to start", f"pid {self._process.pid}"):
             async with asyncio.timeout(_START_SECONDS):
                 await self([])
@@ -58,8 +55,6 @@ class MergeProcess:
             return await in_thread(self._exchange, rollouts)
 
     def _exchange(self, rollouts: Sequence[Rollout]) -> list[Sample]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             _send(self._process.stdin.fileno(), [buffer for rollout in rollouts for buffer in rollout_buffers(rollout)])
             answer = _receive(self._process.stdout.fileno())
@@ -72,16 +67,9 @@ class MergeProcess:
         return [_sample(header, arrays) for header, arrays in frames(answer)]
 
     def _stop(self) -> None:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        self._process.stdin.close()
+        with self._process, suppress(TimeoutError):
+            self._process.wait(_STOP_SECONDS)
 
 
 def serve(requests: int, answers: int) -> None:

@@ -241,7 +241,7 @@ async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_to_all_leaves_the_merge_process_to_the_daemon(number: signal.Signals) -> None:
     async with MergeProcess() as merge:
-        merge._process.send_signal(number)
+        merge._process.signal(number)
         assert len(await merge(make_rollouts()[:1])) == 1
 
 
@@ -249,6 +249,5 @@ async def test_a_signal_to_all_leaves_the_merge_process_to_the_daemon(number: si
 async def test_a_merge_process_that_dies_is_named() -> None:
     async with MergeProcess() as merge:
         merge._process.kill()
-        merge._process.wait()
-        with pytest.raises(RuntimeError, match="died with exit code -9"):
+        with pytest.raises(RuntimeError, match="died with exit code 137"):
             await merge(make_rollouts()[:1])
