@@ -4,7 +4,7 @@ Most children run below a guardian (`transport/process/launch.py`:`guarded`), wh
 on, and upon SIGHUP it kills all that is below it. A guardian that was killed itself would leave what its command had started.
 A `Process` is one whose notifications are read, too (`transport/process/notify.py`).
 
-What starts a process starts a `Child`, or `run`s one to its end.
+What starts a process starts a `Child`, or `run`s one to its end; `tests/test_child_processes.py` names the exceptions.
 """
 
 from __future__ import annotations
@@ -419,16 +419,6 @@ def kill_guarded(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> No
             process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(AGAIN_SECONDS)
-
-
-def end_guarded(process: subprocess.Popen[bytes] | subprocess.Popen[str], seconds: float) -> bool:
-    """Asks a guarded child to end, and kills it and all below it after `seconds`; returns whether it ended by itself."""
-    process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-        return True
-    kill_guarded(process)
-    return False
 
 
 def size_of(file: Path) -> int:
