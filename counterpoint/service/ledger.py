@@ -1,7 +1,7 @@
 """The ledger: what each account has used, day by day, on the disk, each request once.
 
-`N.jsonl` has a line for each request, flushed before its client is told of the result; `N.json` is what all former lines add up
-to, with the numbers of the requests that they count. Once there are many lines, both are replaced by `N + 1`. It has one writer.
+It is a journal (`transport/files/journal.py`) of JSON: first what all former lines add up to, with the numbers of the requests
+that they count; then a line for each request, flushed before its client is told of the result. It has one writer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import secrets
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +20,8 @@ import msgspec
 
 from counterpoint.service.tasks import Tasks
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.files.json_lines import append_lines, read_lines
+from counterpoint.transport.files.journal import Body, DamagedJournal, Journal
+from counterpoint.transport.files.json_lines import read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -88,18 +88,20 @@ class Ledger:
     def __init__(self, directory: Path) -> None:
         """Reads what is there. Blocks. Raises `OSError`, and `UserError` for a damaged file."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._number = max((int(path.stem) for path in directory.glob("*.json") if path.stem.isdecimal()), default=0)
-        path = directory / f"{self._number}.json"
+        path = directory / "ledger.journal"
+        former = [each for each in directory.glob("*.json*") if each.stem.isdecimal()]
+        self._journal = Journal(path, MOST_LINE_BYTES, () if path.exists() else _of_files(former))
         try:
-            self._sum = msgspec.json.decode(path.read_bytes(), type=_Sum) if path.exists() else _Sum()
-            for raw, _ in read_lines(path := self._lines):
-                self._add(msgspec.json.decode(raw, type=_Line))
+            total, *lines = self._journal.replay()
+            self._sum = msgspec.json.decode(total, type=_Sum)
+            for line in lines:
+                self._add(msgspec.json.decode(line, type=_Line))
+        except DamagedJournal as error:
+            raise UserError(str(error)) from error
         except (msgspec.MsgspecError, ValueError) as error:
-            raise UserError(f"{path} is no part of a ledger: {error}; move it away to begin another") from error
-        for path in directory.glob("*.json*"):
-            if path.stem.isdecimal() and int(path.stem) < self._number:
-                path.unlink()  # a kill has left it
+            raise UserError(f"{path} is no ledger: {error}; move it away to begin another") from error
+        for each in former:
+            each.unlink()
         self._projects: dict[str, str] = {}
         """The projects of sessions that have one."""
         self._unwritten: list[_Line] = []
@@ -115,10 +117,6 @@ class Ledger:
         self._waiting = 0
         """How many wait for it."""
         self._tasks = Tasks("the ledger")
-
-    @property
-    def _lines(self) -> Path:
-        return self._directory / f"{self._number}.jsonl"
 
     def assign(self, session_id: str, project: str) -> None:
         """Has what a session uses from now on counted in a project of its owner, or in none."""
@@ -220,32 +218,35 @@ class Ledger:
                 return
             lines, self._unwritten = self._unwritten, []
             try:
-                size = await asyncio.to_thread(self._append, lines)
+                await asyncio.to_thread(self._append, lines)
             except OSError as error:  # no client loses its result by it
                 self._unwritten = lines + self._unwritten
                 logger.error("the ledger lacks %d requests until it can be written: %s", len(self._unwritten), error)
                 return
-            if size > MOST_LINE_BYTES:
+            if self._journal.has_grown:
                 await self._add_up()
 
-    def _append(self, lines: list[_Line]) -> int:
-        append_lines(self._lines, [msgspec.to_builtins(line) for line in lines], durable=True)
-        return self._lines.stat().st_size
+    def _append(self, lines: list[_Line]) -> None:
+        self._journal.append([[msgspec.json.encode(line)] for line in lines], durable=True)
 
     async def _add_up(self) -> None:
         for day in sorted(self._sum.days)[:-KEPT_DAYS]:
             del self._sum.days[day]
-        data, former = msgspec.json.encode(self._sum), self._lines
+        total = msgspec.json.encode(self._sum)
         unwritten, self._unwritten = self._unwritten, []  # the sum has them
         try:
-            await asyncio.to_thread(write_atomically, former.with_name(f"{self._number + 1}.json"), data)
+            await asyncio.to_thread(self._journal.compact, [[total]])
         except OSError as error:
             self._unwritten = unwritten + self._unwritten
-            logger.warning("%s grows: the ledger cannot be added up: %s", former, error)
-            return
-        self._number += 1
-        former.unlink(missing_ok=True)
-        former.with_suffix(".json").unlink(missing_ok=True)
+            logger.warning("%s grows: the ledger cannot be added up: %s", self._journal.path, error)
+
+
+def _of_files(former: Sequence[Path]) -> list[Body]:
+    """Returns what a ledger of before has: `N.json`, a sum, and `N.jsonl`, the lines after it. N grew with each sum."""
+    number = max((int(path.stem) for path in former if path.suffix == ".json"), default=0)
+    parts = {path.suffix: path for path in former if int(path.stem) == number}
+    total = parts[".json"].read_bytes() if ".json" in parts else msgspec.json.encode(_Sum())
+    return [[total], *([raw] for raw, _ in (read_lines(parts[".jsonl"]) if ".jsonl" in parts else ()))]
 
 
 def _insert(stretches: list[list[int]], number: int) -> bool:

@@ -9,6 +9,8 @@ import pytest
 
 from counterpoint.service import ledger
 from counterpoint.service.ledger import Ledger, Used
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.journal import Journal
 
 
 def kept(directory: Path) -> dict[str, Used]:
@@ -78,11 +80,42 @@ async def test_a_disk_that_takes_nothing_costs_no_count(tmp_path: Path, monkeypa
         def full(*_: object, **__: object) -> None:
             raise OSError(28, "no space left")
 
-        broken.setattr(ledger, "append_lines", full)
+        broken.setattr(Journal, "append", full)
         await first.count("a", "s1:train:0:1", Used(trained=10))
         assert kept(tmp_path) == {}
     await first.count("a", "s1:train:0:2", Used(trained=1))
     assert kept(tmp_path) == {"a": Used(trained=11)}
+
+
+def line(number: int, account: str = "a/p") -> bytes:
+    return b'{"trained":1,"day":"2026-11-29","account":"%s","request":"s1:train:0:%d"}\n' % (account.encode(), number)
+
+
+@pytest.mark.parametrize("has_sum", [False, True])
+def test_a_ledger_of_before_goes_on_in_one_file(tmp_path: Path, has_sum: bool) -> None:
+    number, expected = 13 * has_sum, {"a/p": Used(trained=3, seconds=0.5 * has_sum), "b": Used(trained=1)}
+    (tmp_path / f"{number}.jsonl").write_bytes(line(2) + line(2) + line(3, "b") + line(4)[:-1])
+    if has_sum:
+        (tmp_path / "13.json").write_bytes(
+            b'{"days":{"2026-11-29":{"a/p":{"trained":2,"seconds":0.5}}},"counted":{"s1:train:0":[[0,1]]}}'
+        )
+        (tmp_path / "12.jsonl").write_bytes(line(1, "left by a kill"))
+    else:
+        (tmp_path / "0.jsonl").write_bytes(line(0) + line(1) + (tmp_path / "0.jsonl").read_bytes())
+    assert kept(tmp_path) == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.journal"]
+    asyncio.run(Ledger(tmp_path).count("a", "s1:train:0:2", Used(trained=1)))
+    assert kept(tmp_path) == expected
+
+
+def test_a_damaged_ledger_is_refused_and_left(tmp_path: Path) -> None:
+    Ledger(tmp_path)
+    path = tmp_path / "ledger.journal"
+    for damaged in (path.read_bytes()[:-1], b"{}\n", path.read_bytes() + b"?" * 40):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=str(path)):
+            Ledger(tmp_path)
+        assert path.read_bytes() == damaged
 
 
 def test_numbers_are_kept_as_stretches(monkeypatch: pytest.MonkeyPatch) -> None:

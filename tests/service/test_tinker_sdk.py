@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from counterpoint.models.build import make_model
+from counterpoint.transport.files.journal import read_entries
 from tests.service.sdk_client import TEXT
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
@@ -120,7 +121,7 @@ def check_played(version: str, seen: dict[str, Any], losses: list[float]) -> Non
 
 def check_ledger(path: Path) -> None:
     """Checks that each request counts once, also of the client at which processes were killed."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(bytes(entry)) for entry in read_entries(path.read_bytes())[0][2:]]  # after a sum of nothing
     assert len({line["request"] for line in lines}) == len(lines)
     trained: dict[str, list[int]] = {}
     for line in sorted(lines, key=lambda line: line["request"]):
@@ -189,7 +190,7 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             client.kill()
             client.wait()
         job.end()
-    check_ledger(output / "service" / "ledger" / "0.jsonl")
+    check_ledger(output / "service" / "ledger" / "ledger.journal")
     status = json.loads((output / "service" / "status.json").read_text())
     assert status["keys"][""]["name"] == "local"
     assert status["ledger"][0]["used"]["trained"] > 0
