@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -85,6 +85,8 @@ class Hosted:
     lost: asyncio.Future[str]
     """Why it is given up."""
     node: str = ""
+    is_up: bool = False
+    """Whether it has answered."""
     created: bool = False
     received: int = 0
     """The number of its last report."""
@@ -204,16 +206,16 @@ class RayBackend(Backend):
             group, needs = group_name(self._key, order.bundle), self._needs_of(worker)
             what = f"creating actor {name}"
             handle = await self._call(what, self._ray.start_actor, str(name), group, needs, self.job.lease_seconds)
-            one = Hosted(name, handle, asyncio.get_running_loop().create_future())
-            members = [asdict(member) for member in self._members.values()]
+            one = self._hosted[key] = Hosted(name, handle, asyncio.get_running_loop().create_future())
             try:
-                await self._ask(one, START_SECONDS, "create", order, members)
-            except (BackendError, asyncio.CancelledError):  # the caller's deadline
-                await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
-                await self._clear_nodes(str(name))
+                await self._ask(one, START_SECONDS, "create", order)
+                one.is_up = True
+                await self._ask(one, CALL_SECONDS, "obey", _news(self._members.values()))
+            except BackendError as error:
+                one.lose(str(error))
                 raise
-            self._hosted[key] = one
-            self._begin(self._listen(one))
+            finally:
+                self._begin(self._listen(one))
 
     async def start(self, worker: str, incarnation: int) -> None:
         """See `Backend.start`."""
@@ -233,10 +235,9 @@ class RayBackend(Backend):
         """Does as `Backend.publish`; a lost actor has nobody to tell."""
         self._raise_if_stale()
         self._members |= {member.worker: member for member in members}
-        order = {"kind": protocol.MEMBERS, "members": [asdict(member) for member in members]}
-        asked = list(self._hosted.values())
+        asked = [one for one in self._hosted.values() if one.is_up]  # others are told all once they are
         answers = await asyncio.gather(
-            *(self._ask(one, CALL_SECONDS, "obey", order) for one in asked), return_exceptions=True
+            *(self._ask(one, CALL_SECONDS, "obey", _news(members)) for one in asked), return_exceptions=True
         )
         for one, answer in zip(asked, answers, strict=True):
             if isinstance(answer, BaseException) and not (isinstance(answer, BackendError) and one.lost.done()):
@@ -384,10 +385,10 @@ class RayBackend(Backend):
             logger.error("processes of worker %s on node %s cannot be killed: %s", condemned, node, left)
         return not left
 
-    async def _clear_nodes(self, condemned: str = "") -> None:
+    async def _clear_nodes(self) -> None:
         """Clears every node that answers of what dead actors left."""
         living = [node.name for node in await self.nodes() if node.alive]
-        for found in await asyncio.gather(*(self._cleared(node, condemned) for node in living), return_exceptions=True):
+        for found in await asyncio.gather(*(self._cleared(node, "") for node in living), return_exceptions=True):
             if isinstance(found, BackendError):
                 logger.warning("a node was not cleared: %s", found)
 
@@ -441,7 +442,7 @@ class RayBackend(Backend):
             logger.warning("cannot adopt actor %s: %s", name, error)
         else:
             living, one.node = said["living"], said["node"]
-            one.created = living is not None
+            one.created, one.is_up = living is not None, True
             self._take(one, said)
             if living is not None and not one.gone.is_set():
                 self._hosted[key] = one
@@ -473,7 +474,8 @@ class RayBackend(Backend):
     async def _remove_all(self) -> None:
         """Removes whatever of the job is left on Ray, by its names."""
         for name in await self._call("listing the job's actors", self._ray.actors, self._key):
-            await self._call(f"removing actor {name}", self._ray.remove_actor, name)
+            if ActorName.parse(name) is not None:  # not the master's own
+                await self._call(f"removing actor {name}", self._ray.remove_actor, name)
         for group in await self._call("listing the job's placement groups", self._ray.groups, self._key):
             await self._call(f"removing placement group {group}", self._ray.remove_group, group)
 
@@ -546,6 +548,10 @@ class RayBackend(Backend):
         """What a worker takes of its bundle."""
         role = role_of(worker)
         return Resources() if worker == f"{role}-{MASTER}" else self.job.role(role).resources
+
+
+def _news(members: Iterable[Member]) -> dict[str, Any]:
+    return {"kind": protocol.MEMBERS, "members": [asdict(member) for member in members]}
 
 
 def _answer_of(reference: Any) -> asyncio.Future[Any]:

@@ -18,7 +18,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class WorkerActor:
 
     # --- for masters ---
 
-    async def create(self, epoch: int, order: WorkerOrder, members: Sequence[Any]) -> dict[str, Any]:
+    async def create(self, epoch: int, order: WorkerOrder) -> dict[str, Any]:
         """Starts the worker's process; again changes nothing. `Created` or `CreateFailed` is among what is `said`."""
         if refused := self._refusal(epoch):
             return refused
@@ -85,7 +85,7 @@ class WorkerActor:
             return {"refused": f"it ends: {self._ending}"}
         if self._worker is None:
             self._worker = OneWorker(order, self._node, self._tell)
-            self._spawn(self._worker, members)
+            self._spawn(self._worker)
         return {"node": self._node}
 
     async def obey(self, epoch: int, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class WorkerActor:
 
     # --- the process ---
 
-    def _spawn(self, worker: OneWorker, members: Sequence[Any]) -> None:
+    def _spawn(self, worker: OneWorker) -> None:
         try:
             process = OwnedProcess(worker.order, self._hear, LEASES_OF_THE_FENCE * self._lease)
         except OSError as error:
@@ -158,7 +158,6 @@ class WorkerActor:
         worker.spawned(process.guardian_pid)
         own = {"node": self._node, "listen": f"tcp://{self._listen}"}
         process.send({"kind": protocol.DESCRIPTION, "description": {**worker.order.description, **own}})
-        process.send({"kind": protocol.MEMBERS, "members": list(members)})
         descriptor = os.pidfd_open(process.guardian_pid)
         asyncio.get_running_loop().add_reader(descriptor, self._on_exit, descriptor)
 
