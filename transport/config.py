@@ -7,11 +7,20 @@ always an error and a field's docstring is its documentation.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -68,6 +77,16 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
+
+    gone: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of keys that earlier versions wrote into files, and that are no keys any more: they are left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone(cls, given: Any) -> Any:
+        if not cls.gone or not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if key not in cls.gone or value != cls.gone[key]}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -102,8 +102,7 @@ def weight_files(directory: Path) -> list[Path]:
     for path in files:
         if path.is_symlink() and not path.exists():
             raise ValueError(
-                f'{path} leads to {os.readlink(path)}, which is not here. With trainer.broadcast = "memory" trainer and server '
-                "have to be on one machine, with the same /dev/shm; the weights go with the trainer that published them"
+                f"{path} leads to {os.readlink(path)}, which is not here: the server has to see that file, too"
             )
     return files
 

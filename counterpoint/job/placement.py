@@ -2,7 +2,7 @@
 
 Roles that find each other by an address of their own machine are placed together: vLLM and the orchestrators unless
 `inference.host` is a wildcard, the trainer and the orchestrators unless `transport.address` has one. Roles that share a GPU
-are placed together, too, and with `trainer.broadcast = "memory"` trainer, orchestrators, and servers that are sent no weights.
+are placed together, too.
 """
 
 from __future__ import annotations
@@ -57,19 +57,13 @@ def placements(job: JobSections) -> Mapping[str, Placement]:
         return {name: Placement() for name in (*devices(job), "orchestrator")}
     gpus = shares(job)
     shared = any(amount != int(amount) for amount in gpus.values())
-    in_memory = job.trainer.broadcast == "memory"
-    with_servers = shared or (in_memory and not _sends(job)) or (job.inference.replicas > 0 and not servers_move(job))
-    with_trainer = shared or in_memory or not is_everywhere(job.transport.address)
+    with_servers = shared or (job.inference.replicas > 0 and not servers_move(job))
+    with_trainer = shared or not is_everywhere(job.transport.address)
     placed = {
         name: Placement(Resources(cpu=CPUS, gpu=amount), GROUP if _is_in(name, with_servers, with_trainer) else None)
         for name, amount in gpus.items()
     }
     return placed | {"orchestrator": Placement(collocate=GROUP if with_servers or with_trainer else None)}
-
-
-def _sends(job: JobSections) -> bool:
-    """Whether the orchestrators of all runs send the servers new weights."""
-    return all(run.inference.send_weights for run in (job.orchestrator, *job.runs))
 
 
 def _is_in(name: str, with_servers: bool, with_trainer: bool) -> bool:
@@ -113,11 +107,6 @@ def check_placement(job: JobSections) -> None:
     if nodes > 1 and len(devices(job)["trainer"]) % nodes:
         raise ValueError(
             f"gpus.trainer = {job.gpus.trainer} cannot be divided among trainer.nodes = {nodes}; name as many for each node"
-        )
-    if nodes > 1 and job.trainer.broadcast == "memory":
-        raise ValueError(
-            f'trainer.broadcast = "memory" needs trainer and orchestrators on one machine, and trainer.nodes = {nodes}: '
-            'use "files"'
         )
     host, address = job.inference.host, job.transport.address
     if job.inference.replicas and not is_loopback(host) and host not in WILDCARD_HOSTS:

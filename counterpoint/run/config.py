@@ -229,12 +229,10 @@ class LagConfig(Config):
     quiet loop. A lower value costs more checks of the loop, two in this time. Timers have a resolution of a millisecond."""
 
 
-_GONE: dict[str, Any] = {"trace_rollouts": 0.0, "notes": "", "tags": []}
-"""Defaults of keys that earlier versions wrote into `control/orch.toml`, and that are no keys any more."""
-
-
 class RunConfig(TrainedRun):
     """One run."""
+
+    gone = {"trace_rollouts": 0.0, "notes": "", "tags": []}
 
     output_dir: Path
     """The directory of the job."""
@@ -332,13 +330,6 @@ class RunConfig(TrainedRun):
     gather_chunk_size: int | None = Field(default=None, ge=1)
     """Rollouts merged in one thread call. Small chunks let the loop run in between, at some cost in wall time. Unset: a step is
     merged in one call, which suits steps without routed experts."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_gone(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if key not in _GONE or value != _GONE[key]}
 
     @model_validator(mode="after")
     def _has_an_orchestrator(self) -> RunConfig:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -34,7 +33,6 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.shared_memory import SharedMemory, has_lost_weights
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import (
     flush,
@@ -129,13 +127,12 @@ class Broadcaster:
         base_model: str,
         keep: int,
         whole_every: int = 1,
-        memory: SharedMemory | None = None,
         precisions: Collection[str] = DTYPES.keys(),
     ) -> None:
         """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay.
 
-        Of full weights, at least each `whole_every`th version is published whole, others as what changed since; with `memory`
-        they are put there. `manager` has the adapter of a run that trains one. A digest is published for each of `precisions`.
+        Of full weights, at least each `whole_every`th version is published whole, others as what changed since. `manager` has
+        the adapter of a run that trains one. A digest is published for each of `precisions`.
         """
         self._manager = manager
         self.directory = run_directory(output_dir, run_id) / "broadcast"
@@ -144,7 +141,6 @@ class Broadcaster:
         self._keep = keep
         self._begun = False
         self._whole_every = whole_every
-        self._memory = memory
         self._precisions = precisions
         self._form: Form | None = None
         """How full weights are written, once transformers has written them, if that can be repeated without it."""
@@ -174,13 +170,11 @@ class Broadcaster:
         durable, self._begun = not self._begun, True
         with publish_directory(self._path(version), durable) as directory:
             if lora is None:
-                state = _state(model, assembled)
-                if durable or not self._write_to_memory(model, state, run, directory):
-                    self._write(model, state, run, directory, None if self._newest_in_memory else self._newest)
+                self._write(model, _state(model, assembled), run, directory)
             self._probed = self._prove(model, run, assembled, directory, self._probed)
         self._newest = self._path(version)
         for old in published_steps(self.directory)[: -self._keep]:
-            self._remove(old)
+            remove_directory(self._path(old))
 
     def publish_as(self, name: str, model: nn.Module, run: Run, assembled: Assembled | None = None) -> Path:
         """Publishes the run's weights as they are under a name, whole and on the disk; returns where they are.
@@ -242,26 +236,10 @@ class Broadcaster:
             None if assembled is None else assembled.answers,
         )  # fmt: skip
 
-    def _write_to_memory(self, model: nn.Module, state: dict[str, Tensor], run: Run, directory: Path) -> bool:
-        """Writes full weights into shared memory, with links in `directory`; returns False if they do not go there."""
-        path, nbytes = self._path(run.progress.step), sum(tensor.nbytes for tensor in own_memory(state).values())
-        if self._memory is None or (place := self._memory.make(path, nbytes)) is None:
-            return False
-        try:
-            self._write(model, state, run, place, self._newest_in_memory)
-        except (OSError, SafetensorError) as error:  # others have taken the room meanwhile
-            logger.warning("version %d is published on the disk: %s", run.progress.step, error)
-            self._memory.discard(path)
-            return False
-        self._memory.link(path, directory)
-        return True
-
-    def _write(
-        self, model: nn.Module, state: dict[str, Tensor], run: Run, directory: Path, newest: Path | None
-    ) -> None:
-        """Writes full weights into `directory`. `newest` has those published last, if they are on the same file system."""
+    def _write(self, model: nn.Module, state: dict[str, Tensor], run: Run, directory: Path) -> None:
+        """Writes full weights into `directory`."""
         version = run.progress.step
-        if version >= run.config.last_step or not self._write_changes(version, own_memory(state), directory, newest):
+        if version >= run.config.last_step or not self._write_changes(version, own_memory(state), directory):
             self._write_whole(model, state, directory)
             self._base = version
 
@@ -281,20 +259,20 @@ class Broadcaster:
         model.save_pretrained(directory, state_dict=dict(state))
         keep_other_parts(Path(self._base_model), directory)
 
-    def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path, newest: Path | None) -> bool:
-        """Writes the delta (`counterpoint/inference/delta.py`) since this process's last whole version, which `newest` has, too.
+    def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path) -> bool:
+        """Writes the delta (`counterpoint/inference/delta.py`) since this process's last whole version.
 
         Returns False, with nothing written, where whole weights are due, or smaller, or are not in their files as in the model.
         """
         if (
             self._base is None
             or self._form is None
-            or newest is None
+            or self._newest is None
             or not 0 < version - self._base < self._whole_every
         ):
             return False
         try:
-            delta.link_base(newest, directory)
+            delta.link_base(self._newest, directory)
             base = {
                 name: bits for path in weight_files(directory / BASE) for name, bits in delta.open_bits(path).items()
             }
@@ -305,7 +283,6 @@ class Broadcaster:
             )
             new = ((name, delta.bits_of(tensor.cpu().contiguous())) for name, tensor in weights.items())
             if same and delta.write_delta(directory / DELTA, base, new, int(whole_bytes * _MOST_CHANGED)):
-                assert self._newest is not None
                 for name in ("config.json", *_TOKENIZER_FILES):
                     if (source := self._newest / name).is_file():
                         shutil.copyfile(source, directory / name)
@@ -317,14 +294,11 @@ class Broadcaster:
         return False
 
     def remove_beyond(self, version: int) -> None:
-        """Removes the versions later than `version`, which will be trained and published again. Raises `OSError`.
-
-        Versions whose weights were in the memory of a trainer that has ended are removed, too.
-        """
+        """Removes the versions later than `version`, which will be trained and published again. Raises `OSError`."""
         self._check_directory()
         for step in published_steps(self.directory):
-            if step > version or has_lost_weights(self._path(step)):
-                self._remove(step)
+            if step > version:
+                remove_directory(self._path(step))
 
     @property
     def is_on_disk_of_job(self) -> bool:
@@ -336,17 +310,6 @@ class Broadcaster:
 
     def _path(self, version: int) -> Path:
         return self.directory / f"step_{version}"
-
-    @property
-    def _newest_in_memory(self) -> Path | None:
-        """Returns where in shared memory the weights published last are; None if they are on the disk."""
-        return None if self._memory is None or self._newest is None else self._memory.where(self._newest)
-
-    def _remove(self, version: int) -> None:
-        if self._memory is not None:
-            self._memory.remove(self._path(version))
-        else:
-            remove_directory(self._path(version))
 
     def _check_directory(self) -> None:
         """Raises `OSError` if the directory is a link into this job's directory, or to steps that are no broadcasts.

@@ -19,6 +19,8 @@ READY_SECONDS = 600.0
 class TrainerConfig(Config):
     """Settings of the trainer."""
 
+    gone = {"broadcast": "files"}
+
     output_dir: Path
     """The job's directory."""
 
@@ -116,11 +118,6 @@ class TrainerConfig(Config):
     )
     """Precisions of the servers: for each, the proof of published weights has a digest. A job knows them where
     `inference.dtype` is set and its own servers serve. At a server of another precision the probe is the only proof."""
-
-    broadcast: Literal["files", "memory"] = "files"
-    """The place of published full weights. `memory`: in this machine's shared memory (/dev/shm), `keep_broadcasts` + 1 times
-    their size; the servers have to be on this machine and run as this user. What does not fit is on the disk, as are the versions
-    to which a checkpoint returns, and adapters."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Port of the metrics; 0 takes a free one, which the log names. Of several ranks the first one serves."""

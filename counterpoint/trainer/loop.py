@@ -39,7 +39,6 @@ from counterpoint.trainer.runs.copies import CopyRefused
 from counterpoint.trainer.runs.record import TAKES_BATCHES, Stage
 from counterpoint.trainer.runs.requested import Requests
 from counterpoint.trainer.runs.run import Progress, Run
-from counterpoint.trainer.shared_memory import SharedMemory, remove_left_weights
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from counterpoint.trainer.telemetry.published import TrainerTelemetry
@@ -90,11 +89,9 @@ class Trainer:
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._mismatches = MismatchWatch(config.output_dir)
         self._telemetry = TrainerTelemetry(config.output_dir, config.max_runs, self._registry)
-        self._memory = SharedMemory() if config.broadcast == "memory" else None
         self.checkpoints = Checkpoints(
-            config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable, self._telemetry.spans,
-            self._memory,
-        )  # fmt: skip
+            config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable, self._telemetry.spans
+        )
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, self.checkpoints)
@@ -148,11 +145,9 @@ class Trainer:
         self._status.show(self._described())
 
     def close(self) -> None:
-        """Ends the thread that writes checkpoints, and gives shared memory back."""
+        """Ends the thread that writes checkpoints."""
         self.checkpoints.close()
         self._telemetry.close()
-        if self._memory is not None:
-            self._memory.close()
 
     def _over(self) -> bool:
         expected = self._config.stay or self._registry.queue or self._sessions.has_news or self.checkpoints.busy
@@ -207,7 +202,6 @@ class Trainer:
                 else:
                     self._manager.refuse_run(run.slot, run.failure)
                     self._slots_change = True
-        self._release_memory()
         for run in self._registry.at(Stage.TRAINING, Stage.FINISHED):
             self._poll(run)
         self._sessions.answer()
@@ -245,26 +239,16 @@ class Trainer:
         self.checkpoints.complete(run_id)
         checkpoint.set_aside(self._config.output_dir, run_id)
 
-    def _release_memory(self) -> None:
-        """Gives back the shared memory of a run that has left, once its last version is on the disk with its checkpoint."""
-        trained_in_full = any(run.config.training.lora is None for run in self._learner.runs.values())
-        if self._memory is not None and not trained_in_full and not self.checkpoints.busy:
-            self._memory.clear()
-
     def _admit(self, run: Run) -> None:
         step, steps = run.progress.step, run.config.last_step
-        if self._memory is not None and run.config.training.lora is None:
-            self.checkpoints.complete()
-            self._memory.clear()  # of the versions of the run before
         self.broadcasters[run.slot] = Broadcaster(
             self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts,
-            self._config.whole_broadcast_every, self._memory, self._config.server_dtypes,
+            self._config.whole_broadcast_every, self._config.server_dtypes,
         )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
         self._mismatches.begin(run.run_id, step, self._metrics.newest(run.run_id, "mismatch_kl", COMPARED_STEPS))
         if not self._has_own_base(run):
             return
-        remove_left_weights()
         self._keep_start(run)  # first: once version 0 is there, batches are generated that must be trained from it
         source = self._source(run)
         published = source.publishes == "updates" or (source.publishes == "saves" and step > 0)

@@ -98,7 +98,6 @@ ROWS: dict[str, Row] = {
     "mixture": _served("a job with 64 experts in 16 layers, 8 of them used, with replay", "jobs:mixture"),
     "real": _served("a job that teaches SmolLM2-135M-Instruct sums, float32, all weights", "jobs:real_model"),
     "files": _served("a job with full weights, published as files", "jobs:publishing", trainer={}, pool={}),
-    "memory": _served("the same, in shared memory", "jobs:publishing", trainer={"broadcast": "memory"}, pool={}),
     "deltas": _served("the same, as what changed", "jobs:publishing", trainer={"whole_broadcast_every": 4}, pool={}),
     "sent": _served("the same, sent over HTTP", "jobs:publishing", trainer={}, pool={"send_weights": True}),
 }

@@ -54,7 +54,6 @@ async def test_a_job_uses_a_server_that_runs_already_and_trains_an_agent_with_th
     job_settings["orchestrator"].setdefault("inference", {})["send_weights"] = True
     held_out = {"name": "reverse", "kind": "reverse-text"}
     job_settings["orchestrator"]["evaluations"] = [{"name": "last", "environments": [held_out], "examples": 2}]
-    job_settings["trainer"]["broadcast"] = "memory"
     file.write_text(tomli_w.dumps(job_settings))
     job = RunningJob(file, output_dir)
     try:

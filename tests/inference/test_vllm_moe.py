@@ -34,7 +34,6 @@ from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
-from counterpoint.trainer.shared_memory import SharedMemory
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
 from perf.gpu.jobs import PAUSED
 from tests.support.fake_inference import CLAIM
@@ -296,33 +295,6 @@ async def test_weights_that_come_as_what_changed_are_loaded_and_proven(
             await pool.update(replace(update_to(moe_server, 1), directory=broken))
         with pytest.raises(InferenceError, match=r"accepted version 1 .*: layer 1$"):
             await pool.update(replace(update_to(moe_server, 1), directory=wrong))
-
-
-async def test_weights_in_shared_memory_are_loaded_and_proven(moe_server: ServerProcess, tmp_path: Path) -> None:
-    """Whole and as what changed, behind links as the trainer makes them. Links that lead nowhere are refused, with the reason."""
-    memory = SharedMemory()
-    broadcast = tmp_path / "run_default" / "broadcast"
-    given = {"step_1": moe_server.directories[1], "step_2": as_changes(moe_server, tmp_path / "changed")}
-    for name, source in given.items():
-        place = memory.make(broadcast / name, 1 << 20)
-        assert place is not None
-        shutil.copytree(source, place, dirs_exist_ok=True)
-        (broadcast / name).mkdir(parents=True)
-        memory.link(broadcast / name, broadcast / name)
-        assert all(file.is_symlink() for file in (broadcast / name).rglob("*.safetensors"))
-    lost = Path(shutil.copytree(broadcast, tmp_path / "lost", symlinks=True))
-    async with pool_at(moe_server, 0) as pool:
-        for name in given:
-            await pool.update(replace(update_to(moe_server, 1), directory=broadcast / name))
-            turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
-            assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
-            await pool.update(update_to(moe_server, 0))
-        memory.close()
-        for name in given:
-            with pytest.raises(InferenceError, match=r"leads to /dev/shm/.*one machine"):
-                await pool.update(replace(update_to(moe_server, 1), directory=lost / name))
-        await pool.update(update_to(moe_server, 0))
-        assert pool.status()[0].state == "serving"
 
 
 async def answer_to(server: ServerProcess, offer: Offer) -> object:

@@ -85,18 +85,6 @@ def test_roles_that_use_addresses_of_their_machine_are_together(job_file: Path, 
     assert set(groups(load(JobConfig, job_file, apart(key))).values()) == {None}
 
 
-def test_a_trainer_that_publishes_in_memory_is_with_the_servers(job_file: Path, key: Path) -> None:
-    memory = ("--trainer.broadcast", "memory")
-    assert set(groups(load(JobConfig, job_file, [*apart(key), *memory])).values()) == {"job"}
-    nodes = complaint(job_file, *memory, "--trainer.nodes", "2", "--trainer.device", "cpu")
-    assert 'trainer.broadcast = "memory" needs trainer and orchestrators on one machine, and trainer.nodes = 2' in nodes
-
-
-def test_servers_that_are_sent_the_weights_of_memory_are_on_any_node(job_file: Path, key: Path) -> None:
-    flags = [*apart(key), "--trainer.broadcast", "memory", "--orchestrator.inference.send_weights", "true"]
-    assert groups(load(JobConfig, job_file, flags)) == {"inference_0": None, "trainer": "job", "orchestrator": "job"}
-
-
 def test_gpus_are_reserved_by_their_number(job_file: Path, key: Path) -> None:
     flags = ["--inference.replicas", "2", "--inference.tensor_parallel_size", "2", "--gpus.inference", "[0, 1, 2, 3]"]
     job = load(JobConfig, job_file, [*apart(key), *flags, "--gpus.trainer", "[4]"])

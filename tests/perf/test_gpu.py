@@ -35,7 +35,7 @@ from tests.support.rollouts import make_rollout, make_turn
 
 SPANS = (("load", 0.5), ("probe", 0.0125))
 PAUSES = ("0.0100", "0.0200", "0.3000")
-WHOLE_JOBS = ("staleness", "mixture", "real", "files", "memory", "deltas", "sent")
+WHOLE_JOBS = ("staleness", "mixture", "real", "files", "deltas", "sent")
 
 
 @pytest.mark.slow

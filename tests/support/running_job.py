@@ -153,12 +153,11 @@ def write_config(
     steps: int = STEPS,
     sends_weights: bool = False,
 ) -> Path:
-    """Writes the job's file to `directory`; its output goes beside it. With `sends_weights` they come out of memory,
-    otherwise the server reads files."""
+    """Writes the job's file to `directory`; its output goes beside it. With `sends_weights` they are sent to
+    the server, which otherwise reads files."""
     file, job = directory / "job.toml", settings(directory / "output", max_restarts, server, steps)
     if sends_weights:
         job["orchestrator"]["inference"]["send_weights"] = True
-        job["trainer"]["broadcast"] = "memory"
     file.write_text(tomli_w.dumps(job))
     return file
 

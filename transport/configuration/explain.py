@@ -40,6 +40,7 @@ _BY_THE_PAGE = (
 _BY_A_FILE = "there are no notes and tags any more: write a file into the run's directory"
 GONE = {
     "alerts": _BY_PROMETHEUS,
+    "broadcast": "weights are published as files; a link `run_<id>/broadcast` to a directory on tmpfs keeps them in memory",
     "tracing": _BY_THE_PAGE,
     "trace_rollouts": _BY_THE_PAGE,
     "notes": _BY_A_FILE,

@@ -16,10 +16,9 @@ from pathlib import Path
 class OwnDirectory:
     """A new directory `<parent>/<prefix>XXXXXXXX` of mode 0700."""
 
-    def __init__(self, parent: Path, prefix: str, *, keep_left: bool = False) -> None:
-        """Makes it, and removes those that killed processes of this user left, unless `keep_left`. Raises `OSError`."""
-        if not keep_left:
-            remove_left(parent, prefix)
+    def __init__(self, parent: Path, prefix: str) -> None:
+        """Makes it, and removes those that killed processes of this user left. Raises `OSError`."""
+        remove_left(parent, prefix)
         self.path, lock = _make(parent, prefix)
         self._remove = weakref.finalize(self, _give_up, self.path, lock)
 

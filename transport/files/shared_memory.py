@@ -6,15 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from counterpoint.transport.config import machine_memory
-
 SHARED_MEMORY = Path("/dev/shm")
-
-
-def shared_memory_size() -> int:
-    """Returns the bytes that files in shared memory may take in all, whether others have taken some of them or not."""
-    about = os.statvfs(SHARED_MEMORY)
-    return min(about.f_blocks * about.f_frsize, machine_memory())
 
 
 def is_memory(directory: Path) -> bool:

@@ -13,10 +13,8 @@ from counterpoint.job.plan.devices import GIB, Gpus
 from counterpoint.job.plan.dry_run import ModelSizes, model_sizes
 from counterpoint.job.plan.inference_memory import ServerMemory, server_memory, utilization
 from counterpoint.job.plan.planned import Planned
-from counterpoint.job.plan.trainer_memory import SHARED, host_parts, rank_parts
+from counterpoint.job.plan.trainer_memory import host_parts, rank_parts
 from counterpoint.job.sections import ServersConfig
-from counterpoint.trainer.config import TrainerConfig
-from counterpoint.transport.files.shared_memory import SHARED_MEMORY, shared_memory_size
 
 LARGER = "the model or the GPUs"
 """What to change where no change of the job suffices."""
@@ -114,7 +112,6 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     if problems and (more := enough_gpus(planned, directory, sizes, gpus, shared, max(len(used), max(used) + 1))):
         advice.append(Advice("gpus", more))
     host = host_parts(directory, trainer, runs)
-    problems += _shared_memory_problems(host.get(SHARED, 0), trainer)
     return Plan(
         gpus,
         sizes,
@@ -179,17 +176,6 @@ def _server_problem(servers: ServersConfig, server: ServerMemory, advice: list[A
         f"{gib(sum(parts.values()))} before its KV cache; its largest part: {part}, {gib(parts[part])} GiB"
     )
     return Problem(part, key, message)
-
-
-def _shared_memory_problems(needed: int, trainer: TrainerConfig) -> list[Problem]:
-    """Compares with this machine, as published weights have to be on the servers' machine, where there is shared memory."""
-    if not needed or needed <= (room := shared_memory_size()):
-        return []
-    message = (
-        f"{trainer.keep_broadcasts + 1} versions of the weights need {gib(needed)} GiB (trainer.keep_broadcasts and one more), "
-        f"and {SHARED_MEMORY} of this machine has {gib(room)} GiB; what does not fit would be published as files"
-    )
-    return [Problem(SHARED, "trainer.broadcast", message)]
 
 
 def _trainer_problem(

@@ -115,23 +115,16 @@ def reference_bytes(directory: Path, weights: int, trainer: TrainerConfig, runs:
     return ceil(total / (trainer.ranks if trainer.sharded else 1))
 
 
-SHARED = "shared memory"
-"""The part of a host's memory that versions take in /dev/shm."""
-
-
 def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig]) -> dict[str, int]:
     """Returns the bytes of each part of what rank 0 holds in its host's memory; the others have no published weights."""
-    in_memory = trainer.broadcast == "memory" and runs[0].lora is None
     whole = _whole(directory, trainer, runs, LEAST_TOKENS, None)
-    sizes = model_sizes(directory)
-    version, trained = sizes.total * BYTES[trainer_dtype(trainer)], trained_share(sizes, trainer, runs)
+    trained = trained_share(model_sizes(directory), trainer, runs)
     state = ceil((4 * whole.trained + whole.moments) * trained)
     parts = {
         "checkpoint": state,
         "held copy": state if any(run.updates_per_step > 1 for run in runs) else 0,
         "offloaded state": ceil((whole.masters + whole.moments) * trained) if trainer.optimizer_offload else 0,
         "published weights": whole.weights if trained < 1 else 0,
-        SHARED: (trainer.keep_broadcasts + 1) * version if in_memory else 0,
     }
     return {name: count for name, count in parts.items() if count}
 

@@ -12,7 +12,6 @@ from counterpoint.inference.checkpoint import is_delta
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.shared_memory import has_links, has_lost_weights
 from counterpoint.transport.files.atomic import published_steps
 
 
@@ -42,14 +41,9 @@ def _way_on(output_dir: Path, run: Run) -> str:
     """Returns how another run goes on from the newest weights that are published and whole."""
     published = run_directory(output_dir, run.run_id) / "broadcast"
     versions = [published / f"step_{version}" for version in reversed(published_steps(published))]
-    newest = next((path for path in versions if not (is_delta(path) or has_lost_weights(path))), None)
+    newest = next((path for path in versions if not is_delta(path)), None)
     if newest is None:
         return ""
-    if run.config.training.lora is None and has_links(newest):
-        return (
-            f" If that is lost, `cp -rL {newest} PLACE` before any trainer begins a run here, since the weights are in memory, "
-            "and begin another job with that copy as its model: the newest whole weights that are published"
-        )
     if run.config.training.lora is None:
         return (
             f' If that is lost, begin another job with model = "{newest}": the newest whole weights that are published'

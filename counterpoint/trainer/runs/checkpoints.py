@@ -21,7 +21,6 @@ from pathlib import Path
 from counterpoint.trainer.runs import checkpoint, control_files
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.runs.slices import OtherSlices
-from counterpoint.trainer.shared_memory import SharedMemory
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
 
@@ -56,20 +55,17 @@ class Checkpoints:
         kept_alive: Callable[[], AbstractContextManager[None]],
         on_durable: Callable[[str], object],
         spans: SpanLog,
-        memory: SharedMemory | None = None,
     ) -> None:
         """Keeps the newest `keep` of each run.
 
-        The weights of their steps do not stay in `memory` alone. `spans` gets one of each checkpoint written. `kept_alive`
-        surrounds each wait for the disk; `on_durable` is called in `settle` and `complete` with the id of each run that has a new
-        durable checkpoint.
+        `spans` gets one of each checkpoint written. `kept_alive` surrounds each wait for the disk; `on_durable` is called in
+        `settle` and `complete` with the id of each run that has a new durable checkpoint.
         """
         self._output_dir = output_dir
         self._keep = keep
         self._kept_alive = kept_alive
         self._on_durable = on_durable
         self._spans = spans
-        self._memory = memory
         self._writing: dict[str, _Writing] = {}
         """The checkpoints in the order in which they were begun, and are written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -129,8 +125,6 @@ class Checkpoints:
     def _flush_broadcast(self, snapshot: checkpoint.Snapshot) -> None:
         run_directory = control_files.run_directory(self._output_dir, snapshot.run_id)
         broadcast = run_directory / "broadcast" / f"step_{snapshot.step}"
-        if self._memory is not None:
-            self._memory.make_durable(broadcast)
         checkpoint.flush_broadcast(broadcast)
 
     def settle(self) -> None:

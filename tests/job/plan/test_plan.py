@@ -12,7 +12,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from counterpoint.cli.plan import main
-from counterpoint.job.plan import plan as planning
 from counterpoint.job.plan.advice import largest_tokens
 from counterpoint.job.plan.devices import GIB, parse_gpus
 from counterpoint.job.plan.dry_run import model_sizes
@@ -147,24 +146,6 @@ def test_what_fits_and_what_does_not(
     plan = json.loads(capsys.readouterr().out)
     assert plan["largest_max_tokens"] == 0
     assert {problem["part"] for problem in plan["problems"]} >= {"activations"}
-
-
-def test_versions_in_shared_memory_have_to_fit_it(
-    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = [write_job(tmp_path, directories["mixture"], 1024), "--gpus", "2xH100-80", "--json"]
-    arguments += ["--trainer.broadcast", "memory", "--trainer.keep_broadcasts", "3"]
-    needed = 4 * 2 * model_sizes(directories["mixture"]).total
-    monkeypatch.setattr(planning, "shared_memory_size", lambda: needed)
-    assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["host"]["shared memory"] == needed
-    monkeypatch.setattr(planning, "shared_memory_size", lambda: needed - 1)
-    assert main(arguments) == 2
-    (problem,) = json.loads(capsys.readouterr().out)["problems"]
-    assert (problem["part"], problem["key"]) == ("shared memory", "trainer.broadcast")
-    assert "4 versions of the weights need" in problem["message"]
-    assert main([*arguments, "--orchestrator.training.lora.rank", "8"]) == 0, "adapters are on the disk"
-    assert "shared memory" not in json.loads(capsys.readouterr().out)["host"]
 
 
 def test_gpus_are_read_by_name() -> None:
