@@ -21,7 +21,7 @@ import subprocess
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +166,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         nice: int = 0,
         guarded: bool = True,
+        notifies: bool = False,
     ) -> None:
         """Starts it.
 
@@ -183,6 +184,7 @@ class Child:
             nice: Added to its niceness.
             guarded: It runs below a guardian: it ends with this process, and nothing that it started is left. Without, it has a
                 session of its own, and outlives this process.
+            notifies: It has an address for systemd's notifications, at which `is_ready` hears it.
 
         Raises:
             OSError: The log cannot be opened, or the system lacks memory, processes or descriptors; then nothing is left.
@@ -191,8 +193,15 @@ class Child:
         self.log = log
         self._log_from = 0 if log is None else size_of(log)
         self._guarded = guarded
+        self._notifications = NotifySocket() if notifies else None
+        self._was_ready = False
         own = os.environ if environment is None else environment
-        with ExitStack() as opened:
+        variables = {name: value for name, value in own.items() if name not in SYSTEMD_VARIABLES}
+        if self._notifications is not None:
+            variables["NOTIFY_SOCKET"] = self._notifications.address
+        with ExitStack() as failed, ExitStack() as opened:
+            if self._notifications is not None:
+                failed.callback(self._notifications.close)
             if given is not None:
                 stdin = os.memfd_create("given")
                 opened.callback(os.close, stdin)
@@ -202,17 +211,18 @@ class Child:
             if log is not None:
                 stdout = stderr = opened.enter_context(log.open("ab")).fileno()
             self._process = subprocess.Popen(
-                launch.guarded(command, nice) if guarded else command,
+                launch.guarded(command, nice, notifies=notifies) if guarded else command,
                 bufsize=0,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=pass_fds,
                 cwd=directory,
-                env={name: value for name, value in own.items() if name not in SYSTEMD_VARIABLES},
+                env=variables,
                 process_group=0 if guarded else None,
                 start_new_session=not guarded,
             )
+            failed.pop_all()
         self.pid = self._process.pid
         """That of its guardian, if it has one."""
 
@@ -232,11 +242,9 @@ class Child:
     def code(self) -> int | None:
         """Its exit code, 128 + the signal for one that was killed; None while it runs."""
         code = self._process.poll()
-        if code is None or code >= 0:
-            return code
-        return 128 + (
-            signal.SIGKILL if self._guarded and code == -signal.SIGHUP else -code
-        )  # a guardian that just began
+        if self._guarded and code == -signal.SIGHUP:  # it was killed when its guardian had just begun
+            return 128 + signal.SIGKILL
+        return 128 - code if code is not None and code < 0 else code
 
     def ready(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
         """Waits for the line by which it reports, at the pipe of its output, that it is ready; returns it, with its end.
@@ -251,6 +259,16 @@ class Child:
         rest = os.dup(self.stdout.fileno())
         threading.Thread(target=_drain, args=(rest,), name=f"output of {self.name}", daemon=True).start()
         return line
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has sent `READY=1`. Ask often: it reads the notifications, or many of them, and does not wait."""
+        assert self._notifications is not None
+        for _ in range(MOST_AT_ONCE):
+            if (message := self._notifications.receive()) is None:
+                break
+            self._was_ready |= message.get("READY") == "1"
+        return self._was_ready
 
     def last_lines(self, count: int) -> list[str]:
         """Returns the last lines that it wrote to its log."""
@@ -285,21 +303,23 @@ class Child:
 
     def kill(self) -> None:
         """Kills it with everything below it, and waits for its end."""
-        deadline = time.monotonic() + KILL_SECONDS
-        while self.code is None and not self._is_immortal(deadline):
-            self.kill_soon()
+        for _ in self._kills():
             with suppress(TimeoutError):
                 self.wait(AGAIN_SECONDS)
 
-    def _is_immortal(self, deadline: float) -> bool:
-        if late := time.monotonic() > deadline:
-            logger.error("%s (process %d) was killed %g s ago and does not end", self.name, self.pid, KILL_SECONDS)
-        return late
+    def _kills(self) -> Iterator[None]:
+        """Yields whenever it was killed once more, until it has ended, or does not end."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.code is None:
+            if time.monotonic() > deadline:
+                return logger.error("%s (process %d) does not end though it was killed", self.name, self.pid)
+            self.kill_soon()
+            yield
 
     def close(self) -> None:
         """Kills what still runs, and closes its pipes."""
         self.kill()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr, self._notifications):
             if stream is not None:
                 stream.close()
 
@@ -332,9 +352,7 @@ class Child:
 
     async def killed(self) -> int | None:
         """Does as `kill` on the running loop; returns the exit code, None if it does not end."""
-        deadline = time.monotonic() + KILL_SECONDS
-        while self.code is None and not self._is_immortal(deadline):
-            self.kill_soon()
+        for _ in self._kills():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended(), AGAIN_SECONDS)
         return self.code

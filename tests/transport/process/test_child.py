@@ -31,7 +31,7 @@ from counterpoint.transport.process.child import (
     spawn,
 )
 from counterpoint.transport.process.launch import COMMAND_NOT_STARTED, SYSTEMD_VARIABLES, exit_code_of, guarded
-from tests.support.polling import DEADLINE_SECONDS
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 SHOW = "import os; print(*(name for name in sorted(os.environ) if name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID')))"
 
@@ -203,6 +203,15 @@ def test_a_child_that_is_not_ready_is_named() -> None:
         pytest.raises(ChildError, match="the child ended with exit code 7"),
     ):
         started.ready(60.0)
+
+
+def test_a_child_that_notifies_is_heard() -> None:
+    program = "from counterpoint.transport.process.notify import notify_ready; notify_ready(); input()"
+    with Child("the child", [sys.executable, "-P", "-c", program], stdin=PIPE, notifies=True) as started:
+        wait_until(lambda: started.is_ready, "READY=1")
+        started.stdin.close()
+        assert started.wait(60.0) == 1
+        assert started.is_ready
 
 
 def test_a_command_is_run_to_its_end_whatever_it_writes() -> None:
