@@ -10,13 +10,12 @@ import asyncio
 import logging
 import math
 import os
-import select
+import signal
 import time
 from collections.abc import Callable
 
 import tomli_w
 
-from counterpoint.cluster.manager.state import KILL_GRACE_SECONDS
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.inspection.run_state import exclusion_of, is_finished
 from counterpoint.job.number_format import duration
@@ -27,7 +26,7 @@ from counterpoint.sweep.lock import Claim
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.printable import ending
 from counterpoint.transport.process import launch
-from counterpoint.transport.process.child import Command, Process, last_lines
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import ASKED_TO_END, describe_exit
 
 logger = logging.getLogger(__name__)
@@ -68,10 +67,11 @@ async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None
     # Half of the time between the loss of the lease and another worker's claim; the other half is for a kill.
     abrupt = lease_seconds * MARGIN / 2
     drain = drain_seconds(target)
-    process = Process(Command(claim.target_id, target.command, target.log_file, environment=SAFE_PATH))
+    variables = {**os.environ, **SAFE_PATH, "PYTHONUNBUFFERED": "1"}
+    process = Child(claim.target_id, target.command, environment=variables, log=target.log_file)
     code = await _wait_for_end(process, lambda: abrupt if claim.stop.is_set() else drain)
     if code != 0 or not all(map(is_finished, target.runs)):
-        raise TargetFailed(_describe_failure(target, code, process.log_from))
+        raise TargetFailed(_describe_failure(target, code, process))
     logger.info(
         "%s: done after %s, %s", claim.target_id, duration(time.monotonic() - began), result_of(target).description
     )
@@ -97,47 +97,31 @@ async def _wait_until_startable(target: Target) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _wait_for_end(process: Process, stop_seconds: Callable[[], float]) -> int:
+async def _wait_for_end(process: Child, stop_seconds: Callable[[], float]) -> int:
     """Waits for the end of the process; returns its exit code.
 
     A cancellation sends SIGTERM, and a kill after `stop_seconds()`. In any case no descendant of the process is left.
     """
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    handle = os.pidfd_open(process.guardian_pid)
-
-    def notice() -> None:
-        loop.remove_reader(handle)
-        ended.set()
-
-    loop.add_reader(handle, notice)
-    loop.add_reader(process.notifications.fileno(), process.read_notifications)
     try:
-        await ended.wait()
+        return await process.ended()
     except asyncio.CancelledError:
-        logger.info("%s: ending its process, within %s", process.command.name, duration(stop_seconds()))
-        process.terminate()
+        logger.info("%s: ending its process, within %s", process.name, duration(stop_seconds()))
+        process.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(stop_seconds()):
-                await ended.wait()
+                await process.ended()
         except TimeoutError:
-            logger.warning("%s: its process did not end in time and is killed", process.command.name)
+            logger.warning("%s: its process did not end in time and is killed", process.name)
         raise
     finally:
-        if not ended.is_set():
-            process.kill()
-            select.select([handle], [], [], KILL_GRACE_SECONDS)  # takes milliseconds; nothing else may run before it
-        loop.remove_reader(handle)
-        loop.remove_reader(process.notifications.fileno())
-        os.close(handle)
-        process.close()
-        codes = dict(launch.reap())
+        process.kill()  # takes milliseconds; nothing else may run before it
+        launch.reap()
         launch.kill_orphans([])
-    return codes[process.guardian_pid]
 
 
-def _describe_failure(target: Target, code: int, log_from: int) -> str:
+def _describe_failure(target: Target, code: int, process: Child) -> str:
     exclusions = [exclusion for run in target.runs if (exclusion := exclusion_of(run.run_dir)) is not None]
     early = f"{describe_exit(code)} before its runs were complete"
     how = "was stopped before it was done" if code in ASKED_TO_END else early if code == 0 else describe_exit(code)
-    output = ending("\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from)), LAST_OUTPUT_CHARACTERS)
+    output = ending("\n".join(process.last_lines(LAST_OUTPUT_LINES)), LAST_OUTPUT_CHARACTERS)
     return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{output}".rstrip()
