@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,9 +19,8 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.process.child import Command, Process, last_lines
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.transport.process.launch import exit_code_of
 from counterpoint.tune.errors import on_one_line
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class OrchestratorProcess:
         write_atomically(file, tomli_w.dumps(settings).encode())
         command = [*PROGRAM, str(file), "--join", str(config.output_dir), "--resume"]
         self.started_at = time.time()
-        self._process = Process(Command(config.run_id, command, self.log_file, environment=SAFE_PATH))
+        variables = {**os.environ, **SAFE_PATH, "PYTHONUNBUFFERED": "1"}
+        self._process = Child(config.run_id, command, environment=variables, log=self.log_file, notifies=True)
         self._kill_at = math.inf
         self.is_ready = False
         """Whether it has begun with rollouts."""
@@ -68,24 +69,24 @@ class OrchestratorProcess:
         """Notices readiness and the end, and kills it if it was asked to end too long ago."""
         if self.code is not None:
             return
-        self.is_ready |= "READY" in self._process.read_notifications()
-        self._wait(os.WNOHANG)
-        if self.code is None and time.monotonic() > self._kill_at:
+        self.code, self.is_ready = self._process.code, self._process.is_ready
+        if self.code is not None:
+            self._process.close()
+        elif time.monotonic() > self._kill_at:
             logger.warning("%s: its orchestrator did not end in time and is killed", self._config.run_id)
             self._kill_at = math.inf
-            self._process.kill()
+            self._process.kill_soon()
 
     def terminate(self) -> None:
         """Asks it to end in order: to drain, to commit, and to say BYE."""
         if self.code is None:
-            self._process.terminate()
+            self._process.signal(signal.SIGTERM)
             self._kill_at = time.monotonic() + self._config.shutdown_timeout_seconds + DRAIN_GRACE_SECONDS
 
     def kill(self) -> None:
         """Kills it, and waits for that."""
-        if self.code is None:
-            self._process.kill()
-            self._wait(0)
+        self._process.close()
+        self.code = self._process.code
 
     def error(self) -> str:
         """Describes how it ended, for a person: signal or code, why it or its configuration is refused, and its last output."""
@@ -93,19 +94,13 @@ class OrchestratorProcess:
         exclusion = exclusion_of(self._config.run_dir)
         reason = exclusion or (self._reason() if self.code == UserError.code else "")
         how = "; ".join([f"its orchestrator {describe_exit(self.code)}", *([reason] if reason else [])])
-        output = "\n".join(last_lines(self.log_file, ERROR_LINES, self._process.log_from))
+        output = "\n".join(self._process.last_lines(ERROR_LINES))
         return f"{how} ({self.log_file})\n{output}".rstrip()
 
     def _reason(self) -> str:
         """Why it took its configuration for wrong, on one line; empty if it did not say."""
-        lines = last_lines(self.log_file, SEARCHED_LINES, self._process.log_from)
+        lines = self._process.last_lines(SEARCHED_LINES)
         for number, line in reversed([*enumerate(lines)]):
             if (found := REASON.match(line)) is not None:
                 return on_one_line("\n".join([line[found.end() :], *lines[number + 1 :]]))
         return ""
-
-    def _wait(self, options: int) -> None:
-        pid, status = os.waitpid(self._process.guardian_pid, options)
-        if pid != 0:
-            self.code = exit_code_of(status)
-            self._process.close()
