@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -88,15 +87,7 @@ def run_ranks(config: TrainerConfig, module: str, given: Config, on_ready: Calla
         with StopSignals(end_at_second_request) as stop:
             return _supervise(ranks, socket, stop, on_ready)
     finally:
-        if ranks.poll() is None:
-            ranks.terminate()
-            try:
-                ranks.process.wait(AGENT_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                logger.error(
-                    "the ranks did not end within %.0f s of their SIGTERM; they are killed", AGENT_STOP_SECONDS
-                )
-        ranks.close()
+        ranks.end(AGENT_STOP_SECONDS)
         socket.close()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from counterpoint.cluster.elastic.events import Rules
 from counterpoint.cluster.elastic.scaling import ScalingConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.configuration.explain import validate
@@ -67,21 +66,13 @@ class ElasticConfig(Config):
         """Returns each rank's command. `again`: ranks may have run before."""
         return python_command(self.script, self.module, self.arguments + (self.restart_arguments if again else ()))
 
-    def rules(self, count: int) -> Rules:
-        """Returns the rules for a role of so many workers. Raises `ValueError` where the limits contradict each other."""
+    def limits(self, count: int) -> tuple[int, int]:
+        """Returns the fewest and the most workers of a round, for a role of so many. Raises `ValueError` if they contradict."""
         most = self.max_workers or max(count, self.min_workers or 1)
         fewest = self.min_workers or min(count, most)
         if fewest > most:
             raise ValueError(f"min_workers = {fewest} is more than max_workers = {most}")
-        return Rules(
-            min_workers=fewest,
-            max_workers=most,
-            join_seconds=self.join_seconds,
-            settle_seconds=self.settle_seconds,
-            stop_seconds=self.stop_seconds + 10,
-            max_restarts=self.max_restarts,
-            check=self.check,
-        )
+        return fewest, most
 
 
 def elastic_config(config: Mapping[str, Any]) -> ElasticConfig:

@@ -1,7 +1,6 @@
-"""The SubMaster of torch training: checks the nodes, starts the user's script on all ranks, and restarts it after failures.
+"""The SubMaster of torch training: its hooks run the rounds (`rounds.Rounds`) on the workers of its role.
 
-`rounds.Rounds` decides, `driver.Driver` carries out. A new incarnation of this SubMaster asks the workers what they do, and
-takes over a round that runs.
+A new incarnation of it asks the workers what they do, and takes over a round that runs.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from counterpoint.cluster.calls.remote import remote
 from counterpoint.cluster.elastic.config import ElasticConfig, elastic_config
-from counterpoint.cluster.elastic.driver import Driver
-from counterpoint.cluster.elastic.events import Released, RoundsStage
-from counterpoint.cluster.elastic.rounds import Rounds
+from counterpoint.cluster.elastic.crew import Crew, WorkerId
+from counterpoint.cluster.elastic.rounds import LOOK_SECONDS, UNDER_WAY, ElasticTrainingFailed, Rounds
 from counterpoint.cluster.elastic.scaling import Scaler
 from counterpoint.cluster.errors import CallError
 from counterpoint.cluster.worker import Context, Member, Stage, SubMaster
@@ -28,9 +25,8 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 60.0
 """How long the job may take to stop after the training failed for good."""
 
-
-class ElasticTrainingFailed(Exception):
-    """The training failed for good, or can never begin."""
+FINISH_SECONDS = 5.0
+"""How long a worker may take to hear that the training is complete, before it is told again."""
 
 
 def scaler_of(config: ElasticConfig, context: Context) -> Scaler | None:
@@ -41,15 +37,13 @@ def scaler_of(config: ElasticConfig, context: Context) -> Scaler | None:
     scaling = config.scaling
     if scaling is None:
         return None
-    rules = config.rules(context.count)
-    if not context.fewest <= rules.min_workers <= rules.max_workers <= context.most:
+    fewest, most = config.limits(context.count)
+    if not context.fewest <= fewest <= most <= context.most:
         raise UserError(
-            f"scaling between min_workers = {rules.min_workers} and max_workers = {rules.max_workers}, but role "
-            f"{context.role!r} may have {context.fewest} to {context.most} workers; set its min_count and max_count"
+            f"scaling between min_workers = {fewest} and max_workers = {most}, but role {context.role!r} may have "
+            f"{context.fewest} to {context.most} workers; set its min_count and max_count"
         )
-    return Scaler(
-        scaling.make_policy(), rules.min_workers, rules.max_workers, scaling.window_seconds, dry_run=scaling.dry_run
-    )
+    return Scaler(scaling.make_policy(), fewest, most, scaling.window_seconds, dry_run=scaling.dry_run)
 
 
 class ElasticMaster(SubMaster):
@@ -58,11 +52,11 @@ class ElasticMaster(SubMaster):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         config = elastic_config(context.config)
-        self.rounds = Rounds(config.rules(context.count))
         self._scaler = scaler_of(config, context)
-        self._driver = Driver(self.rounds, context, config.check_seconds, self._scaler)
+        self._crew = Crew(context)
+        self.rounds = Rounds(self._crew, config, context.count, self._scaler)
         self._running = threading.Lock()
-        """Held by the hook that runs the driver."""
+        """Held by the hook that runs the rounds."""
 
     def status(self) -> str:
         """Says how far the training is."""
@@ -83,30 +77,20 @@ class ElasticMaster(SubMaster):
         During training it returns at once, since the workers are checked between the rounds. Raises `ElasticTrainingFailed` if
         too few are left.
         """
-        if not self._running.acquire(blocking=False):
-            return
-        try:
-            self.do_node_check(children)
-        finally:
-            self._running.release()
-        self._raise_failure()
+        if self._running.acquire(blocking=False):
+            try:
+                self.do_node_check(children)
+            finally:
+                self._running.release()
 
     def do_node_check(self, children: Sequence[Member]) -> None:
         """Has every worker check its node, alone and in pairs; returns once it is known who passed, or is to be created again."""
-        replaced = {(child.worker, child.incarnation) for child in children}
-        asyncio.run(self._driver.run(lambda: self._is_checked(replaced)))
-
-    def _is_checked(self, children: set[tuple[str, int]]) -> bool:
-        waits = self.rounds.stage in (RoundsStage.GATHERING, RoundsStage.CHECKING)
-        return not waits or self.context.stop.is_set() or any(worker in children for worker in self._driver.replacing)
+        self._run(self.rounds.prepare([WorkerId(child.worker, child.incarnation) for child in children]))
 
     def start(self) -> None:
         """Trains until the script has succeeded on all ranks, round after round."""
-        self.start_elastic_job()
-        if self.context.stop.is_set():
-            return
         try:
-            self._raise_failure()
+            self.start_elastic_job()
         except ElasticTrainingFailed as error:
             self.context.stop_job(str(error), 1)
             self.context.stop.wait(STOP_SECONDS)
@@ -114,9 +98,12 @@ class ElasticMaster(SubMaster):
         self._finish_workers()
 
     def start_elastic_job(self) -> None:
-        """Has the workers run the user's script, round after round, until it is over or the job stops."""
+        """Has the workers run the user's script, round after round, until it is over or the job stops.
+
+        Raises `ElasticTrainingFailed`.
+        """
         with self._running:
-            asyncio.run(self._driver.run(self._is_over, Released(time.monotonic())))
+            self._run(self.rounds.train())
 
     @remote(idempotent=True)
     def rendezvous(self) -> dict[str, Any]:
@@ -125,15 +112,23 @@ class ElasticMaster(SubMaster):
         `members` is empty while no round runs. For whoever takes part in the training or watches it, by
         `context.group(f"{role}-master")`.
         """
-        return self._driver.meeting.as_dict()
+        rounds, address = self.rounds, self.rounds.address
+        if rounds.stage not in UNDER_WAY or address is None:
+            return {"round": rounds.round, "members": [], "host": "", "port": 0}
+        members = [member.name for member in rounds.members]
+        return {"round": rounds.round, "members": members, "host": address[0], "port": address[1]}
 
-    def _is_over(self) -> bool:
-        return self.rounds.stage is RoundsStage.ENDED or self.context.stop.is_set()
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs it until the job stops."""
 
-    def _raise_failure(self) -> None:
-        ending = self.rounds.ending
-        if self.rounds.stage is RoundsStage.ENDED and ending is not None and ending.code != 0:
-            raise ElasticTrainingFailed(f"{self.context.role}: {ending.reason}")
+        async def until_stopped() -> None:
+            task = asyncio.create_task(work)
+            while not task.done() and not self.context.stop.is_set():
+                await asyncio.wait([task], timeout=LOOK_SECONDS)
+            if task.done():  # else `asyncio.run` cancels it
+                task.result()
+
+        asyncio.run(until_stopped())
 
     def _finish_workers(self) -> None:
         """Tells every worker that the training is complete, until all have finished; one may be created again meanwhile."""
@@ -142,10 +137,9 @@ class ElasticMaster(SubMaster):
             members = self.context.get_nodes_by_role(self.context.role)
             if all(member.stage in (Stage.FINISH, Stage.FAILED) for member in members):
                 return
-            for worker in self._driver.living().values():
+            for worker in self._crew.living().values():
                 try:
-                    rank = int(worker.name.rpartition("-")[2])
-                    group.call("finish", worker.incarnation, rank=rank, timeout=5.0).result()
+                    group.call("finish", worker.incarnation, rank=worker.rank, timeout=FINISH_SECONDS).result()
                 except CallError as error:
                     logger.info("%s was not told that the training is complete: %s", worker, error)
             self.context.stop.wait(0.2)

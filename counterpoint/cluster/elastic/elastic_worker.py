@@ -1,37 +1,30 @@
 """The workers of torch training: each checks its node when asked, and runs one node's ranks, round by round.
 
-`elastic_master` calls the methods marked `@remote`. Every call names the incarnation that it means; a call about an earlier
-round than the last is refused. The thread of `start` owns the child that runs the ranks, and another thread the child that checks
-the node, since the kernel ends a child with the thread that started it.
+`rounds` calls the methods marked `@remote`. A call names the incarnation that it means; one about an earlier round than the last
+is refused. One thread, the keeper, starts and ends all children: the kernel ends a child with the thread that started it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from counterpoint.cluster.calls.remote import remote
 from counterpoint.cluster.elastic.config import elastic_config
-from counterpoint.cluster.elastic.events import HAS_RANKS, Activity, Report, WorkerId
+from counterpoint.cluster.elastic.crew import Activity, Report, WorkerId
 from counterpoint.cluster.elastic.node_check import CheckProcess
-from counterpoint.cluster.elastic.progress import VARIABLE, Totals, read_totals
+from counterpoint.cluster.elastic.progress import NOTHING, VARIABLE, Totals, read_totals
 from counterpoint.cluster.worker import Context, Worker
 from counterpoint.transport.process.ranks.node import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
 
-logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 0.05
-"""How often the ranks are looked at, and changes are passed on."""
+"""How often the ranks are looked at."""
 
 KILL_SECONDS = 5.0
 """Time that torch's agent has to kill ranks itself, once they should have ended."""
@@ -43,19 +36,6 @@ class StaleCall(Exception):
     """A call meant another incarnation, or an earlier round."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartOrder:
-    """Start the ranks of a round."""
-
-    order: RanksOrder
-    listener: socket.socket | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """Has the ranks end."""
-
-
 class ElasticWorker(Worker):
     """One node of the training."""
 
@@ -64,20 +44,19 @@ class ElasticWorker(Worker):
         self.config = elastic_config(context.config)
         self.me = WorkerId(context.worker, context.incarnation)
         self._lock = threading.Lock()
-        """Guards the report, its version, the listener and the directory of progress."""
-        self._report = Report(Activity.IDLE)
-        self._version = 0
+        """Guards the ranks and what is known of them."""
         self._round = 0
         """The highest round that this worker was told of."""
-        self._listener: socket.socket | None = None
-        self._progress_directory: str | None = None
-        """The directory where the ranks of the last round say what they have done."""
-        self._commands: queue.SimpleQueue[StartOrder | _Stop] = queue.SimpleQueue()
-        self._finished = threading.Event()
-        self._check_thread = ThreadPoolExecutor(1, thread_name_prefix="node-check")
-        self._check = CheckProcess(self.check_command())
+        self._members: tuple[WorkerId, ...] = ()
+        """Those of the last round."""
         self._ranks: RanksProcess | None = None
-        self._ending_until: float | None = None
+        """Those of the last round, also after they have ended by themselves."""
+        self._ending = False
+        """Whether the ranks are being ended."""
+        self._over = threading.Event()
+        """Set once the training is complete, or the job stops."""
+        self._keeper = ThreadPoolExecutor(1, thread_name_prefix="keeper")
+        self._check = CheckProcess(self.check_command())
 
     def check_command(self) -> Sequence[str]:
         """Returns the command that checks this node, which answers as `node_check` does; empty for that one."""
@@ -95,44 +74,31 @@ class ElasticWorker(Worker):
 
     def status(self) -> str:
         """Says what the ranks do."""
-        report = self._report
-        return f"{report.activity.value.lower()}, round {report.round}" + (
-            f": {report.reason}" if report.reason else ""
-        )
+        report = self._report()
+        return report.state + (f": {report.reason}" if report.reason else "")
 
     # --- calls of the master; `async`, so that no plain method of a subclass holds them up ---
 
     @remote(idempotent=True)
-    async def report(self, incarnation: int, known: int, seconds: float) -> dict[str, Any]:
-        """Returns what this worker does, and the version of that, once it differs from the known one or the time is over.
+    async def report(self, incarnation: int, known: str, seconds: float) -> dict[str, Any]:
+        """Returns what this worker does, once that differs from the known `Report.state` or the time is over.
 
         With it comes what its ranks have done in the round (`counterpoint/cluster/elastic/progress.py`).
         """
         self._require(incarnation)
         for _ in range(int(seconds / POLL_SECONDS)):
-            if self._version != known:
+            if self._report().state != known:
                 break
             await asyncio.sleep(POLL_SECONDS)
-        with self._lock:
-            report, version = self._report, self._version
-            directory = self._progress_directory
-        totals = Totals() if directory is None else read_totals(Path(directory))
-        return {
-            "version": version,
-            "activity": report.activity.value,
-            "round": report.round,
-            "members": [[*member] for member in report.members],
-            "reason": report.reason,
-            "done": totals.done,
-            "idle_seconds": totals.idle_seconds,
-            "ranks": totals.ranks,
-        }
+        ranks = self._ranks
+        totals = NOTHING if ranks is None else read_totals(Path(ranks.order.directory))
+        return self._report(totals).as_dict()
 
     @remote
     async def do_node_check(self, incarnation: int) -> dict[str, float]:
         """Returns the rates of this node alone. Raises `CheckError`."""
         self._require(incarnation)
-        answer = await self._in_check_thread(lambda: self._check.ask({"measure": {}}, self.config.check_seconds))
+        answer = await self._keep(lambda: self._check.ask({"measure": {}}, self.config.check_seconds))
         return {str(name): float(rate) for name, rate in answer["rates"].items()}
 
     @remote
@@ -140,7 +106,7 @@ class ElasticWorker(Worker):
         """Returns the address at which this worker waits for the other one of a pair."""
         self._require(incarnation)
         question = {"listen": self.host}
-        answer = await self._in_check_thread(lambda: self._check.ask(question, self.config.check_seconds))
+        answer = await self._keep(lambda: self._check.ask(question, self.config.check_seconds))
         return [self.host, int(answer["port"])]
 
     @remote
@@ -149,35 +115,25 @@ class ElasticWorker(Worker):
         self._require(incarnation)
         seconds = self.config.check_seconds
         question = {"pair": {"host": host, "port": port, "rank": rank, "seconds": seconds}}
-        answer = await self._in_check_thread(lambda: self._check.ask(question, seconds + KILL_SECONDS))
-        return float(answer["seconds"])
+        return float((await self._keep(lambda: self._check.ask(question, seconds + KILL_SECONDS)))["seconds"])
 
     @remote
-    async def end_check(self, incarnation: int) -> None:
-        """Frees what the check used."""
-        self._require(incarnation)
-        await self._in_check_thread(self._check.close)
+    async def start_elastic_job(
+        self, incarnation: int, number: int, members: list[Any], address: list[Any] | None = None
+    ) -> list[Any]:
+        """Starts this node's ranks; returns the address of the round's store, which this worker has if none is given.
 
-    @remote
-    async def open_round(self, incarnation: int, number: int) -> list[Any]:
-        """Returns the address at which this worker will have the round's store."""
-        self._require(incarnation, number)
-        with self._lock:
-            if self._listener is not None:
-                self._listener.close()
-            self._listener = listen(self.host)
-            return [*self._listener.getsockname()[:2]]
-
-    @remote
-    async def start_elastic_job(self, incarnation: int, number: int, members: list[Any], host: str, port: int) -> None:
-        """Starts this node's ranks. `members`: name and incarnation of every worker of the round."""
+        `members`: name and incarnation of every worker of the round.
+        """
         self._require(incarnation)
         ids = tuple(WorkerId(name, its) for name, its in members)
         if self.me not in ids or number <= self._round:
             raise StaleCall(
                 f"{self.me} in round {self._round} was told to start round {number} of {', '.join(map(str, ids))}"
             )
-        self._round = number
+        self._round, self._members = number, ids
+        listener = listen(self.host) if address is None else None
+        host, port = (listener.getsockname()[:2] if listener is not None else address) or ("", 0)
         directory = tempfile.mkdtemp(prefix="cluster-ranks-")
         order = RanksOrder(
             run_id=f"{self.context.job}-{self.context.role}-{number}",
@@ -191,132 +147,88 @@ class ElasticWorker(Worker):
             join_seconds=self.config.join_seconds,
             stop_seconds=self.config.stop_seconds,
         )
-        with self._lock:
-            listener, self._listener = self._listener, None
-            self._progress_directory = directory
-            self._set(Report(Activity.JOINING, number, ids))
-        if listener is not None and listener.getsockname()[1] != port:
-            listener.close()
-            listener = None
-        self._commands.put(StartOrder(order, listener))
+        await self._keep(lambda: self._start_ranks(order, listener))
+        return [host, port]
 
     @remote
     async def stop_round(self, incarnation: int, number: int) -> None:
-        """Ends this node's ranks; the report is IDLE once they have ended. No earlier round can start any more."""
-        self._require(incarnation, number)
+        """Ends this node's ranks, and returns once they have ended. No earlier round can start any more."""
+        self._require(incarnation)
+        if number < self._round:
+            raise StaleCall(f"{self.me} was told to stop round {number}, and knows of round {self._round}")
         self._round = number
-        with self._lock:
-            if self._report.activity not in HAS_RANKS:
-                self._set(Report(Activity.IDLE, number))
-                return
-        self._commands.put(_Stop())
+        await self._keep(self._end_ranks)
 
     @remote(idempotent=True)
     async def finish(self, incarnation: int) -> None:
         """The training is complete: `start` returns."""
         self._require(incarnation)
-        self._finished.set()
+        self._over.set()
 
-    def _require(self, incarnation: int, number: int | None = None) -> None:
+    def _require(self, incarnation: int) -> None:
         if incarnation != self.me.incarnation:
             raise StaleCall(f"{self.me} was called as incarnation {incarnation}")
-        if number is not None and number < self._round:
-            raise StaleCall(f"{self.me} was called for round {number}, and knows of round {self._round}")
 
-    async def _in_check_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._check_thread, work)
+    async def _keep(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._keeper, work)
 
-    def _set(self, report: Report) -> None:
-        """Changes the report; call it with the lock."""
-        self._report = report
-        self._version += 1
+    # --- the ranks ---
 
-    def stop(self) -> None:
-        """Ends a check that runs; `start` ends the ranks."""
-        self._check.abort()
-
-    # --- the thread of `start` ---
-
-    def start(self) -> None:
-        """Runs ranks as the master asks, until it says that the training is complete, or the job stops."""
-        try:
-            while not self._finished.is_set() and not self.context.stop.is_set():
-                self._step()
-            if self._ranks is not None:
-                self._end_ranks()
-                while self._ranks is not None:
-                    self._step()
-        finally:
-            self._close()
-
-    def _step(self) -> None:
-        try:
-            command = self._commands.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            pass
-        else:
-            if isinstance(command, StartOrder):
-                self._start_ranks(command)
+    def _report(self, totals: Totals = NOTHING) -> Report:
+        with self._lock:
+            ranks = self._ranks
+            if ranks is None:
+                return Report(Activity.IDLE, self._round, self._members)
+            reason, code = "", ranks.poll()
+            if code is None:
+                activity = Activity.TRAINING if self._are_up(ranks) else Activity.JOINING
+            elif code == 0 and ranks.succeeded:
+                activity = Activity.SUCCEEDED
             else:
-                self._end_ranks()
-        if self._ranks is not None:
-            self._look_at(self._ranks)
-
-    def _start_ranks(self, command: StartOrder) -> None:
-        if self._ranks is not None:  # of an earlier round, which nobody stopped
-            self._ranks.close()
-        self._ending_until = None
-        try:
-            self._ranks = RanksProcess(command.order, command.listener)
-        except OSError as error:
-            self._ranks = None
-            self._change(Activity.FAILED, f"cannot start torch's agent: {error}")
-
-    def _end_ranks(self) -> None:
-        if self._ranks is None:
-            self._change(Activity.IDLE)
-        elif self._ending_until is None:
-            self._ranks.terminate()
-            self._ending_until = time.monotonic() + self.config.stop_seconds + KILL_SECONDS
-
-    def _look_at(self, ranks: RanksProcess) -> None:
-        code = ranks.poll()
-        if code is not None:
-            ranks.close()
-            was_ending, self._ranks, self._ending_until = self._ending_until is not None, None, None
-            if was_ending:
-                self._change(Activity.IDLE)
-            else:
-                self._have_ended(ranks, code)
-        elif self._ending_until is not None:
-            if time.monotonic() > self._ending_until:
-                logger.warning("the ranks did not end in time and are killed")
-                ranks.kill()
-        elif self._report.activity is Activity.JOINING and self._are_up(ranks):
-            self._change(Activity.TRAINING)
+                activity, reason = Activity.FAILED, ranks.failure or ""
+        return Report(activity, self._round, self._members, reason, totals)
 
     def _are_up(self, ranks: RanksProcess) -> bool:
         return ranks.joined
 
-    def _have_ended(self, ranks: RanksProcess, code: int) -> None:
-        """The ranks have ended by themselves."""
-        if code == 0 and ranks.succeeded:
-            self._change(Activity.SUCCEEDED)
-        else:
-            self._change(Activity.FAILED, ranks.failure or f"torch's agent ended with exit code {code}")
-
-    def _change(self, activity: Activity, reason: str = "") -> None:
+    def _start_ranks(self, order: RanksOrder, listener: socket.socket | None) -> None:
+        """Starts ranks, in the keeper; frees what the check used before, and ends ranks that nobody stopped."""
+        self._check.close()
+        self._drop_ranks()
         with self._lock:
-            number, members = self._report.round, self._report.members
-            self._set(Report(activity, self._round if activity is Activity.IDLE else number, members, reason))
+            self._ranks, self._ending = RanksProcess(order, listener), False
+
+    def _end_ranks(self) -> None:
+        """Has ranks end in time, in the keeper."""
+        with self._lock:
+            ranks, self._ending = self._ranks, True
+        if ranks is not None:
+            ranks.end(self.config.stop_seconds + KILL_SECONDS)
+        self._drop_ranks()
+
+    def _drop_ranks(self) -> None:
+        with self._lock:
+            ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close()
+
+    # --- the beginning and the end ---
+
+    def start(self) -> None:
+        """Returns once the master says that the training is complete, or the job stops; meanwhile ranks run as it asks."""
+        try:
+            self._over.wait()
+            self._keeper.submit(self._end_ranks).result()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ends a check that runs; `start` ends the ranks."""
+        self._check.abort()
+        self._over.set()
 
     def _close(self) -> None:
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
-        self._check_thread.submit(self._check.close).result()
-        self._check_thread.shutdown()
-        with self._lock:
-            if self._listener is not None:
-                self._listener.close()
-                self._listener = None
+        """Kills what still runs."""
+        self._keeper.submit(self._drop_ranks).result()
+        self._keeper.submit(self._check.close).result()
+        self._keeper.shutdown()

@@ -45,6 +45,9 @@ class Totals:
         return Totals(self.done + other.done, self.idle_seconds + other.idle_seconds, self.ranks + other.ranks)
 
 
+NOTHING = Totals()
+
+
 class ProgressFile:
     """A rank's count. Outside an elastic job, which nobody scales, it only counts."""
 

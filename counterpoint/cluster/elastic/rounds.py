@@ -1,336 +1,341 @@
-"""The ElasticMaster's decisions as a pure state machine: events in, instructions out; no clock, no I/O.
+"""The rounds of elastic training: workers are gathered, their nodes checked, the script runs on all of them, and so again.
 
-The stages are GATHERING, CHECKING, READY, RENDEZVOUS, TRAINING, then ENDED; any failure, and any newcomer, leads through
-STOPPING_ALL back to GATHERING. Each round has fixed members. `elastic_master` passes in the events, and carries out the
-instructions; PrimeMaster creates dead workers again, so nothing here counts their deaths.
+A *round* is one start of the training on fixed members, whose ranks meet in torch's rendezvous and run below torch's elastic
+agent. Any failure, and any newcomer, ends it: all members end their ranks, and the next begins. torch's rendezvous alone would
+not do: an agent whose peer dies goes on until its own ranks fail or another node waits, its store dies with whoever has it, and
+nobody checks nodes between two rounds. PrimeMaster creates dead workers again, so nothing here counts their deaths.
 """
 
 from __future__ import annotations
 
-from counterpoint.cluster.elastic import events
-from counterpoint.cluster.elastic.check import NodeCheck
-from counterpoint.cluster.elastic.events import (
-    HAS_RANKS,
-    Activity,
-    Ending,
-    Event,
-    Instruction,
-    Report,
-    RoundsStage,
-    Rules,
-    WorkerId,
-)
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from counterpoint.cluster.elastic.check import check_nodes
+from counterpoint.cluster.elastic.config import ElasticConfig
+from counterpoint.cluster.elastic.crew import CALL_SECONDS, Activity, Crew, Report, WorkerId
+from counterpoint.cluster.elastic.progress import Totals
+from counterpoint.cluster.elastic.scaling import Scaler
+from counterpoint.cluster.errors import CallError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""How often the list of members is looked at."""
+
+REPORT_SECONDS = 5.0
+"""How long a worker may hold back an unchanged report."""
+
+REPORTS_IN_A_WINDOW = 20
+"""How often a worker reports in each window in which the progress is measured, at least."""
+
+UNRESPONSIVE_SECONDS = 60.0
+"""A living worker whose reports fail for so long is replaced. Its silence is noticed elsewhere, and earlier."""
+
+GIVE_UP_SECONDS = 600.0
+"""How long fewer than `min_workers` wait; then the training fails."""
+
+HEALTHY_SECONDS = 180.0
+"""Seconds of training after which failed rounds are counted anew."""
+
+MOST_CHECK_FAILURES = 3
+"""Failed checks in a row after which a worker's node is set aside."""
 
 
-def _rank(worker: WorkerId) -> tuple[int, str]:
-    """Orders workers by the number at the end of their names."""
-    number = worker.name.rpartition("-")[2]
-    return (int(number) if number.isdecimal() else -1, worker.name)
+class ElasticTrainingFailed(Exception):
+    """The training failed for good, or can never begin."""
+
+
+class RoundsStage(StrEnum):
+    """The stage of the training as a whole."""
+
+    GATHERING = "GATHERING"
+    """Waiting for enough workers."""
+    CHECKING = "CHECKING"
+    """Their nodes are being checked."""
+    READY = "READY"
+    """The nodes are good."""
+    RENDEZVOUS = "RENDEZVOUS"
+    """The ranks are being started, and find one another."""
+    TRAINING = "TRAINING"
+    """All ranks of the round run."""
+    STOPPING_ALL = "STOPPING_ALL"
+    """Every worker is to end its ranks, before another round or the end."""
+    ENDED = "ENDED"
+    """The script has succeeded on all ranks, or the training has failed for good."""
+
+
+UNDER_WAY = (RoundsStage.RENDEZVOUS, RoundsStage.TRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """Why a round is over."""
+
+    why: str
+    failed: str = ""
+    """What the script's own failure was, if that is why."""
 
 
 class Rounds:
     """The rounds of one training."""
 
-    def __init__(self, rules: Rules) -> None:
-        if not 1 <= rules.min_workers <= rules.max_workers:
-            raise ValueError(
-                f"min_workers = {rules.min_workers}, max_workers = {rules.max_workers}; expected 1 <= min <= max"
-            )
-        self.rules = rules
+    def __init__(self, crew: Crew, config: ElasticConfig, count: int, scaler: Scaler | None = None) -> None:
+        """For a role of `count` workers. A `scaler` gives it more or fewer, by the progress of the rounds."""
+        self._crew, self._config, self._scaler = crew, config, scaler
+        self._fewest, self._most = config.limits(count)
         self.stage = RoundsStage.GATHERING
         self.round = 0
         self.members: tuple[WorkerId, ...] = ()
-        """The members of the current or last round, by rank."""
-        self.activities: dict[WorkerId, Activity] = {}
-        """What each member last said."""
+        """The members of the current or last round, by rank; of the next one once their nodes have passed."""
+        self.address: tuple[str, int] | None = None
+        """Where the ranks of the round meet; None if an earlier SubMaster began it."""
         self.set_aside: dict[str, str] = {}
         """Workers whose nodes failed the check too often, with the last reason."""
         self.stragglers: list[str] = []
         """The stragglers of the last check, a line each."""
-        self.ending: Ending | None = None
-        """Decided, perhaps before all ranks have ended."""
-        self.deadline: float | None = None
-        """The time when `Tick` is due."""
-        self._alive: dict[str, WorkerId] = {}
-        self._expected = 0
-        self._released = False
         self._began = False
-        self._check: NodeCheck | None = None
-        self._attempt = 0
-        self._awaited: set[str] = set()
-        """Workers that died or were replaced during the check, and should come again."""
+        self._reports: dict[WorkerId, tuple[float, Report]] = {}
+        """What each member said last in this round, and when."""
         self._check_failures: dict[str, int] = {}
-        self._stopping: set[WorkerId] = set()
         self._failed_rounds = 0
-        self._gathering_since = 0.0
         self._training_since: float | None = None
+        self._newcomers_since: float | None = None
 
-    def handle(self, event: Event) -> list[Instruction]:
-        """Returns the instructions for one event, in order."""
-        if isinstance(event, events.Expected):
-            self._expected = event.count
-        elif isinstance(event, events.Released):
-            self._released = True
-        if self.stage is RoundsStage.ENDED or self._began == isinstance(event, events.Begin):
-            return []
-        match event:
-            case events.Begin():
-                return self._begin(event)
-            case events.Released():
-                return self._start_round() if self.stage is RoundsStage.READY else []
-            case events.WorkerUp(worker, at):
-                return self._worker_up(worker, at)
-            case events.WorkerDown(worker, at):
-                return self._worker_down(worker, at)
-            case events.Unresponsive(worker, reason, at):
-                if self._alive.get(worker.name) != worker:
-                    return []
-                return [events.Replace(worker, reason), *self._worker_down(worker, at)]
-            case events.NodeMeasured() if self._check is not None:
-                return [*self._check.measured(event), *self._conclude_check(event.at)]
-            case events.PairChecked() if self._check is not None:
-                return [*self._check.pair_checked(event), *self._conclude_check(event.at)]
-            case events.Reported(worker, report, at):
-                return self._reported(worker, report, at)
-            case events.Expected(_, at):
-                return self._gather(at) if self.stage is RoundsStage.GATHERING else []
-            case events.Tick(at):
-                return self._tick(at)
-        return []  # an answer to a check that is over
+    def _enter(self, stage: RoundsStage) -> None:
+        if stage is not self.stage:
+            logger.info("%s: %s -> %s, round %d", self._crew.role, self.stage, stage, self.round)
+        self.stage = stage
 
-    # --- the beginning, perhaps in the middle ---
+    # --- before a round ---
 
-    def _begin(self, event: events.Begin) -> list[Instruction]:
-        """Takes over a round that runs undisturbed; ends what else is found."""
-        self._began = True
-        self._alive = {worker.name: worker for worker in event.reports}
-        self.round = max((report.round for report in event.reports.values()), default=0)
-        if event.finished and self._expected == 0:
-            return self._end(0, "the training is complete")
-        current = {w: r for w, r in event.reports.items() if r.round == self.round and r.activity is not Activity.IDLE}
-        self.members = next((report.members for report in current.values()), ())
-        self.activities = {worker: report.activity for worker, report in current.items()}
-        if Activity.SUCCEEDED in self.activities.values():
-            finished = (worker for worker in self.members if worker.name in event.finished)
-            self.activities = dict.fromkeys(finished, Activity.SUCCEEDED) | self.activities
-        if current and self.activities.keys() == set(self.members):
-            return self._take_over(current, event.at)
-        if any(report.activity in HAS_RANKS for report in event.reports.values()):
-            return self._stop_all(f"round {self.round} has lost workers while no SubMaster was there", event.at)
-        return self._regather(event.at)
+    async def prepare(self, children: Collection[WorkerId] = ()) -> None:
+        """Gathers workers and checks their nodes, until a round can start or one runs, or any of `children` is gone.
 
-    def _take_over(self, current: dict[WorkerId, Report], at: float) -> list[Instruction]:
-        self.stage, self._released = RoundsStage.RENDEZVOUS, True
-        tell = events.Tell(f"round {self.round} goes on under a new incarnation of its SubMaster")
-        for worker, report in current.items():
-            if report.activity is Activity.FAILED:
-                return [tell, *self._script_failed(worker, report.reason, at)]
-        return [tell, *self._note_progress(at)]
+        Raises `ElasticTrainingFailed` if too few are left.
+        """
+        if not self._began:
+            await self._take_over()
+            self._began = True
+        while self.stage not in (*UNDER_WAY, RoundsStage.ENDED):
+            available = self._available()[: self._most]
+            if self.stage is RoundsStage.READY and tuple(available) == self.members:
+                return
+            gathered = await self._gather(children)
+            if not gathered:
+                return
+            if passed := await self._check(gathered):
+                self.members = tuple(passed)
+                self._enter(RoundsStage.READY)
 
-    # --- gathering ---
-
-    @property
     def _available(self) -> list[WorkerId]:
-        return sorted((worker for name, worker in self._alive.items() if name not in self.set_aside), key=_rank)
+        return [worker for name, worker in self._crew.living().items() if name not in self.set_aside]
 
-    def _regather(self, at: float) -> list[Instruction]:
-        self.stage, self._gathering_since = RoundsStage.GATHERING, at
-        self._check = None
-        return self._gather(at)
+    async def _gather(self, children: Collection[WorkerId]) -> list[WorkerId]:
+        """Returns the workers once all are there that may come, or enough are and the others take too long.
 
-    def _gather(self, at: float) -> list[Instruction]:
-        """Begins once all are there that may come, or enough are and the others take too long."""
-        available, rules = self._available, self.rules
-        wanted = min(rules.max_workers, max(rules.min_workers, self._expected - len(self.set_aside)))
-        enough = len(available) >= rules.min_workers
-        self.deadline = self._gathering_since + (rules.join_seconds if enough else rules.give_up_seconds)
-        if len(available) >= wanted or (enough and at >= self.deadline):
-            return self._begin_check(available[: rules.max_workers])
-        if at >= self.deadline:
-            return self._end(1, self._too_few(f"after {rules.give_up_seconds:.0f} s"))
-        return []
+        Returns none if one of `children` is gone.
+        """
+        self._enter(RoundsStage.GATHERING)
+        began = _now()
+        while True:
+            if not {*children} <= {*self._crew.living().values()}:
+                return []
+            available, coming = self._available(), self._crew.expected - len(self.set_aside)
+            enough, waited = len(available) >= self._fewest, _now() - began
+            late = waited >= (self._config.join_seconds if enough else GIVE_UP_SECONDS)
+            if enough and (late or len(available) >= min(self._most, coming)):
+                return available[: self._most]
+            if late or (self.set_aside and coming < self._fewest):
+                aside = "".join(f"; {name} was set aside: {why}" for name, why in self.set_aside.items())
+                self._fail(f"only {len(available)} of at least {self._fewest} workers are there{aside}")
+            await asyncio.sleep(LOOK_SECONDS)
 
-    def _too_few(self, when: str) -> str:
-        aside = "".join(f"; {name} was set aside: {reason}" for name, reason in self.set_aside.items())
-        return f"only {len(self._available)} of at least {self.rules.min_workers} workers are there {when}{aside}"
+    def _fail(self, reason: str) -> None:
+        self._enter(RoundsStage.ENDED)
+        raise ElasticTrainingFailed(f"{self._crew.role}: {reason}")
 
-    # --- the node check ---
+    async def _check(self, workers: list[WorkerId]) -> list[WorkerId]:
+        """Returns those that passed; none if workers are to be created again before, or too few have passed."""
+        if not self._config.check:
+            return workers
+        self._enter(RoundsStage.CHECKING)
+        found = await check_nodes(self._crew, workers, self._config.check_seconds)
+        self.stragglers = found.slow_nodes()
+        for line in self.stragglers:
+            logger.info("%s: %s", self._crew.role, line)
+        passed = [worker for worker in workers if worker not in found.abnormal and worker not in found.gone]
+        for worker in passed:
+            self._check_failures.pop(worker.name, None)
+        is_complete = not found.gone
+        for worker, reason in found.abnormal.items():
+            count = self._check_failures[worker.name] = self._check_failures.get(worker.name, 0) + 1
+            if count >= MOST_CHECK_FAILURES:
+                logger.info("%s failed %d node checks and is set aside: %s", worker, count, reason)
+                self.set_aside[worker.name] = reason
+            else:
+                self._crew.replace(worker, f"it failed the node check: {reason}")
+                is_complete = False
+        return passed if is_complete and len(passed) >= self._fewest else []
 
-    def _begin_check(self, workers: list[WorkerId]) -> list[Instruction]:
-        self.deadline = None
-        if not self.rules.check:
-            return self._ready(workers)
-        self.stage = RoundsStage.CHECKING
-        self._attempt += 1
-        self._awaited.clear()
-        self._check = NodeCheck(self._attempt)
-        return [instruction for worker in workers for instruction in self._check.add(worker)]
+    async def _take_over(self) -> None:
+        """Goes on with a round that an earlier SubMaster began if it runs undisturbed; ends the ranks of any other."""
+        reports: dict[WorkerId, Report] = {}
+        for worker in self._crew.living().values():
+            try:
+                reports[worker] = await self._crew.report(worker)
+            except CallError as error:
+                logger.warning("%s does not say what it does, and counts as absent: %s", worker, error)
+        finished = self._crew.finished
+        if finished and self._crew.expected == 0:
+            return self._enter(RoundsStage.ENDED)
+        self.round = max((report.round for report in reports.values()), default=0)
+        current = {w: r for w, r in reports.items() if r.round == self.round and r.activity is not Activity.IDLE}
+        members = next((report.members for report in current.values()), ())
+        if any(report.activity is Activity.SUCCEEDED for report in current.values()):
+            ended = Report(Activity.SUCCEEDED, self.round, members)
+            current = {w: ended for w in members if w.name in finished} | current
+        if members and current.keys() == {*members}:
+            self.members, self._reports = members, {worker: (_now(), report) for worker, report in current.items()}
+            self._enter(RoundsStage.RENDEZVOUS)
+            logger.info("round %d goes on under a new incarnation of its SubMaster", self.round)
+        elif any(report.activity.has_ranks for report in reports.values()):
+            logger.info("round %d has lost workers while no SubMaster was there", self.round)
+            await self._stop()
 
-    def _conclude_check(self, at: float) -> list[Instruction]:
-        """Once all pairs are tested: has the abnormal workers created again, or goes on without any."""
-        if self.stage is not RoundsStage.CHECKING or self._check is None or not self._check.complete:
-            return []
-        abnormal = self._check.abnormal
-        instructions: list[Instruction] = [*self._check.drop(*abnormal)]
-        for worker, reason in abnormal.items():
-            instructions.append(self._condemn(worker, reason, at))
-        if self._awaited or not self._check.complete:
-            return instructions
-        return [*instructions, *self._end_check(at)]
+    # --- rounds ---
 
-    def _condemn(self, worker: WorkerId, reason: str, at: float) -> Instruction:
-        """Has a worker created again, or sets it aside if it failed the check too often."""
-        count = self._check_failures[worker.name] = self._check_failures.get(worker.name, 0) + 1
-        if count >= self.rules.max_check_failures:
-            self.set_aside[worker.name] = reason
-            return events.Tell(f"{worker} failed {count} node checks and is set aside: {reason}")
-        self._alive.pop(worker.name, None)
-        self._await(worker.name, at)
-        return events.Replace(worker, f"it failed the node check: {reason}")
+    async def train(self) -> None:
+        """Trains round after round until the script has succeeded on all ranks. Raises `ElasticTrainingFailed`."""
+        while True:
+            await self.prepare()
+            if self.stage is RoundsStage.ENDED:
+                return
+            over = await self._begin_round() if self.stage is RoundsStage.READY else None
+            over = over or await self._attend()
+            if over is None:
+                return self._enter(RoundsStage.ENDED)
+            logger.info("%s: %s", self._crew.role, over.why)
+            lived = self._training_since is not None and _now() - self._training_since >= HEALTHY_SECONDS
+            await self._stop()
+            if over.failed and {*self.members} <= {*self._crew.living().values()}:  # else a death was the cause
+                self._failed_rounds = 1 if lived else self._failed_rounds + 1
+                if self._failed_rounds > self._config.max_restarts:
+                    self._fail(f"{self._failed_rounds} rounds failed in a row, the last on {over.failed}")
+            self._enter(RoundsStage.GATHERING)
 
-    def _await(self, name: str, at: float) -> None:
-        self._awaited.add(name)
-        self.deadline = at + self.rules.join_seconds
-
-    def _end_check(self, at: float) -> list[Instruction]:
-        assert self._check is not None
-        passed = sorted(self._check.passed, key=_rank)
-        self.stragglers = self._check.stragglers(self.rules.straggler_ratio)
-        self._check_failures = {n: c for n, c in self._check_failures.items() if n not in {w.name for w in passed}}
-        if len(passed) >= self.rules.min_workers:
-            return [*(events.Tell(line) for line in self.stragglers), *self._ready(passed[: self.rules.max_workers])]
-        if self._expected - len(self.set_aside) < self.rules.min_workers:
-            return self._end(1, self._too_few("after the node check"))
-        return self._regather(at)
-
-    # --- a round ---
-
-    def _ready(self, members: list[WorkerId]) -> list[Instruction]:
-        self.stage, self.deadline, self._check = RoundsStage.READY, None, None
-        self.members = tuple(members)
-        return self._start_round() if self._released else []
-
-    def _start_round(self) -> list[Instruction]:
-        self.stage = RoundsStage.RENDEZVOUS
+    async def _begin_round(self) -> _Over | None:
+        """Has the members start their ranks, the first of them the store at which these meet."""
         self.round += 1
-        self.activities, self._training_since = {}, None
-        return [events.EndCheck(tuple(self._alive.values())), events.StartRound(self.round, self.members)]
+        self._reports, self._training_since, self._newcomers_since, self.address = {}, None, None, None
+        self._enter(RoundsStage.RENDEZVOUS)
+        first, *others = self.members
+        start = ("start_elastic_job", self.round, [[*member] for member in self.members])
+        address = await self._order(first, *start)
+        if address is None or None in await asyncio.gather(*(self._order(w, *start, address) for w in others)):
+            return _Over(f"round {self.round} could not start")
+        self.address = (str(address[0]), int(address[1]))
+        return None
 
-    def _reported(self, worker: WorkerId, report: Report, at: float) -> list[Instruction]:
-        if worker not in self.members or report.round < self.round:
-            return []
-        if self.stage is RoundsStage.STOPPING_ALL and report.activity is Activity.IDLE:
-            self._stopping.discard(worker)
-            return self._all_stopped(at)
-        if self.stage not in (RoundsStage.RENDEZVOUS, RoundsStage.TRAINING):
-            return []
-        self.activities[worker] = report.activity
-        if report.activity is Activity.FAILED:
-            return self._script_failed(worker, report.reason, at)
-        if report.activity is Activity.IDLE:
-            return self._stop_all(f"{worker} has ended its ranks without being asked", at)
-        return self._note_progress(at)
+    async def _order(self, worker: WorkerId, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
+        """Returns a worker's answer; has one replaced that does not do what it was asked to do, and returns None."""
+        try:
+            return await self._crew.call(worker, method, *arguments, seconds=seconds)
+        except CallError as error:
+            if self._crew.living().get(worker.name) == worker:
+                self._crew.replace(worker, str(error))
+            return None
 
-    def _note_progress(self, at: float) -> list[Instruction]:
-        """Notices when all ranks run, and when all have succeeded."""
-        activities = {self.activities.get(worker, Activity.JOINING) for worker in self.members}
-        if activities == {Activity.SUCCEEDED}:
-            return self._end(0, "the training is complete")
-        if self.stage is RoundsStage.RENDEZVOUS and Activity.JOINING not in activities:
-            self.stage, self._training_since = RoundsStage.TRAINING, at
-            return self._notice_newcomers(at)
-        return []
+    async def _attend(self) -> _Over | None:
+        """Follows a round; returns why another has to begin, None once the script has succeeded on all ranks."""
+        followers = [asyncio.create_task(self._follow(worker)) for worker in self.members]
+        try:
+            while True:
+                activities = {self._activity(worker) for worker in self.members}
+                if activities == {Activity.SUCCEEDED}:
+                    return None
+                if (over := self._disturbance(activities)) is not None:
+                    return over
+                if self.stage is RoundsStage.RENDEZVOUS and Activity.JOINING not in activities:
+                    self._training_since = _now()
+                    self._enter(RoundsStage.TRAINING)
+                if self._scaler is not None:
+                    self._scale(self._scaler)
+                for task in followers:
+                    if task.done():
+                        task.result()  # raises a defect of ours
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            for task in followers:
+                task.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
 
-    def _notice_newcomers(self, at: float) -> list[Instruction]:
-        """Ends the round soon if it could have more members."""
-        if len(self.members) < min(self.rules.max_workers, len(self._available)) and self.deadline is None:
-            self.deadline = at + self.rules.settle_seconds
-        return []
+    def _activity(self, worker: WorkerId) -> Activity:
+        return self._reports[worker][1].activity if worker in self._reports else Activity.JOINING
 
-    def _script_failed(self, worker: WorkerId, reason: str, at: float) -> list[Instruction]:
-        if self._training_since is not None and at - self._training_since >= self.rules.healthy_seconds:
-            self._failed_rounds = 0
-        self._failed_rounds += 1
-        if self._failed_rounds > self.rules.max_restarts:
-            self.ending = Ending(
-                1, f"{self._failed_rounds} rounds failed in a row, the last on {worker.name}: {reason}"
-            )
-        return self._stop_all(f"round {self.round} failed on {worker}: {reason}", at)
+    def _disturbance(self, activities: set[Activity]) -> _Over | None:
+        """Returns what ends the round now, if anything does."""
+        living = self._available()
+        for worker in self.members:
+            activity = self._activity(worker)
+            if activity is Activity.FAILED:
+                reason = self._reports[worker][1].reason
+                return _Over(f"round {self.round} failed on {worker}: {reason}", f"{worker.name}: {reason}")
+            if activity is Activity.IDLE:
+                return _Over(f"{worker} has ended its ranks without being asked")
+            if activity is not Activity.SUCCEEDED and worker not in living:
+                return _Over(f"{worker} is gone in round {self.round}")
+        could_be_more = len(self.members) < min(self._most, len(living))
+        if not could_be_more or self.stage is not RoundsStage.TRAINING:
+            self._newcomers_since = None
+        elif self._newcomers_since is None:
+            self._newcomers_since = _now()
+        elif _now() - self._newcomers_since >= self._config.settle_seconds and Activity.SUCCEEDED not in activities:
+            return _Over(f"round {self.round} ends so that more workers can join")
+        return None
 
-    def _stop_all(self, why: str, at: float) -> list[Instruction]:
-        self.stage = RoundsStage.STOPPING_ALL
-        self.deadline = at + self.rules.stop_seconds
-        self._stopping = {worker for worker in self.members if self._alive.get(worker.name) == worker}
-        stop = [events.StopRound(self.round, tuple(sorted(self._stopping, key=_rank)))] if self._stopping else []
-        return [events.Tell(why), *stop, *self._all_stopped(at)]
+    async def _follow(self, worker: WorkerId) -> None:
+        """Keeps what a member last said."""
+        heard, seconds = _now(), REPORT_SECONDS
+        if self._scaler is not None:  # so often that what is known of a window is of nearly all of it
+            seconds = min(REPORT_SECONDS, self._scaler.window_seconds / REPORTS_IN_A_WINDOW)
+        while self._activity(worker) is not Activity.SUCCEEDED:
+            known = self._reports[worker][1] if worker in self._reports else None
+            try:
+                report = await self._crew.report(worker, known, seconds)
+            except CallError as error:
+                if _now() - heard > UNRESPONSIVE_SECONDS:
+                    self._crew.replace(worker, f"it does not report: {error}")
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            heard = _now()
+            self._reports[worker] = (heard, report)
 
-    def _all_stopped(self, at: float) -> list[Instruction]:
-        if self._stopping:
-            return []
-        return self._regather(at) if self.ending is None else self._end(self.ending.code, self.ending.reason)
+    def _scale(self, scaler: Scaler) -> None:
+        """Shows the scaler the progress of a round that all workers of the role take part in, and asks for what it decides."""
+        at, totals = _now(), None
+        said = [self._reports[worker] for worker in self.members if worker in self._reports]
+        if self.stage is RoundsStage.TRAINING and len(said) == len(self.members) == self._crew.expected:
+            at = sum(when for when, _ in said) / len(said)
+            totals = sum((report.totals for _, report in said), Totals())
+        decision = scaler.observe(at, self.round, len(self.members), totals)
+        if decision is not None:
+            logger.info("%s: %s", self._crew.role, decision)
+            if decision.is_change:
+                self._crew.scale(decision.wanted)
 
-    def _end(self, code: int, reason: str) -> list[Instruction]:
-        self.stage, self.deadline = RoundsStage.ENDED, None
-        self.ending = Ending(code, reason)
-        return [events.End(self.ending)]
+    async def _stop(self) -> None:
+        """Has every worker end its ranks; one that does not in time is replaced."""
+        self._enter(RoundsStage.STOPPING_ALL)
+        seconds = self._config.stop_seconds + CALL_SECONDS
+        stops = (self._order(w, "stop_round", self.round, seconds=seconds) for w in self._crew.living().values())
+        await asyncio.gather(*stops)
 
-    # --- workers come and go, time passes ---
 
-    def _worker_up(self, worker: WorkerId, at: float) -> list[Instruction]:
-        known = self._alive.get(worker.name)
-        if known is not None and known.incarnation >= worker.incarnation:
-            return []
-        gone = self._worker_down(known, at) if known is not None else []
-        self._alive[worker.name] = worker
-        match self.stage:
-            case RoundsStage.GATHERING:
-                return [*gone, *self._gather(at)]
-            case RoundsStage.CHECKING if self._check is not None and worker.name not in self.set_aside:
-                self._awaited.discard(worker.name)
-                return [*gone, *self._check.add(worker)]
-            case RoundsStage.READY:
-                return [*gone, *self._regather(at)]
-            case RoundsStage.TRAINING:
-                return [*gone, *self._notice_newcomers(at)]
-        return gone
-
-    def _worker_down(self, worker: WorkerId, at: float) -> list[Instruction]:
-        if self._alive.get(worker.name) != worker:
-            return []
-        del self._alive[worker.name]
-        match self.stage:
-            case RoundsStage.CHECKING if self._check is not None:
-                self._await(worker.name, at)
-                return [*self._check.drop(worker), *self._conclude_check(at)]
-            case RoundsStage.READY:
-                return self._regather(at)
-            case RoundsStage.RENDEZVOUS | RoundsStage.TRAINING if worker in self.members:
-                if self.activities.get(worker) is Activity.SUCCEEDED:
-                    return []
-                return self._stop_all(f"{worker} is gone in round {self.round}", at)
-            case RoundsStage.STOPPING_ALL:
-                self._stopping.discard(worker)
-                return self._all_stopped(at)
-        return []
-
-    def _tick(self, at: float) -> list[Instruction]:
-        if self.deadline is None or at < self.deadline:
-            return []
-        self.deadline = None
-        match self.stage:
-            case RoundsStage.GATHERING:
-                return self._gather(at)
-            case RoundsStage.CHECKING:  # who was awaited does not come; if the check still runs, its end concludes it
-                self._awaited.clear()
-                return self._conclude_check(at)
-            case RoundsStage.TRAINING if Activity.SUCCEEDED not in self.activities.values():
-                return self._stop_all(f"round {self.round} ends so that more workers can join", at)
-            case RoundsStage.STOPPING_ALL:
-                late = sorted(self._stopping, key=_rank)
-                seconds = f"{self.rules.stop_seconds:.0f} s"
-                replaced = [events.Replace(worker, f"it did not end its ranks within {seconds}") for worker in late]
-                for worker in late:
-                    self._alive.pop(worker.name)
-                self._stopping.clear()
-                return [*replaced, *self._all_stopped(at)]
-        return []
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """How many workers elastic training should have, by its progress: policies, and when they are asked. Pure: no clock, no I/O.
 
-`Scaler` measures a round over a window, asks the policy, and keeps within limits. `counterpoint/cluster/elastic/driver.py` tells
-it what the workers report, and carries its decisions out.
+`Scaler` measures a round over a window, asks the policy, and keeps within limits. `rounds` tells it what the workers report, and
+carries its decisions out.
 """
 
 from __future__ import annotations

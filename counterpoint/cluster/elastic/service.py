@@ -14,10 +14,10 @@ process with these ranks would mean to it:
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -26,14 +26,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from counterpoint.cluster.elastic.elastic_master import ElasticMaster
-from counterpoint.cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker, StartOrder
-from counterpoint.cluster.elastic.events import RoundsStage
+from counterpoint.cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker
+from counterpoint.cluster.elastic.rounds import RoundsStage
 from counterpoint.cluster.worker import Context, Member
 from counterpoint.transport.process.notify import NotifySocket
-from counterpoint.transport.process.ranks.node import RanksProcess
+from counterpoint.transport.process.ranks.node import RanksOrder, RanksProcess
 from counterpoint.transport.process.start_time import LONGEST_STARTS
-
-logger = logging.getLogger(__name__)
 
 TERMINATED = 128 + signal.SIGTERM
 """Rank 0's exit code after a SIGTERM: ours, or that of torch's agent, which ends all ranks when one has died."""
@@ -145,28 +143,21 @@ class ServiceWorker(ElasticWorker):
     def start(self) -> None:
         """Runs ranks as the master asks, until they end or the job stops; ends with rank 0's exit code."""
         try:
-            while not self.context.stop.is_set():
-                self._step()
+            while not self._over.wait(POLL_SECONDS):
+                self._look()
             code = self._end_in_order()
         finally:
             self._close()
         if code:
             raise SystemExit(code)
 
-    def _start_ranks(self, command: StartOrder) -> None:
-        self._close_rank_zero()
-        self._rank_zero = RankZero(self.config.silence_seconds)
-        environment = {**command.order.environment, **self._rank_zero.environment}
-        order = replace(command.order, environment=environment, exit_seconds=EXIT_SECONDS)
-        super()._start_ranks(replace(command, order=order))
-
-    def _look_at(self, ranks: RanksProcess) -> None:
-        super()._look_at(ranks)
-        if self._ranks is None or self._rank_zero is None or self._ending_until is not None or ranks.node_rank != 0:
-            return
-        self._rank_zero.hear()
-        if trouble := self._rank_zero.trouble(self.config.ready_seconds):
-            raise RanksFailed(f"{trouble}; all ranks are killed")  # `_close` does that
+    def _start_ranks(self, order: RanksOrder, listener: socket.socket | None) -> None:
+        self._drop_rank_zero()
+        rank_zero = RankZero(self.config.silence_seconds)
+        environment = {**order.environment, **rank_zero.environment}
+        super()._start_ranks(replace(order, environment=environment, exit_seconds=EXIT_SECONDS), listener)
+        with self._lock:
+            self._rank_zero = rank_zero
 
     def _are_up(self, ranks: RanksProcess) -> bool:
         if not ranks.joined or self._rank_zero is None:
@@ -174,59 +165,54 @@ class ServiceWorker(ElasticWorker):
         self._rank_zero.hear()
         return ranks.node_rank != 0 or self._rank_zero.is_ready
 
-    def _have_ended(self, ranks: RanksProcess, code: int) -> None:
-        """Ends this worker as its ranks have ended: it was not asked to end them."""
-        said = self._said_code()
-        if said is None and code == 0 and ranks.succeeded:
-            said = 0
-        why = self._rank_zero.failure if self._rank_zero is not None else ""
+    def _look(self) -> None:
+        """Ends this worker as its ranks have ended, unless it was asked to end them, or if rank 0 is late or silent."""
+        with self._lock:
+            ranks, rank_zero = self._ranks, self._rank_zero
+            if ranks is None or rank_zero is None or self._ending:
+                return
+            code = ranks.poll()
+            rank_zero.hear()
+        if code is None:
+            if ranks.node_rank == 0 and (trouble := rank_zero.trouble(self.config.ready_seconds)):
+                raise RanksFailed(f"{trouble}; all ranks are killed")  # `_close` does that
+            return
+        said = 0 if rank_zero.code is None and code == 0 and ranks.succeeded else rank_zero.code
+        why = rank_zero.failure
         if said is None or said == TERMINATED:
             how = ranks.failure or f"torch's agent ended with exit code {code}"
             raise RanksFailed(f"{how}: {why}" if why else how)
         raise SystemExit(said) from (RanksFailed(why) if why else None)
 
-    def _said_code(self) -> int | None:
-        if self._rank_zero is None:
-            return None
-        self._rank_zero.hear()
-        return self._rank_zero.code
-
     def _end_in_order(self) -> int:
         """Has rank 0 end the ranks, and waits for that; returns the exit code, which is rank 0's on its node, else 0."""
-        ranks = self._ranks
-        if ranks is None:
+        with self._lock:
+            ranks, rank_zero, by_master = self._ranks, self._rank_zero, self._ending
+        if ranks is None or rank_zero is None:
             return 0
-        by_master = self._ending_until is not None
         deadline = time.monotonic() + self.config.drain_seconds
         while ranks.poll() is None:
-            if self._rank_zero is not None:
-                self._rank_zero.hear()
-            self._urge(ranks, deadline)
+            rank_zero.hear()
+            is_complete = ranks.joined and time.monotonic() <= deadline
+            if is_complete and ranks.node_rank == 0:
+                is_complete = rank_zero.ask_to_end()
+            if not is_complete and not self._ending:
+                self._keeper.submit(self._end_ranks)
+                self._ending = True
             time.sleep(POLL_SECONDS)
-        code = self._said_code()
+        rank_zero.hear()
         if by_master or ranks.node_rank != 0:
             return 0
-        if code is None and self._rank_zero is not None and self._rank_zero.is_ready:
+        if rank_zero.code is None and rank_zero.is_ready:
             raise RanksFailed(ranks.failure or "rank 0 ended without its exit code")
-        return TERMINATED if code is None else code
-
-    def _urge(self, ranks: RanksProcess, deadline: float) -> None:
-        """Asks rank 0 once, if it is here; ends ranks that are not complete yet, and all of them in the end."""
-        if self._ending_until is not None:
-            if time.monotonic() > self._ending_until:
-                ranks.kill()
-            return
-        is_complete = ranks.joined and time.monotonic() <= deadline
-        if is_complete and ranks.node_rank == 0:
-            is_complete = self._rank_zero is not None and self._rank_zero.ask_to_end()
-        if not is_complete:
-            self._end_ranks()
+        return TERMINATED if rank_zero.code is None else rank_zero.code
 
     def _close(self) -> None:
         super()._close()
-        self._close_rank_zero()
+        self._drop_rank_zero()
 
-    def _close_rank_zero(self) -> None:
-        if self._rank_zero is not None:
-            self._rank_zero.close()
-            self._rank_zero = None
+    def _drop_rank_zero(self) -> None:
+        with self._lock:
+            rank_zero, self._rank_zero = self._rank_zero, None
+        if rank_zero is not None:
+            rank_zero.close()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from counterpoint.cluster.calls.remote import methods_of
-from counterpoint.cluster.elastic.elastic_master import ElasticMaster, ElasticTrainingFailed
+from counterpoint.cluster.elastic.elastic_master import ElasticMaster
 from counterpoint.cluster.elastic.elastic_worker import ElasticWorker
-from counterpoint.cluster.elastic.events import RoundsStage
+from counterpoint.cluster.elastic.rounds import ElasticTrainingFailed, RoundsStage
 from counterpoint.cluster.worker import Stage
 from counterpoint.transport.files.atomic import write_atomically
 from tests.cluster.elastic.troupe import FakeRanks, Life, Troupe, mastered, troupe

@@ -15,5 +15,4 @@ def test_the_examples_job_is_valid() -> None:
     job = JobSpec.model_validate(tomllib.loads((EXAMPLE / "job.toml").read_text()))
     config = elastic_config(job.role("trainer").config)
     assert Path(config.script).name == "train.py"
-    rules = config.rules(job.role("trainer").count)
-    assert (rules.min_workers, rules.max_workers) == (job.role("trainer").fewest, job.role("trainer").most)
+    assert config.limits(job.role("trainer").count) == (job.role("trainer").fewest, job.role("trainer").most)

@@ -1,444 +1,472 @@
-"""The ElasticMaster's rules, without a worker or a clock."""
+"""The rounds of elastic training with workers of the test's own, on an event loop whose time passes at once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.cluster.elastic.events import (
-    Activity,
-    Begin,
-    CheckPair,
-    End,
-    EndCheck,
-    Event,
-    Expected,
-    Instruction,
-    Measured,
-    MeasureNode,
-    NodeMeasured,
-    PairChecked,
-    Released,
-    Replace,
-    Report,
-    Reported,
+from counterpoint.cluster.elastic.config import ElasticConfig
+from counterpoint.cluster.elastic.crew import Activity, Crew, Report, WorkerId
+from counterpoint.cluster.elastic.rounds import (
+    HEALTHY_SECONDS,
+    LOOK_SECONDS,
+    MOST_CHECK_FAILURES,
+    ElasticTrainingFailed,
+    Rounds,
     RoundsStage,
-    Rules,
-    StartRound,
-    StopRound,
-    Tell,
-    Tick,
-    Unresponsive,
-    WorkerDown,
-    WorkerId,
-    WorkerUp,
 )
-from counterpoint.cluster.elastic.rounds import Rounds
+from counterpoint.cluster.errors import ActorDied, CallTimeout, RemoteError
 
 IDLE = Report(Activity.IDLE)
-RULES = Rules(min_workers=2, max_workers=3)
 
 
-def named(rank: int, incarnation: int = 1) -> WorkerId:
-    return WorkerId(f"trainer-{rank}", incarnation)
+class AtOnce(selectors.DefaultSelector):
+    """Lets time pass as soon as nobody has anything to do until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(0)
+        assert found or timeout is not None, "everybody waits for ever"
+        self.now += 0.0 if found else timeout or 0.0
+        return found
 
 
-A, B, C = named(0), named(1), named(2)
+def run(story: Coroutine[Any, Any, None]) -> None:
+    selector = AtOnce()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        runner.get_loop().time = lambda: selector.now  # type: ignore[method-assign]
+        runner.run(story)
 
 
-class World:
-    """Workers as `Rounds` sees them: obeys instructions at once, as far as the test does not say otherwise."""
+@dataclass
+class Node:
+    """One life of a worker."""
 
-    def __init__(self, rules: Rules = RULES, bad: frozenset[str] = frozenset(), obey: bool = True) -> None:
-        self.rounds = Rounds(rules)
-        self.bad = set(bad)
-        """Names of workers whose nodes are bad."""
-        self.obey = obey
-        self.at = 0.0
-        self.alive: dict[str, WorkerId] = {}
-        self.running: dict[WorkerId, int] = {}
-        """The round of the ranks that each worker has."""
-        self.done: list[Instruction] = []
-
-    def begin(self, *workers: WorkerId, expected: int = 3) -> None:
-        self.alive = {worker.name: worker for worker in workers}
-        self.tell(Expected(expected, self.at), Begin(dict.fromkeys(workers, IDLE), self.at), Released(self.at))
-
-    def tell(self, *events: Event) -> list[Instruction]:
-        """Handles these events and what follows from them; returns all instructions."""
-        queue, all_instructions = list(events), []
-        while queue:
-            instructions = self.rounds.handle(queue.pop(0))
-            all_instructions += instructions
-            self.done += instructions
-            if self.obey:
-                for instruction in instructions:
-                    queue += self.obeyed(instruction)
-        return all_instructions
-
-    def obeyed(self, instruction: Instruction) -> list[Event]:
-        match instruction:
-            case MeasureNode(attempt, worker):
-                return [NodeMeasured(attempt, worker, Measured((("compute", 1.0),)), "", self.at)]
-            case CheckPair(attempt, first, second):
-                failed = bool(self.bad & {first.name, second.name})
-                reason = "timeout" if failed else ""
-                return [PairChecked(attempt, first, second, None if failed else 1.0, reason, self.at)]
-            case StartRound(number, members):
-                assert not set(self.running) & set(self.alive.values()), "ranks of an earlier round still run"
-                self.running |= dict.fromkeys(members, number)
-                return [self.report(worker, Activity.TRAINING) for worker in members]
-            case StopRound(_, workers):
-                for worker in workers:
-                    self.running.pop(worker, None)
-                return [self.report(worker, Activity.IDLE) for worker in workers]
-            case Replace(worker, _):
-                return self.replaced(worker)
-        return []
-
-    def replaced(self, worker: WorkerId) -> list[Event]:
-        """Its death, and its next incarnation."""
-        self.running.pop(worker, None)
-        successor = WorkerId(worker.name, worker.incarnation + 1)
-        self.alive[worker.name] = successor
-        return [WorkerDown(worker, self.at), WorkerUp(successor, self.at)]
-
-    def measured(self, *workers: WorkerId) -> list[Event]:
-        return [event for worker in workers for event in self.obeyed(MeasureNode(1, worker))]
-
-    def report(self, worker: WorkerId, activity: Activity, reason: str = "") -> Reported:
-        return Reported(worker, Report(activity, self.rounds.round, self.rounds.members, reason), self.at)
-
-    def pass_time(self) -> list[Instruction]:
-        assert self.rounds.deadline is not None
-        self.at = self.rounds.deadline
-        return self.tell(Tick(self.at))
-
-    def stage(self) -> RoundsStage:
-        """As a call, so that the type checker does not believe that a stage once seen stays."""
-        return self.rounds.stage
-
-    def state(self) -> tuple[RoundsStage, int, tuple[WorkerId, ...]]:
-        return self.rounds.stage, self.rounds.round, self.rounds.members
+    id: WorkerId
+    report: Report = IDLE
+    dead: bool = False
 
 
-def of(kind: type, instructions: list[Instruction]) -> list[Any]:
-    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+@dataclass
+class World(Crew):
+    """Workers that obey at once, as far as the test does not say otherwise; the dead come again after a while."""
+
+    fewest: int = 2
+    most: int = 3
+    options: dict[str, Any] = field(default_factory=dict)
+    bad: set[str] = field(default_factory=set)
+    """Names of workers whose nodes are bad."""
+    deaf: set[str] = field(default_factory=set)
+    """Names of workers that do not end their ranks."""
+    rates: dict[str, float] = field(default_factory=dict)
+    rebirth_seconds: float = 5.0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    unborn: int = 0
+    replaced: list[tuple[WorkerId, str]] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    started: list[tuple[int, tuple[WorkerId, ...]]] = field(default_factory=list)
+    role: str = "trainer"
+
+    def __post_init__(self) -> None:
+        values = {"module": "train", "min_workers": self.fewest, "max_workers": self.most, "settle_seconds": 2.0}
+        self.config = ElasticConfig.model_validate(values | self.options)
+        self.rounds = Rounds(self, self.config, self.most)
+
+    def up(self, *ranks: int) -> World:
+        for rank in ranks:
+            name = f"trainer-{rank}"
+            incarnation = self.nodes[name].id.incarnation + 1 if name in self.nodes else 1
+            self.nodes[name] = Node(WorkerId(name, incarnation))
+        return self
+
+    def down(self, name: str, comes_again: bool = True) -> None:
+        """A worker dies, with its ranks."""
+        self.nodes[name].dead = True
+        if comes_again:
+            self.unborn += 1
+            asyncio.get_running_loop().call_later(self.rebirth_seconds, self._bear, name)
+
+    def _bear(self, name: str) -> None:
+        self.unborn -= 1
+        self.up(int(name.rpartition("-")[2]))
+
+    def says(self, name: str, activity: Activity, reason: str = "") -> None:
+        """Its ranks do something by themselves."""
+        node = self.nodes[name]
+        if node.report.activity.has_ranks:
+            node.report = Report(activity, node.report.round, node.report.members, reason)
+
+    def of(self, worker: WorkerId) -> Node | None:
+        node = self.nodes.get(worker.name)
+        return None if node is None or node.dead or node.id != worker else node
+
+    # --- as of Crew ---
+
+    def living(self) -> dict[str, WorkerId]:
+        return {name: node.id for name, node in sorted(self.nodes.items()) if not node.dead and name not in self.done}
+
+    @property
+    def expected(self) -> int:
+        return len(self.living()) + self.unborn
+
+    @property
+    def finished(self) -> set[str]:
+        return self.done
+
+    def replace(self, worker: WorkerId, reason: str) -> None:
+        if self.of(worker) is not None:
+            self.replaced.append((worker, reason))
+            self.down(worker.name)
+
+    async def call(self, worker: WorkerId, method: str, *arguments: Any, seconds: float = 1.0) -> Any:
+        self.calls.append((method, worker.name))
+        node = self.of(worker)
+        if node is None:
+            raise ActorDied(f"{worker} died")
+        match method, arguments:
+            case "report", (known, patience):
+                while node.report.state == known and patience > 0 and not node.dead:
+                    patience -= LOOK_SECONDS
+                    await asyncio.sleep(LOOK_SECONDS)
+                answer: Any = node.report.as_dict()
+            case "start_elastic_job", (number, members, *_):
+                ids = tuple(WorkerId(*member) for member in members)
+                ranks = [each for each in self.nodes.values() if not each.dead and each.report.activity.has_ranks]
+                assert all(each.report.round == number for each in ranks), "ranks of an earlier round still run"
+                assert self.fewest <= len(ids) <= self.most
+                if worker == ids[0]:
+                    self.started.append((number, ids))
+                node.report = Report(Activity.TRAINING, number, ids)
+                answer = ["host", 1]
+            case "stop_round", _:
+                if worker.name in self.deaf:
+                    await asyncio.sleep(seconds)
+                    raise CallTimeout(f"{worker} does not end its ranks")
+                await asyncio.sleep(1.0)
+                node.report = Report(Activity.IDLE, node.report.round, node.report.members)
+                answer = None
+            case "do_node_check", _:
+                await asyncio.sleep(1.0)
+                answer = {"compute": self.rates.get(worker.name, 1.0)}
+            case "open_pair", _:
+                answer = [worker.name, 1]
+            case "check_pair", (host, *_):
+                await asyncio.sleep(1.0)
+                if {worker.name, host} & self.bad:
+                    raise RemoteError("no route")
+                answer = 1.0
+            case _:
+                raise AssertionError(method)
+        if node.dead:
+            raise ActorDied(f"{worker} died")
+        return answer
+
+
+async def until(condition: Callable[[], object], seconds: float = 2000.0) -> None:
+    for _ in range(int(seconds / LOOK_SECONDS)):
+        if condition():
+            return
+        await asyncio.sleep(LOOK_SECONDS)
+    raise AssertionError("it does not happen")
+
+
+async def training(world: World, number: int) -> None:
+    """Waits until the ranks of that round run."""
+    await until(lambda: (world.rounds.stage, world.rounds.round) == (RoundsStage.TRAINING, number))
+
+
+def played(world: World, script: Callable[[World], Coroutine[Any, Any, None]], succeeds: bool = True) -> World:
+    """Trains while the script runs; then, unless the training has ended, all ranks succeed."""
+
+    async def story() -> None:
+        task = asyncio.create_task(world.rounds.train())
+        try:
+            await script(world)
+            if succeeds:
+                for name in world.nodes:
+                    world.says(name, Activity.SUCCEEDED)
+            await asyncio.wait_for(task, 10_000)
+            assert world.rounds.stage is RoundsStage.ENDED
+        finally:
+            task.cancel()
+
+    run(story())
+    return world
+
+
+def members(world: World) -> list[str]:
+    return [f"{member.name[-1]}.{member.incarnation}" for member in world.rounds.members]
 
 
 def test_workers_are_checked_and_trained_to_the_end() -> None:
-    world = World()
-    world.begin(A, B, C)
-    assert world.state() == (RoundsStage.TRAINING, 1, (A, B, C))
-    assert len(of(MeasureNode, world.done)) == len(of(CheckPair, world.done)) == 3
-    assert of(EndCheck, world.done) == [EndCheck((A, B, C))]
-    world.tell(*(world.report(worker, Activity.SUCCEEDED) for worker in (A, B)))
-    assert world.stage() is RoundsStage.TRAINING
-    assert of(End, world.tell(world.report(C, Activity.SUCCEEDED)))[0].ending.code == 0
-    assert world.tell(WorkerDown(A, 9.0), Tick(9e9)) == []
+    async def script(world: World) -> None:
+        await training(world, 1)
+        world.says("trainer-0", Activity.SUCCEEDED)
+        await asyncio.sleep(1.0)
+        world.down("trainer-0")  # its part is complete
+        await asyncio.sleep(30.0)
 
-
-def test_training_waits_for_the_whole_job() -> None:
-    world = World()
-    world.tell(Expected(3, 0.0), Begin(dict.fromkeys((A, B, C), IDLE), 0.0))
-    assert world.stage() is RoundsStage.READY
-    world.tell(Released(1.0))
-    assert world.stage() is RoundsStage.TRAINING
+    world = played(World().up(0, 1, 2), script)
+    assert members(world) == ["0.1", "1.1", "2.1"]
+    assert len([method for method, _ in world.calls if method == "do_node_check"]) == 3
+    assert len([method for method, _ in world.calls if method == "open_pair"]) == 3
 
 
 def test_enough_workers_wait_for_the_others_only_so_long() -> None:
-    world = World()
-    world.begin(A, C)
-    assert (world.rounds.stage, world.rounds.deadline) == (RoundsStage.GATHERING, RULES.join_seconds)
-    world.pass_time()
-    assert world.state() == (RoundsStage.TRAINING, 1, (A, C))
-    world = World()
-    world.begin(A, C, expected=2)  # nobody else was created
-    assert world.state() == (RoundsStage.TRAINING, 1, (A, C))
+    async def script(world: World) -> None:
+        await asyncio.sleep(world.config.join_seconds - 1.0)
+        assert world.rounds.stage is RoundsStage.GATHERING
+        await training(world, 1)
+
+    assert members(played(World(unborn=1).up(0, 2), script)) == ["0.1", "2.1"]
 
 
 def test_too_few_workers_wait_long_and_fail() -> None:
-    world = World()
-    world.begin(A)
-    ending = of(End, world.pass_time())[0].ending
-    assert ending.code == 1
-    assert "1 of at least 2" in ending.reason
+    with pytest.raises(ElasticTrainingFailed, match="only 1 of at least 2"):
+        played(World(unborn=1).up(0), lambda world: asyncio.sleep(0), succeeds=False)
 
 
-def test_the_abnormal_worker_alone_is_started_again_and_checked() -> None:
-    world = World(bad=frozenset({"trainer-1"}))
-    world.obey = False
-    world.begin(A, B, C)
-    world.obey = True
-    world.tell(*(event for instruction in world.done for event in world.obeyed(instruction)))
-    assert [each.worker for each in of(Replace, world.done)] == [B, named(1, 2)]
-    assert "is good" in of(Replace, world.done)[0].reason
-    assert list(world.rounds.set_aside) == ["trainer-1"]  # its third incarnation was no better
-    assert world.state() == (RoundsStage.TRAINING, 1, (A, C))
+def test_the_bad_node_alone_is_started_again_and_finally_set_aside() -> None:
+    world = played(World(bad={"trainer-1"}).up(0, 1, 2), lambda world: training(world, 1))
+    assert [worker for worker, _ in world.replaced] == [WorkerId("trainer-1", 1), WorkerId("trainer-1", 2)]
+    assert "the other one is good" in world.replaced[0][1]
+    assert list(world.rounds.set_aside) == ["trainer-1"]
+    assert members(world) == ["0.1", "2.1"]
 
 
 def test_a_node_that_is_good_again_takes_part() -> None:
-    world = World(bad=frozenset({"trainer-1"}))
-    world.obey = False
-    world.begin(A, B, C)
-    queue = list(world.done)
-    while queue:
-        instruction = queue.pop(0)
-        if isinstance(instruction, Replace):
-            world.bad.clear()
-        for event in world.obeyed(instruction):
-            queue += world.tell(event)
-    assert world.state() == (RoundsStage.TRAINING, 1, (A, named(1, 2), C))
+    async def script(world: World) -> None:
+        await until(lambda: world.replaced)
+        world.bad.clear()
+        await training(world, 1)
+
+    assert members(played(World(bad={"trainer-1"}).up(0, 1, 2), script)) == ["0.1", "1.2", "2.1"]
+
+
+def test_a_check_returns_once_a_child_is_to_be_created_again_and_is_not_repeated_for_those_that_passed() -> None:
+    world = World(bad={"trainer-1"}).up(0, 1, 2)
+
+    async def story() -> None:
+        await world.rounds.prepare([*world.living().values()])
+        assert [worker.name for worker, _ in world.replaced] == ["trainer-1"]
+        world.bad.clear()
+        await until(lambda: len(world.living()) == 3)
+        for _ in range(2):
+            await world.rounds.prepare([*world.living().values()])
+            assert world.rounds.stage is RoundsStage.READY
+        assert world.calls.count(("do_node_check", "trainer-1")) == 2
+        world.down("trainer-0")
+        await until(lambda: len(world.living()) == 3)
+        await world.rounds.prepare([*world.living().values()])
+        assert ("do_node_check", "trainer-0") in world.calls[-15:]
+        assert members(world) == ["0.2", "1.2", "2.1"]
+
+    run(story())
 
 
 def test_nodes_that_nobody_can_tell_apart_are_all_started_again() -> None:
-    world = World(rules=replace(RULES, max_workers=2), bad=frozenset({"trainer-0"}))
-    world.begin(A, B, expected=2)
-    assert {each.worker.name for each in of(Replace, world.done)} == {"trainer-0", "trainer-1"}
-    assert world.rounds.ending is not None
-    assert "0 of at least 2" in world.rounds.ending.reason
-    assert "set aside" in world.rounds.ending.reason
+    world = World(most=2, bad={"trainer-0"}).up(0, 1)
+    with pytest.raises(ElasticTrainingFailed, match=r"0 of at least 2 .* set aside"):
+        played(world, lambda world: asyncio.sleep(0), succeeds=False)
+    assert {worker.name for worker, _ in world.replaced} == {"trainer-0", "trainer-1"}
+    assert len(world.replaced) == 2 * (MOST_CHECK_FAILURES - 1)
 
 
-def test_a_node_that_fails_alone_meets_nobody() -> None:
-    world = World(obey=False)
-    world.begin(A, B, C)
-    world.tell(NodeMeasured(1, A, None, "no GPU", 0.0))
-    pairs = world.tell(*world.measured(B, C))
-    assert pairs == [CheckPair(1, B, C)]
-    assert world.tell(PairChecked(1, B, C, 1.0, "", 0.0)) == [Replace(A, "it failed the node check: no GPU")]
-    world.tell(WorkerUp(A, 1.0))  # the dying one is still seen
-    assert world.stage() is RoundsStage.CHECKING
+@pytest.mark.parametrize("after", [0.5, 1.5])
+def test_who_dies_during_the_check_is_awaited_and_blames_nobody(after: float) -> None:
+    async def script(world: World) -> None:
+        await asyncio.sleep(after)
+        assert world.rounds.stage is RoundsStage.CHECKING
+        world.down("trainer-1")
+        await training(world, 1)
 
-
-def test_a_worker_that_dies_during_the_check_is_awaited() -> None:
-    world = World(obey=False)
-    world.begin(A, B, C)
-    world.obey = True
-    world.tell(WorkerDown(B, 0.0))
-    world.tell(*world.measured(A, C))
-    assert world.stage() is RoundsStage.CHECKING
-    world.tell(WorkerUp(named(1, 2), 1.0))
-    assert world.state() == (RoundsStage.TRAINING, 1, (A, named(1, 2), C))
-
-
-def test_a_worker_that_dies_during_the_check_is_not_awaited_for_ever() -> None:
-    world = World(obey=False)
-    world.begin(A, B, C)
-    world.tell(WorkerDown(B, 0.0))
-    assert of(CheckPair, world.tell(*world.measured(A, C))) == [CheckPair(1, A, C)]
-    assert world.tell(PairChecked(1, A, C, 1.0, "", 1.0)) == []
-    assert of(StartRound, world.pass_time()) == [StartRound(1, (A, C))]
+    world = played(World().up(0, 1), script)
+    assert members(world) == ["0.1", "1.2"]
+    assert not world.replaced
 
 
 def test_a_death_stops_all_and_begins_the_next_round_with_the_successor() -> None:
-    world = World()
-    world.begin(A, B, C)
-    death, birth = world.replaced(B)
-    assert of(StopRound, world.tell(death)) == [StopRound(1, (A, C))]
-    assert world.stage() is RoundsStage.GATHERING
-    started = world.tell(birth)
-    assert of(StartRound, started) == [StartRound(2, (A, named(1, 2), C))]
-    assert of(MeasureNode, started), "nodes are checked again"
+    async def script(world: World) -> None:
+        await training(world, 1)
+        world.calls.clear()
+        world.down("trainer-1")
+        await training(world, 2)
+
+    world = played(World().up(0, 1, 2), script)
+    assert members(world) == ["0.1", "1.2", "2.1"]
+    assert world.calls.index(("stop_round", "trainer-0")) < world.calls.index(("do_node_check", "trainer-1"))
 
 
-def test_a_death_in_the_rendezvous_and_a_second_one_while_all_stop() -> None:
-    world = World(rules=replace(RULES, check=False), obey=False)
-    world.begin(A, B, C)
-    assert world.stage() is RoundsStage.RENDEZVOUS
-    assert of(StopRound, world.tell(WorkerDown(B, 1.0))) == [StopRound(1, (A, C))]
-    assert world.tell(WorkerDown(C, 1.0)) == []
-    world.tell(world.report(A, Activity.IDLE))
-    assert world.stage() is RoundsStage.GATHERING
+@pytest.mark.parametrize(("activity", "reason"), [(Activity.FAILED, "exit code 1"), (Activity.IDLE, "")])
+def test_ranks_that_end_by_themselves_begin_again(activity: Activity, reason: str) -> None:
+    async def script(world: World) -> None:
+        await training(world, 1)
+        world.says("trainer-1", activity, reason)
+        await training(world, 2)
+
+    assert members(played(World().up(0, 1, 2), script)) == ["0.1", "1.1", "2.1"]
 
 
 def test_a_failing_script_is_started_again_within_its_budget() -> None:
-    world = World(rules=replace(RULES, max_restarts=2))
-    world.begin(A, B, C)
-    for number in (1, 2):
-        world.tell(world.report(B, Activity.FAILED, "exit code 1"))
-        assert world.state()[:2] == (RoundsStage.TRAINING, number + 1)
-    last = world.tell(world.report(B, Activity.FAILED, "exit code 1"))
-    assert of(StopRound, last)
-    ending = of(End, last)[0].ending
-    assert ending.code == 1
-    assert "trainer-1: exit code 1" in ending.reason
+    async def fail_at(world: World, seconds: float) -> None:
+        number = world.rounds.round + 1
+        await training(world, number)
+        await asyncio.sleep(seconds)
+        world.says("trainer-1", Activity.FAILED, "exit code 3")
+        await until(lambda: world.rounds.stage is not RoundsStage.TRAINING)
 
+    async def script(world: World) -> None:
+        for _ in range(5):
+            await fail_at(world, HEALTHY_SECONDS + 1.0)
+        for _ in range(5):  # what a death does to the others is no fault of the script
+            await training(world, world.rounds.round + 1)
+            world.down("trainer-2")
+            world.says("trainer-1", Activity.FAILED, "connection reset")
+            await until(lambda: world.rounds.stage is not RoundsStage.TRAINING)
+        await fail_at(world, 1.0)
+        await fail_at(world, 1.0)
 
-def test_a_long_healthy_round_restores_the_budget() -> None:
-    world = World(rules=replace(RULES, max_restarts=1))
-    world.begin(A, B, C)
-    for _ in range(5):
-        world.at += RULES.healthy_seconds
-        world.tell(world.report(B, Activity.FAILED, "exit code 1"))
-        assert world.stage() is RoundsStage.TRAINING
+    world = World(options={"max_restarts": 2}).up(0, 1, 2)
+    with pytest.raises(ElasticTrainingFailed, match="3 rounds failed in a row, the last on trainer-1: exit code 3"):
+        played(world, script, succeeds=False)
+    assert world.rounds.round == 12
 
 
 def test_a_newcomer_ends_the_round_once_others_had_time_to_come_too() -> None:
-    world = World()
-    world.begin(A, B, expected=2)
-    assert world.tell(Expected(3, 1.0), WorkerUp(C, 1.0)) == []
-    assert world.rounds.deadline == 1.0 + RULES.settle_seconds
-    world.pass_time()
-    assert world.state() == (RoundsStage.TRAINING, 2, (A, B, C))
-    world.tell(Expected(4, 9.0), WorkerUp(named(3), 9.0))  # a spare
-    assert world.rounds.deadline is None
+    async def script(world: World) -> None:
+        await training(world, 1)
+        world.up(2)
+        await asyncio.sleep(world.config.settle_seconds - 1.0)
+        assert world.rounds.stage is RoundsStage.TRAINING
+        await training(world, 2)
+        world.up(3)  # a spare
+        await asyncio.sleep(60.0)
+        assert world.rounds.round == 2
+
+    assert members(played(World().up(0, 1), script)) == ["0.1", "1.1", "2.1"]
 
 
 def test_a_newcomer_does_not_disturb_a_training_that_ends() -> None:
-    world = World()
-    world.begin(A, B, expected=2)
-    world.tell(WorkerUp(C, 1.0), world.report(A, Activity.SUCCEEDED))
-    world.pass_time()
-    assert world.state()[:2] == (RoundsStage.TRAINING, 1)
-    world.tell(WorkerDown(A, 9.0))  # its part is complete
-    assert of(End, world.tell(world.report(B, Activity.SUCCEEDED)))[0].ending.code == 0
+    async def script(world: World) -> None:
+        await training(world, 1)
+        world.says("trainer-0", Activity.SUCCEEDED)
+        await asyncio.sleep(10.0)
+        world.up(2)
+        await asyncio.sleep(60.0)
+
+    assert played(World().up(0, 1), script).rounds.round == 1
 
 
 def test_who_does_not_end_its_ranks_in_time_is_replaced() -> None:
-    world = World(rules=replace(RULES, check=False))
-    world.begin(A, B, C)
-    world.obey = False
-    world.tell(WorkerDown(B, 1.0), world.report(A, Activity.IDLE))
-    late = world.pass_time()
-    assert [each.worker for each in of(Replace, late)] == [C]
-    assert world.stage() is RoundsStage.GATHERING
+    async def script(world: World) -> None:
+        await training(world, 1)
+        world.deaf.add("trainer-2")
+        world.down("trainer-1")
+        await training(world, 2)
+
+    world = played(World().up(0, 1, 2), script)
+    assert [worker for worker, _ in world.replaced] == [WorkerId("trainer-2", 1)]
+    assert members(world) == ["0.1", "1.2", "2.2"]
 
 
-def test_an_unresponsive_worker_is_replaced_once() -> None:
-    world = World()
-    world.begin(A, B, C)
-    world.obey = False
-    told = world.tell(Unresponsive(B, "no answer", 1.0), Unresponsive(B, "no answer", 1.0))
-    assert of(Replace, told) == [Replace(B, "no answer")]
+IDS = tuple(WorkerId(f"trainer-{rank}", 1) for rank in range(3))
 
 
-def test_ranks_that_ended_unasked_end_the_round() -> None:
-    world = World()
-    world.begin(A, B, C)
-    world.tell(world.report(B, Activity.IDLE))
-    assert world.state()[:2] == (RoundsStage.TRAINING, 2)
-
-
-def test_stale_reports_and_answers_change_nothing() -> None:
-    world = World()
-    world.begin(A, B, C)
-    world.tell(world.report(B, Activity.FAILED, "x"))
-    before = world.state()
-    for event in (
-        Reported(A, Report(Activity.FAILED, 1, (A, B, C)), 9.0),
-        Reported(named(1, 9), Report(Activity.FAILED, 2), 9.0),
-        NodeMeasured(1, A, None, "", 9.0),
-        PairChecked(1, A, B, None, "", 9.0),
-        WorkerDown(named(0, 9), 9.0),
-        WorkerUp(A, 9.0),
-        Unresponsive(named(0, 9), "", 9.0),
-    ):
-        assert world.tell(event) == []
-    assert world.state() == before
-
-
-def report_of_all(activity: Activity, *workers: WorkerId) -> dict[WorkerId, Report]:
-    return {worker: Report(activity, 4, (A, B, C)) for worker in workers}
-
-
-def test_a_new_sub_master_takes_over_a_round_that_runs() -> None:
-    world = World(obey=False)
-    assert of(Tell, world.tell(Begin(report_of_all(Activity.TRAINING, A, B, C), 0.0)))
-    assert world.state() == (RoundsStage.TRAINING, 4, (A, B, C))
-    world.tell(*(world.report(worker, Activity.SUCCEEDED) for worker in (A, B, C)))
-    assert world.stage() is RoundsStage.ENDED
-
-
-def test_a_new_sub_master_finds_the_training_complete_for_some_or_for_all() -> None:
-    world = World(obey=False)
-    finished = frozenset({"trainer-1", "trainer-2"})
-    told = world.tell(Expected(1, 0.0), Begin(report_of_all(Activity.SUCCEEDED, A), 0.0, finished))
-    assert of(End, told)[0].ending.code == 0
-    assert of(End, World(obey=False).tell(Expected(0, 0.0), Begin({}, 0.0, finished)))[0].ending.code == 0
-    removed = World(obey=False)  # and the others are being created
-    assert removed.tell(Expected(2, 0.0), Begin({}, 0.0, finished)) == []
+def found(activities: dict[int, Activity], done: tuple[int, ...] = ()) -> World:
+    """A world whose workers are in round 4 when the SubMaster begins."""
+    world = World(done={f"trainer-{rank}" for rank in done}).up(*activities)
+    for rank, activity in activities.items():
+        world.nodes[f"trainer-{rank}"].report = Report(activity, 4, IDS)
+    return world
 
 
 @pytest.mark.parametrize(
-    "reports",
+    ("activities", "done", "number"),
     [
-        report_of_all(Activity.TRAINING, A, B),
-        report_of_all(Activity.TRAINING, A, B) | {C: IDLE},
-        report_of_all(Activity.TRAINING, A, B) | {named(2, 2): IDLE},
-        report_of_all(Activity.TRAINING, A, B) | report_of_all(Activity.FAILED, C),
+        (dict.fromkeys(range(3), Activity.TRAINING), (), 4),
+        ({0: Activity.SUCCEEDED, 1: Activity.TRAINING}, (2,), 4),
+        (dict.fromkeys(range(2), Activity.TRAINING), (), 5),
+        ({0: Activity.TRAINING, 1: Activity.TRAINING, 2: Activity.IDLE}, (), 5),
+        ({0: Activity.TRAINING, 1: Activity.TRAINING, 2: Activity.FAILED}, (), 5),
+        (dict.fromkeys(range(3), Activity.IDLE), (), 5),
     ],
 )
-def test_a_new_sub_master_ends_a_broken_round(reports: dict[WorkerId, Report]) -> None:
-    world = World(obey=False)
-    stop = of(StopRound, world.tell(Expected(3, 0.0), Begin(reports, 0.0)))[0]
-    assert stop.round == 4
-    assert {A, B} <= {*stop.workers} <= {A, B, C}
-    world.obey = True
-    world.tell(*(world.report(worker, Activity.IDLE) for worker in stop.workers))
-    assert world.stage() in (RoundsStage.GATHERING, RoundsStage.READY, RoundsStage.TRAINING)
-    assert world.rounds.round == 4 + len(of(StartRound, world.done))
+def test_a_new_sub_master_takes_over_a_whole_round_and_ends_a_broken_one(
+    activities: dict[int, Activity], done: tuple[int, ...], number: int
+) -> None:
+    world = played(found(activities, done), lambda world: training(world, number))
+    assert world.rounds.round == number
+    assert len(world.started) == number - 4
+
+
+def test_a_new_sub_master_finds_the_training_complete() -> None:
+    assert played(found({}, (0, 1, 2)), lambda world: asyncio.sleep(0)).rounds.round == 0
 
 
 def test_stragglers_are_named() -> None:
-    world = World(obey=False)
-    world.begin(A, B, C)
-    world.tell(
-        *(
-            NodeMeasured(1, worker, Measured((("compute", rate),)), "", 0.0)
-            for worker, rate in ((A, 9.0), (B, 10.0), (C, 1.0))
-        )
-    )
-    world.obey = True
-    told = world.tell(*world.obeyed(CheckPair(1, A, B)))
-    assert [each.text for each in of(Tell, told)] == ["trainer-2 is a straggler: its compute rate is 11% of the median"]
-    assert world.stage() is RoundsStage.TRAINING
+    world = World(rates={"trainer-0": 9.0, "trainer-1": 10.0}).up(0, 1, 2)
+    played(world, lambda world: training(world, 1))
+    assert world.rounds.stragglers == ["trainer-2 is a straggler: its compute rate is 11% of the median"]
+    assert members(world) == ["0.1", "1.1", "2.1"]
 
 
-def test_impossible_limits_are_refused() -> None:
-    with pytest.raises(ValueError, match="min_workers = 3, max_workers = 2"):
-        Rounds(Rules(3, 2))
+EVENTS = ["kill", "fail", "idle", "bad", "good", "deaf", "wait"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=60), st.integers(1, 3), st.booleans())
-@settings(max_examples=200)
+@pytest.mark.slow
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(EVENTS), st.integers(0, 3), st.sampled_from([0.0, 0.3, 1.0, 2.5, 7.0])), max_size=25
+    ),
+    st.integers(1, 3),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
 def test_whatever_happens_members_live_and_no_two_rounds_overlap(
-    story: list[tuple[int, int]], fewest: int, check: bool
+    events: list[tuple[str, int, float]], fewest: int, check: bool
 ) -> None:
-    """Deaths, failures, slow ends and bad nodes in any order; then peace, in which the training must end."""
-    world = World(Rules(fewest, 4, max_restarts=10**6, max_check_failures=10**6, check=check))
-    world.begin(*(named(rank) for rank in range(4)), expected=4)
-    for what, rank in story:
-        worker = world.alive[f"trainer-{rank}"]
-        match what:
-            case 0:
-                world.tell(*world.replaced(worker))
-            case 1:
-                world.tell(world.report(worker, Activity.FAILED, "exit code 1"))
-            case 2:
-                world.tell(Unresponsive(worker, "no answer", world.at))
-            case 3:
-                death, birth = world.replaced(worker)
-                world.tell(death)
-                world.tell(Tick(world.at))
-                world.tell(birth)
-            case 4 if world.rounds.deadline is not None:
-                world.pass_time()
-        for start in of(StartRound, world.done):
-            assert fewest <= len(start.members) <= 4
-        rounds = [start.round for start in of(StartRound, world.done)]
-        assert rounds == list(range(1, len(rounds) + 1))
-    for _ in range(20):
-        if world.stage() is RoundsStage.TRAINING:
-            break
-        world.tell(WorkerUp(world.alive["trainer-0"], world.at))
-        if world.rounds.deadline is not None:
-            world.pass_time()
-    assert world.stage() is RoundsStage.TRAINING
-    assert all(world.alive[member.name] == member for member in world.rounds.members)
-    world.tell(*(world.report(worker, Activity.SUCCEEDED) for worker in world.rounds.members))
-    assert len(of(End, world.done)) == 1
+    """Deaths, failures, slow ends and bad nodes at any time; then peace, in which the training must end."""
+
+    async def script(world: World) -> None:
+        for what, rank, pause in events:
+            name = f"trainer-{rank}"
+            match what:
+                case "kill" if name in world.living():
+                    world.down(name)
+                case "fail":
+                    world.says(name, Activity.FAILED, "exit code 1")
+                case "idle":
+                    world.says(name, Activity.IDLE)
+                case "bad":
+                    world.bad.add(name)
+                case "good":
+                    world.bad.discard(name)
+                case "deaf":
+                    world.deaf.symmetric_difference_update({name})
+            await asyncio.sleep(pause)
+        world.bad.clear()
+        world.deaf.clear()
+        await until(lambda: len(world.living()) == 4)
+        await until(lambda: world.rounds.stage is RoundsStage.TRAINING and len(world.rounds.members) >= fewest)
+        await asyncio.sleep(10.0)
+        assert world.rounds.stage is RoundsStage.TRAINING
+        assert all(world.of(member) is not None for member in world.rounds.members)
+        assert [number for number, _ in world.started] == sorted({number for number, _ in world.started})
+
+    options = {"max_restarts": 10**6, "check": check}
+    world = World(fewest, 4, options=options, rebirth_seconds=3.0).up(0, 1, 2, 3)
+    try:
+        played(world, script)
+    except ElasticTrainingFailed:
+        assert len(world.rounds.set_aside) > 4 - fewest

@@ -43,8 +43,7 @@ class Service:
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="start")
         self.thread.start()
-        address = asyncio.run(self.worker.open_round(1, 1))
-        asyncio.run(self.worker.start_elastic_job(1, 1, [["trainer-0", 1]], *address))
+        asyncio.run(self.worker.start_elastic_job(1, 1, [["trainer-0", 1]]))
         wait_until(lambda: bool(FakeRanks.started), "the ranks")
 
     def _run(self) -> None:
@@ -70,7 +69,7 @@ class Service:
 
     @property
     def activity(self) -> str:
-        return self.worker._report.activity.value
+        return self.worker._report().activity.value
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
     yield make
     for each in made:
-        each.worker.context.stop.set()
+        each.worker.stop()
         each.ranks.code = 137 if each.ranks.code is None else each.ranks.code
         each.wait()
     FakeRanks.started.clear()
@@ -187,7 +186,7 @@ def test_a_stop_is_for_rank_zero_alone(service: Any, said: str, code: int | None
         job = service()
         job.says(f"MAINPID={rank_zero.pid}", "READY=1")
         wait_until(lambda: job.activity == "TRAINING", "the training")
-        job.worker.context.stop.set()
+        job.worker.stop()
         assert rank_zero.wait(DEADLINE_SECONDS) == -signal.SIGTERM
         assert job.ranks.code is None
         job.says(said)
@@ -198,7 +197,7 @@ def test_a_stop_is_for_rank_zero_alone(service: Any, said: str, code: int | None
 
 def test_a_stop_before_rank_zero_is_there_ends_all(service: Any) -> None:
     job = service()
-    job.worker.context.stop.set()
+    job.worker.stop()
     end = job.wait()
     assert isinstance(end, SystemExit)
     assert end.code == 143
@@ -211,7 +210,6 @@ def test_ranks_that_were_asked_by_the_master_end_idle(service: Any) -> None:
     wait_until(lambda: job.activity == "TRAINING", "the training")
     asyncio.run(job.worker.stop_round(1, 1))
     wait_until(lambda: job.activity == "IDLE", "the end of the ranks")
-    address = asyncio.run(job.worker.open_round(1, 2))
-    asyncio.run(job.worker.start_elastic_job(1, 2, [["trainer-0", 1]], *address))
+    asyncio.run(job.worker.start_elastic_job(1, 2, [["trainer-0", 1]]))
     wait_until(lambda: len(FakeRanks.started) == 2, "the next round")
     assert job.activity == "JOINING", "what rank 0 said in the round before does not count"

@@ -8,21 +8,24 @@ process that is alone on its node, as a job's trainer, uses `alone`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from counterpoint.transport.process.child import kill_guarded
+from counterpoint.transport.process.child import end_guarded, kill_guarded
 from counterpoint.transport.process.launch import guarded
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
@@ -100,6 +103,8 @@ class RanksProcess:
         """Why a rank failed, once one did."""
         self.succeeded = False
         self._received = bytearray()
+        self._lock = threading.Lock()
+        """Guards what is received: one thread may look while another closes."""
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         self._messages = read_end
@@ -132,13 +137,15 @@ class RanksProcess:
     def poll(self) -> int | None:
         """Reads what the child said; returns its exit code, None while it runs. 0: every rank of every node succeeded."""
         code = self.process.poll()  # before reading: what it said last is there once it has ended
-        with suppress(BlockingIOError):
-            while len(self._received) < MAX_MESSAGES and (data := os.read(self._messages, 65536)):
+        with self._lock, suppress(BlockingIOError):
+            while self._messages >= 0 and len(self._received) < MAX_MESSAGES:
+                if not (data := os.read(self._messages, 65536)):
+                    break
                 self._received += data
-        *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
-        for line in lines:
-            self._take(json.loads(line))
+        with self._lock:
+            while b"\n" in self._received:
+                line, _, self._received = self._received.partition(b"\n")
+                self._take(json.loads(line))
         if code is not None and not self.succeeded and self.failure is None:
             self.failure = f"torch's agent ended with exit code {code}; its output tells more"
         return code
@@ -152,23 +159,22 @@ class RanksProcess:
 
     def terminate(self) -> None:
         """Asks all ranks to end by SIGTERM; torch's agent kills them after `stop_seconds`."""
-        self._send(signal.SIGTERM)
+        self.process.terminate()
 
-    def kill(self) -> None:
-        """Kills everything."""
-        self._send(signal.SIGHUP)
-        self._send(signal.SIGCONT)
-
-    def _send(self, number: signal.Signals) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+    def end(self, seconds: float) -> None:
+        """Asks all ranks to end, kills everything after `seconds`, and closes this."""
+        if not end_guarded(self.process, seconds):
+            logger.warning("the ranks did not end within %.0f s of their SIGTERM and were killed", seconds)
+        self.close()
 
     def close(self) -> None:
         """Kills what still runs, waits for it, and frees the descriptor and the order's directory."""
         kill_guarded(self.process)
-        if self._messages >= 0:
-            os.close(self._messages)
-            self._messages = -1
+        self.poll()
+        with self._lock:
+            if self._messages >= 0:
+                os.close(self._messages)
+                self._messages = -1
         shutil.rmtree(self.order.directory, ignore_errors=True)
 
 

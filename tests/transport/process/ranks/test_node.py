@@ -116,7 +116,7 @@ def test_a_failed_rank_ends_its_neighbour_and_a_kill_ends_all(tmp_path: Path) ->
         assert not failing.succeeded
         wait_until(lambda: killed.poll() is not None or killed.joined, "the ranks")
         below = descendants(killed.process.pid)
-        killed.kill()
+        killed.close()
         assert codes(killed) != [0]
         assert killed.failure is not None
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "the end of all")
