@@ -21,7 +21,6 @@ EXCEPTIONS = {
     "transport/process/child.py": "here it is done",
     "transport/process/launch.py": "the guardian becomes the parent of its command",
     "transport/process/first_process.py": "the first process of a container stays behind, and is no parent by choice",
-    "transport/process/ranks/": "torch's agent: its module is another's to change",
     "counterpoint/cluster/": "its agents and actors hold their workers by another rule: they outlive a master",
     "counterpoint/environments/sandbox/": "its processes have namespaces of their own, in which a guardian cannot look",
     "counterpoint/environments/gateway/agent_guard.py": "the guard of an agent, which a template may have forked",

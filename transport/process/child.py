@@ -249,13 +249,9 @@ class Child:
     def ready(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
         """Waits for the line by which it reports, at the pipe of its output, that it is ready; returns it, with its end.
 
-        Lines that were written together are returned together; what comes later is read by a thread, so that it never blocks the
-        child. Raises `ChildError`, as of `line_of`. It does not end the child.
+        What comes later is read by a thread, so that it never blocks the child. Raises `ChildError`, as `line`.
         """
-        try:
-            line = line_of(self._process, seconds, is_given_up)
-        except NoLineError as error:
-            raise ChildError(f"{self.name} {error}") from None
+        line = self.line(seconds, is_given_up)
         rest = os.dup(self.stdout.fileno())
         threading.Thread(target=_drain, args=(rest,), name=f"output of {self.name}", daemon=True).start()
         return line
@@ -269,6 +265,16 @@ class Child:
                 break
             self._was_ready |= message.get("READY") == "1"
         return self._was_ready
+
+    def line(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
+        """Waits for the next line at the pipe of its output; returns it, with its end. Lines written together come together.
+
+        Raises `ChildError`, as of `line_of`. It does not end the child.
+        """
+        try:
+            return line_of(self._process, seconds, is_given_up)
+        except NoLineError as error:
+            raise ChildError(f"{self.name} {error}") from None
 
     def last_lines(self, count: int) -> list[str]:
         """Returns the last lines that it wrote to its log."""
@@ -428,15 +434,6 @@ def run(
         except TimeoutError:
             raise TimeoutError(f"{name} did not end within {seconds:g} s") from None
         return Outcome(code, bytes(output), errors.decode(errors="replace"))
-
-
-def kill_guarded(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """Kills a guarded child with everything below it, and waits for its end."""
-    while process.poll() is None:
-        for number in (signal.SIGHUP, signal.SIGCONT):  # a guardian may have been stopped with its command
-            process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(AGAIN_SECONDS)
 
 
 def size_of(file: Path) -> int:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
+from subprocess import PIPE
 from typing import Any
 
-from counterpoint.transport.process.child import NoLineError, kill_guarded, line_of
+from counterpoint.transport.process.child import Child, ChildError
 from counterpoint.transport.process.imports import without_gc
-from counterpoint.transport.process.launch import guarded
-from counterpoint.transport.process.ranks.node import LOOPBACK, interfaces, listen
+from counterpoint.transport.process.ranks.node import interfaces, listen
 
 MATRIX = 512
 """Rows and columns of the matrices that are multiplied, in float32."""
@@ -45,39 +43,24 @@ class CheckProcess:
 
     def __init__(self, command: Sequence[str] = ()) -> None:
         self._command = command or [sys.executable, "-P", "-m", "counterpoint.cluster.elastic.node_check"]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._aborted = False
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Returns the child's answer; raises `CheckError` if there is none in time, or the check failed."""
-        if self._aborted:
-            raise CheckError("the worker is being stopped")
-        process = self._process or self._start()
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-            line = line_of(process, seconds, lambda: self._aborted)
-        except (NoLineError, BrokenPipeError) as error:
-            self.close()
             if self._aborted:
-                raise CheckError("the worker is being stopped") from None
-            how = str(error) if isinstance(error, NoLineError) else "has ended"
-            raise CheckError(f"the check's process {how}; its output tells more") from None
-        answer: dict[str, Any] = json.loads(line)
+                raise ChildError("the check's process is not to start")
+            self._child = self._child or Child("the check's process", self._command, stdin=PIPE, stdout=PIPE)
+            self._child.stdin.write(json.dumps(question).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(self._child.line(seconds, lambda: self._aborted))
+        except (ChildError, OSError) as error:
+            self.close()
+            why = "the worker is being stopped" if self._aborted else f"{error}; its output tells more"
+            raise CheckError(why) from None
         if "error" in answer:
             raise CheckError(str(answer["error"]))
         return answer
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            guarded(self._command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**interfaces(LOOPBACK), **os.environ},
-            process_group=0,
-        )
-        return self._process
 
     def abort(self) -> None:
         """Makes this and every later `ask` fail soon. May be called from any thread."""
@@ -85,14 +68,9 @@ class CheckProcess:
 
     def close(self) -> None:
         """Kills the child, if there is one, and waits for it."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        kill_guarded(process)
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with suppress(BrokenPipeError):
-                stream.close()
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
 
 # --- the child ---
@@ -152,6 +130,7 @@ def collective(host: str, port: int, rank: int, seconds: float, listener: socket
     import torch
     import torch.distributed as dist
 
+    os.environ.update(interfaces(host))
     timeout = timedelta(seconds=seconds)
     own = {} if listener is None else {"master_listen_fd": listener.detach()}
     store = dist.TCPStore(host, port, is_master=bool(own), wait_for_workers=False, timeout=timeout, **own)

@@ -29,7 +29,7 @@ def check(code: str | None = None) -> Iterator[CheckProcess]:
     ("code", "seconds", "message"),
     [
         ("import time; time.sleep(600)", 0.1, r"no line within 0\.1 s"),
-        ("import sys; sys.exit(7)", 60, r"exit code 7|has ended"),
+        ("import sys; sys.exit(7)", 60, r"exit code 7|Broken pipe"),
         ("import sys; sys.stdin.readline(); sys.exit(7)", 60, "ended with exit code 7"),
         ("import sys; sys.stdin.readline(); print('x' * 2_000_000)", 60, "more than 1048576 bytes"),
         ("""print('{"error": "no GPU"}', flush=True); input()""", 60, "^no GPU$"),
@@ -43,22 +43,20 @@ def test_a_child_that_does_not_answer_well_is_a_failed_check(code: str, seconds:
 def test_another_child_is_started_after_one_that_failed() -> None:
     with check(ECHO) as process:
         assert process.ask({"a": 1}, 60) == {"a": 1}
-        first = process._process
+        first = process._child
         assert first is not None
         first.kill()
-        assert first.stdout is not None
-        assert first.stdout.read() == b"", "the child ends a moment after its guardian, and might still answer"
         with pytest.raises(CheckError):
             process.ask({"a": 2}, 60)
         assert process.ask({"a": 3}, 60) == {"a": 3}
-        assert process._process is not first
+        assert process._child is not first
 
 
 def test_a_check_can_be_aborted_from_another_thread() -> None:
     """Also where a guardian does not hear its first SIGHUP, as below `nohup`."""
     with check("import time; time.sleep(600)") as process, ThreadPoolExecutor(1) as executor:
         failed = executor.submit(process.ask, {"measure": {}}, 600)
-        wait_until(lambda: process._process is not None, "the child")
+        wait_until(lambda: process._child is not None, "the child")
         process.abort()
         assert isinstance(failed.exception(60), CheckError)
         with pytest.raises(CheckError, match="being stopped"):

@@ -11,8 +11,8 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from counterpoint.transport.process.child import end_guarded, kill_guarded
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +104,8 @@ class RanksProcess:
         self._received = bytearray()
         self._lock = threading.Lock()
         """Guards what is received: one thread may look while another closes."""
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        self._messages = read_end
+        self._messages, write_end = os.pipe()
+        os.set_blocking(self._messages, False)
         descriptors = [write_end] if listener is None else [write_end, listener.fileno()]
         command = [
             sys.executable,
@@ -117,26 +115,19 @@ class RanksProcess:
             *map(str, descriptors),
         ]
         try:
-            self.process = subprocess.Popen(
-                guarded(command),
-                stdin=subprocess.PIPE,
-                pass_fds=descriptors,
-                process_group=0,
-            )
+            given = json.dumps(asdict(order)).encode()
+            self.child = Child("torch's elastic agent", command, given=given, pass_fds=descriptors)
         except OSError:
-            os.close(read_end)
+            os.close(self._messages)
             raise
         finally:
             os.close(write_end)
             if listener is not None:
                 listener.close()
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError), self.process.stdin as stdin:
-            stdin.write(json.dumps(asdict(order)).encode())
 
     def poll(self) -> int | None:
         """Reads what the child said; returns its exit code, None while it runs. 0: every rank of every node succeeded."""
-        code = self.process.poll()  # before reading: what it said last is there once it has ended
+        code = self.child.code  # before reading: what it said last is there once it has ended
         with self._lock, suppress(BlockingIOError):
             while self._messages >= 0 and len(self._received) < MAX_MESSAGES:
                 if not (data := os.read(self._messages, 65536)):
@@ -159,17 +150,17 @@ class RanksProcess:
 
     def terminate(self) -> None:
         """Asks all ranks to end by SIGTERM; torch's agent kills them after `stop_seconds`."""
-        self.process.terminate()
+        self.child.signal(signal.SIGTERM)
 
     def end(self, seconds: float) -> None:
         """Asks all ranks to end, kills everything after `seconds`, and closes this."""
-        if not end_guarded(self.process, seconds):
+        if not self.child.stop(seconds):
             logger.warning("the ranks did not end within %.0f s of their SIGTERM and were killed", seconds)
         self.close()
 
     def close(self) -> None:
         """Kills what still runs, waits for it, and frees the descriptor and the order's directory."""
-        kill_guarded(self.process)
+        self.child.close()
         self.poll()
         with self._lock:
             if self._messages >= 0:

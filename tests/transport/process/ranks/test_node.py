@@ -115,7 +115,7 @@ def test_a_failed_rank_ends_its_neighbour_and_a_kill_ends_all(tmp_path: Path) ->
         assert failing.failure == "rank 1 ended with exit code 3"
         assert not failing.succeeded
         wait_until(lambda: killed.poll() is not None or killed.joined, "the ranks")
-        below = descendants(killed.process.pid)
+        below = descendants(killed.child.pid)
         killed.close()
         assert codes(killed) != [0]
         assert killed.failure is not None
@@ -136,9 +136,7 @@ def test_only_a_loopback_address_ties_collectives_to_the_loopback_interface() ->
 
 
 def test_nothing_is_left_where_the_child_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "counterpoint.transport.process.ranks.node.guarded", lambda command: [str(tmp_path / "missing")]
-    )
+    monkeypatch.setattr("counterpoint.transport.process.launch.guarded", lambda *_: [str(tmp_path / "missing")])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
