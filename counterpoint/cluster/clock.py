@@ -35,7 +35,7 @@ class RunningClock:
 class JobClock:
     """The clock of a job: seconds that go on where the last master's ended, and never step back.
 
-    It counts on from the last event of the journal. Read it more often than every two seconds, as `RunningClock` says.
+    It counts on from the last state that was written. Read it more often than every two seconds, as `RunningClock` says.
     """
 
     def __init__(self, start: float) -> None:

@@ -20,7 +20,9 @@ JOB_FILE = "cluster_job.json"
 OUTCOME_FILE = "outcome.json"
 MASTER_FILE = "master.json"
 MASTER_LOG = "master.log"
-JOURNAL = "journal"
+STATE_FILE = "state.json"
+LOCK_FILE = "master.lock"
+"""Held by the process that is the master."""
 
 MAX_BYTES = 64 * 2**20
 """The size of any of these files."""
@@ -38,7 +40,7 @@ class JobFile(Config):
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the backend."""
     journal: str | None = None
-    """The root of the journal, as `sweep` takes it. Unset: `journal/` in the job's directory."""
+    """Where the job's state lies: a directory, or a root as of `sweep`. Unset: in the job's directory."""
     standby: bool = True
     """Whether a second process waits to take over should the master be killed."""
     path: tuple[str, ...] = ()
@@ -49,13 +51,11 @@ class MasterFile(Config):
     """The process that is the master, as it says."""
 
     epoch: int
-    """The epoch of its mastership."""
-    machine: str
-    """Which boot of which machine."""
+    """The epoch in which it acts."""
     pid: int
     """The id of its process."""
-    started: int
-    """The time when that started, which no other process of the same id did."""
+    machine: str
+    """Which boot of which machine, and which space of process ids."""
 
 
 class OutcomeFile(Config):

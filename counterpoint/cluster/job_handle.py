@@ -25,12 +25,12 @@ from counterpoint.cluster.manager.events import ManagerStage, Outcome
 from counterpoint.cluster.manager.state import first_state
 from counterpoint.cluster.master.backend_choice import backend_class
 from counterpoint.cluster.master.control import ControlError, NoMaster, NotStarted, ask, unknown_role
-from counterpoint.cluster.master.mastership import Identity
 from counterpoint.cluster.master.orders import LOGS, log_file
 from counterpoint.cluster.master.standby import reaped, start_master
 from counterpoint.cluster.spec import MASTER, JobSpec, sub_master_name
 from counterpoint.cluster.worker_classes import require_classes, search_path
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import holder_of
 from counterpoint.transport.files.wrong_types import first_wrong
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def submit(
 
     Without `directory` it is the first of `outputs/NAME`, `outputs/NAME-2` and so on that is not there or empty.
     `backend` is `local`, `ray`, or the import path of a class; `options` are further arguments of it. With `standby` a second
-    process waits to take over should the master be killed. `journal` is the root of the journal (a directory, s3:// or gs://),
+    process waits to take over should the master be killed. `journal` is where the job's state lies (a directory, s3:// or gs://),
     if it is not to be in the job's directory. Raises `UserError` for a spec that cannot be run, `JobExists` if the directory has
     a job already, `ClusterError` if the master does not start.
     """
@@ -157,7 +157,7 @@ class JobHandle:
         pid = start_master(self.directory, *(["--keep-standby"] if self._job.standby else []))
         self._children.append(pid)
         deadline = time.monotonic() + START_SECONDS
-        while not self._master_answers() and self.outcome() is None:
+        while not (self._was_begun and self._master_answers()) and self.outcome() is None:
             if (pid not in self._children or self._reap(pid)) and self.outcome() is None:
                 raise ClusterError(f"the master of {self.directory} did not start:\n{self.logs(MASTER, 15)}")
             if time.monotonic() > deadline:
@@ -350,11 +350,10 @@ class JobHandle:
         return True
 
     def _master_lives(self) -> bool:
-        """Whether the process that was the master last lives, or cannot be seen from here."""
+        """Whether a process is the master."""
         for pid in list(self._children):
             self._reap(pid)
-        known = job_files.read_master(self.directory)
-        return known is not None and not Identity(known.machine, known.pid, known.started).is_dead()
+        return holder_of(self.directory / job_files.LOCK_FILE) is not None
 
     def _reap(self, pid: int) -> bool:
         """Whether a master that this process started has ended."""

@@ -52,20 +52,8 @@ class Pause:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ListKeys:
-    """A request for all keys. The protocol of a lease makes none; a journal does (`counterpoint/cluster/master/journal.py`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """A request to delete an object that a later one has made needless. See `Store.discard`."""
-
-    key: str
-
-
 T = TypeVar("T")
-Request = Read | Write | Pause | ListKeys | Discard
+Request = Read | Write | Pause
 Exchange = Generator[Request, Any, T]
 
 
@@ -112,10 +100,6 @@ def answer_of(store: Store, request: Request) -> Any:
             return store.read(key)
         case Write(key, data, version):
             return store.write(key, data, version)
-        case ListKeys():
-            return store.keys()
-        case Discard(key):
-            return store.discard(key)
         case Pause(seconds):
             return time.sleep(seconds)
 

@@ -72,8 +72,7 @@ class Store(Protocol):
     def discard(self, key: str) -> None:
         """Deletes without a condition.
 
-        Only for the objects of `prove`, and for what a journal has a later snapshot of: a record is never deleted, so its
-        token never falls.
+        Only for the objects of `prove`: a record is never deleted, so its token never falls.
         """
 
 

@@ -1,4 +1,4 @@
-"""A job of roles as the page asks for it: the fold of the journal that a master writes, and its newest changes."""
+"""A job of roles as the page asks for it: the state that its master writes, and its newest changes."""
 
 from __future__ import annotations
 
@@ -8,80 +8,67 @@ from typing import Any
 import orjson
 import pytest
 
-from counterpoint.cluster.job_files import JOB_FILE, JOURNAL, JobFile, OutcomeFile, write_privately
+from counterpoint.cluster.job_files import JOB_FILE, STATE_FILE, JobFile, OutcomeFile, write_privately
 from counterpoint.cluster.manager.events import Event, Instruction
 from counterpoint.cluster.manager.manager import PrimeManager
-from counterpoint.cluster.master.event_codec import encode
-from counterpoint.cluster.master.journal import Journal
-from counterpoint.cluster.master.restore import state_of
+from counterpoint.cluster.master.prime_master import in_words
+from counterpoint.cluster.master.state_writer import StateWriter, open_state
+from counterpoint.cluster.state_file import ChangeLog
 from counterpoint.serve.readers.cluster import ClusterReader, ClusterState
-from counterpoint.serve.readers.rollouts.step_indexes import moment
-from counterpoint.sweep.open_store import open_store
-from counterpoint.sweep.protocol import perform
 from tests.cluster.manager.driver import Driver, command
 from tests.serve.api_client import api
 
 
-class Recorded:
-    """A manager that notes its events."""
+class Noted:
+    """A manager whose changes are noted."""
 
     def __init__(self, manager: PrimeManager) -> None:
         self.manager = manager
-        self.events: list[Event] = []
+        self.log = ChangeLog(manager.state)
 
     def handle(self, event: Event) -> list[Instruction]:
-        self.events.append(event)
-        return self.manager.handle(event)
+        instructions = self.manager.handle(event)
+        changed = [one.worker for one in self.manager.take_changes()]
+        self.log.note(changed, in_words(event), getattr(event, "reason", ""), 1.5e9)
+        return instructions
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)
 
 
 class Master:
-    """Two services and a task, driven by words, and the journal that a master writes of it."""
+    """Two services and a task, driven by words, and the state that a master writes of it."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         roles = (command("server", count=2, max_restarts=3), command("task", task=True, after=("server",)))
         self.driver = Driver(*roles)
-        self.driver.manager = self.recorded = Recorded(self.driver.manager)  # type: ignore[assignment]
+        self.driver.manager = self.noted = Noted(self.driver.manager)  # type: ignore[assignment]
         write_privately(directory / JOB_FILE, JobFile(spec=self.driver.manager.spec))
-        self.store = open_store(directory / JOURNAL)
-        self.journal = Journal("here", 1)
-        perform(self.store, self.journal.open(lambda history: []))
+        self.writer = StateWriter(open_state(directory, None))
 
-    def write(self) -> None:
-        """Appends what has happened since the last call."""
-        events, self.recorded.events = self.recorded.events, []
-        perform(self.store, self.journal.append([encode(event) for event in events]))
+    async def write(self) -> None:
+        await self.writer.write(1, self.driver.now, self.noted.manager.state, {}, self.noted.log.changes)
 
-    def snapshot(self) -> None:
-        manager = self.recorded.manager
-        perform(self.store, self.journal.write_snapshot(self.journal.take_snapshot(state_of(manager, self.driver.now))))
-
-    def run(self) -> None:
+    async def run(self) -> None:
         self.driver.begin()
         for worker in ("server-0", "server-1", "task-0"):
             self.driver.ready(worker)
-        self.write()
-
-
-def read(reader: ClusterReader) -> ClusterState:
-    return reader.read(moment(60))
+        await self.write()
 
 
 def phases(state: ClusterState) -> dict[str, str]:
-    assert state.manager is not None
-    return {name: str(record.phase) for name, record in state.manager.state.workers.items()}
+    assert state.saved is not None
+    return {name: str(record.phase) for name, record in state.saved.job.workers.items()}
 
 
 @pytest.mark.parametrize("place", [".", "control"])
 async def test_workers_and_changes_are_shown_for_both_kinds_of_job(tmp_path: Path, place: str) -> None:
     job = tmp_path / "job"
     master = Master(job / place)
-    master.run()
+    await master.run()
     master.driver.exit("server-1", 1, reason="killed by \x1b[2J\u202e SIGKILL")
-    master.write()
+    await master.write()
     workers = [{"name": "task", "state": "ready", "status": "step 3\u202e", "trouble": "slow", "since": 5.0, "pid": 77}]
     (job / "processes.json").write_bytes(orjson.dumps({"job": "running", "workers": workers}))
     async with api(job) as client:
@@ -108,7 +95,7 @@ async def test_workers_and_changes_are_shown_for_both_kinds_of_job(tmp_path: Pat
 
 async def test_how_it_ended_is_shown(tmp_path: Path) -> None:
     master = Master(tmp_path / "job")
-    master.run()
+    await master.run()
     write_privately(
         tmp_path / "job/outcome.json", OutcomeFile(code=3, reason="task-0 \u202efailed", failed_worker="task-0")
     )
@@ -117,70 +104,42 @@ async def test_how_it_ended_is_shown(tmp_path: Path) -> None:
     assert (answer["code"], answer["outcome"]) == (3, "task-0 \\u202efailed")
 
 
-def test_each_look_folds_what_is_new_also_past_a_snapshot(tmp_path: Path) -> None:
-    """A reader that comes late, or slept while entries were replaced, ends up with the state of one that saw all."""
+async def test_each_look_shows_the_state_as_it_was_written_last(tmp_path: Path) -> None:
     master, reader = Master(tmp_path), ClusterReader(tmp_path)
-    assert phases(read(reader))["task-0"] == "waiting"
-    master.run()
-    assert phases(read(reader))["task-0"] == phases(read(ClusterReader(tmp_path)))["task-0"]
-    asleep = ClusterReader(tmp_path)
-    read(asleep)
-    for death in range(3):
-        now = 1000.0 * (death + 1)
-        master.driver.exit("server-0", 1, at=now, reason=f"death {death}")
-        master.write()
-        read(reader)
-        master.driver.tick(now + 100.0)
-        master.driver.ready("server-0", now + 101.0)
-        master.write()
-    master.snapshot()
-    master.driver.exit("server-1", 1, at=9000.0, reason="another")
-    master.write()
-    states = [read(each) for each in (reader, asleep, ClusterReader(tmp_path))]
-    assert [phases(state) for state in states] == 3 * [
-        {n: str(w.phase) for n, w in master.recorded.manager.state.workers.items()}
-    ]
-    assert [state.entries for state in states] == 3 * [master.journal.last]
-    deaths = [change.reason for change in states[0].changes if change.after == "restarting"]
-    assert deaths == ["death 0", "death 1", "death 2", "another"]
-    assert [change.reason for change in states[1].changes if change.after == "restarting"] == ["another"]
+    assert (reader.read().saved, reader.read().problem) == (None, "")
+    await master.run()
+    assert phases(reader.read())["task-0"] == "running"
+    master.driver.exit("server-1", 1, at=1000.0, reason="another")
+    await master.write()
+    state = reader.read()
+    assert phases(state)["server-1"] == "restarting"
+    assert state.saved is not None
+    assert (state.saved.number, state.saved.changes[-1].reason) == (2, "another")
 
 
-def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
-    master = Master(tmp_path)
-    master.run()
-    for number in range(3):
-        master.driver.exit("server-1", 1, at=1000.0 * (number + 1))
-        master.write()
-    reader = ClusterReader(tmp_path)
-    looks: list[int] = []
-    while len(looks) < 20:
-        state = reader.read(0.0)
-        looks.append(state.entries)
-        if state.is_complete:
-            break
-    assert looks == [1, 2, 3, 4, 5, 5][: len(looks)]
-    assert looks[-1] == master.journal.last
-
-
-@pytest.mark.parametrize("damage", ["torn", "fifo", "link", "unknown event", "other job"])
+@pytest.mark.parametrize("damage", ["torn", "fifo", "link", "other version", "other state", "other job"])
 async def test_damage_keeps_what_was_known(tmp_path: Path, damage: str) -> None:
     master, job = Master(tmp_path / "job"), tmp_path / "job"
-    master.run()
+    await master.run()
     reader = ClusterReader(job)
-    known = phases(read(reader))
-    newest = job / JOURNAL / "entry-000000000003.json"
+    known = phases(reader.read())
+    file = job / STATE_FILE
     if damage == "torn":
-        newest.write_bytes(b'{"format": 1')
+        file.write_bytes(file.read_bytes()[:500])
     elif damage == "fifo":
-        newest.mkdir()
+        file.unlink()
+        file.mkdir()
     elif damage == "link":
-        newest.symlink_to(job / JOB_FILE)
-    elif damage == "unknown event":
-        perform(master.store, master.journal.append([{"kind": "Nothing", "at": 1.0}]))
+        file.unlink()
+        file.symlink_to(job / JOB_FILE)
+    elif damage == "other version":
+        file.write_bytes(file.read_bytes().replace(b'"format":1', b'"format":2', 1))
+    elif damage == "other state":
+        other = Driver(command("other"))
+        await master.writer.write(1, 0.0, other.manager.state, {}, ())
     else:
         (job / JOB_FILE).write_text("{}")
-    state = read(reader)
+    state = reader.read()
     assert state.problem
     assert str(tmp_path) not in state.problem
     if damage != "other job":
@@ -191,7 +150,7 @@ async def test_damage_keeps_what_was_known(tmp_path: Path, damage: str) -> None:
         assert answer["problem"]
 
 
-async def test_a_directory_without_a_journal_is_a_404(tmp_path: Path) -> None:
+async def test_a_directory_without_a_job_of_roles_is_a_404(tmp_path: Path) -> None:
     (tmp_path / "control").symlink_to(tmp_path)
     async with api(tmp_path) as client:
         assert (await client.get(f"/jobs/{tmp_path.name}/cluster"))[0] == 404

@@ -3,9 +3,7 @@
 An entry is a head (bytes of the body, CRC-32 of the body, CRC-32 of both) and the body. A process that is killed while it
 appends leaves the beginning of an entry, and a machine that crashes may leave zeros. Both are at the end, and nobody was told
 that they were stored. Whatever else is not as it was written is damage, and is refused. The journals of channels
-(`counterpoint/cluster/channel/journal.py`) and of experiments (`counterpoint/tune/runner/journal.py`) are such files. A job's
-journal (`counterpoint/cluster/master/journal.py`) is none: it is objects of a store, which two masters on two machines may write
-at once.
+(`counterpoint/cluster/channel/journal.py`) and of experiments (`counterpoint/tune/runner/journal.py`) are such files.
 """
 
 from __future__ import annotations

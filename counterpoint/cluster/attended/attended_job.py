@@ -24,8 +24,6 @@ from counterpoint.cluster.master.main import MasterProcess
 from counterpoint.cluster.master.observer import Observer
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.cluster.worker_view import State, WorkerView
-from counterpoint.sweep.open_store import open_proven
-from counterpoint.sweep.record import RecordError
 from counterpoint.sweep.store import StoreError
 from counterpoint.transport.files.atomic import remove_directory
 
@@ -60,7 +58,7 @@ class AttendedJob(Observer):
         on_reload: Callable[[], object] | None = None,
         on_trouble: Callable[[str], None] | None = None,
     ) -> None:
-        """Takes the job, the directory for its journal and its agents, and callbacks.
+        """Takes the job, the directory for its state and its agents, and callbacks.
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
         job's guests, for which the services go on; it is called in a thread, and may block. An exception of either is logged and
@@ -153,7 +151,7 @@ class AttendedJob(Observer):
     def _is_same(self) -> bool:
         """Whether what an earlier process left is this job, and it has not ended."""
         try:
-            return job_files.read_outcome(self._directory) is None and job_files.read_job(self._directory) == self._job
+            return _goes_on(self._directory) and job_files.read_job(self._directory) == self._job
         except ClusterError as error:
             logger.warning("what an earlier command left is not adopted: %s", error)
             return False
@@ -181,7 +179,7 @@ async def end_earlier(directory: Path) -> Outcome | None:
     if job_files.holds_job(directory):
         earlier = job_files.read_job(directory)
         lease = earlier.spec.lease_seconds
-        if job_files.read_outcome(directory) is None:
+        if _goes_on(directory):
             try:
                 _, signalled = await _run_master(directory, earlier, None, REPLACED)
             except ClusterError as error:
@@ -195,6 +193,11 @@ async def end_earlier(directory: Path) -> Outcome | None:
     return None if signalled is None else Outcome(signalled.code, signalled.reason)
 
 
+def _goes_on(directory: Path) -> bool:
+    """Whether a job has not ended that a master of this version can go on with: an earlier version left no state."""
+    return job_files.read_outcome(directory) is None and (directory / job_files.STATE_FILE).exists()
+
+
 async def _run_master(
     directory: Path,
     job: job_files.JobFile,
@@ -203,14 +206,11 @@ async def _run_master(
     on_reload: Callable[[], object] | None = None,
 ) -> tuple[Outcome, StopRequested | None]:
     """Runs a job to its end; returns its outcome, and what a signal asked for."""
-    store = await asyncio.to_thread(open_proven, str(directory / job_files.JOURNAL))
-    process = MasterProcess(
-        directory, job, store, observer=observer, stop_first=stop_first, alone=True, on_reload=on_reload
-    )
+    process = MasterProcess(directory, job, observer=observer, stop_first=stop_first, alone=True, on_reload=on_reload)
     try:
         await process.run()
-    except (StoreError, RecordError) as error:
-        raise ClusterError(f"{directory}: the job's journal cannot be used: {error}") from error
+    except StoreError as error:
+        raise ClusterError(f"{directory}: the job's state cannot be used: {error}") from error
     ended = process.outcome
     if ended is None and process.signalled is not None:
         return Outcome(process.signalled.code, process.signalled.reason), process.signalled

@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A worker's heartbeat, or its status line: not journalled."""
+    """A worker's heartbeat, or its status line: no event."""
 
     worker: str
     incarnation: int
@@ -88,10 +88,10 @@ class Backend(Protocol):
         """Yields what happens, each event at least once until `acknowledge`d, in order for each worker."""
 
     async def acknowledge(self, event: Event | Heartbeat) -> None:
-        """Tells the backend that an event is in the journal (or was stale), so that it need not be repeated."""
+        """Tells the backend that what follows from an event is durable (or it was stale), so that it need not be repeated."""
 
     def handles(self) -> Mapping[str, Any]:
-        """Returns what a later master needs to find the agents again (JSON values, no secrets); kept in the journal."""
+        """Returns what a later master needs to find the agents again (JSON values, no secrets); kept with its state."""
 
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
         """Connects to the agents of an earlier master, in the name of the new epoch; returns every worker that lives.

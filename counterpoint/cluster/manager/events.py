@@ -1,6 +1,6 @@
 """The vocabulary of the PrimeManager: what can happen to a job, and what is then to be done.
 
-Every event that the manager accepts is journalled before the instructions that follow from it are executed
+The state after every event that the manager accepts is durable before the instructions that follow from it are executed
 (`counterpoint/cluster/master`), so events hold plain values: str, int, float, bool, and tuples of these; `reason`s are at most
 `LONGEST_REASON` characters. An event about a worker names its incarnation; one of another incarnation than the current one is
 stale, and changes nothing. `at` is in seconds by a clock of the job that never steps back, not even when masters change.

@@ -1,8 +1,8 @@
 """The PrimeManager: every decision about a job, without clock or I/O. Events in, instructions out.
 
-Its state is the fold of the events it was given, so whoever journals these can have it again (`state` for a snapshot). It
-neither waits nor asks: when something is due it says so by `deadline`, and is given a `Tick`. An event costs the same in a job
-of ten workers and of ten thousand; what concerns many workers costs as much as those are.
+Its state is the fold of the events it was given, and whoever keeps its `snapshot` can have it again. It neither waits nor
+asks: when something is due it says so by `deadline`, and is given a `Tick`. An event costs the same in a job of ten workers and
+of ten thousand; what concerns many workers costs as much as those are.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PrimeManager:
         worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
         return worker is not None and incarnation is not None and self._ledger.current(worker, incarnation) is None
 
-    # --- the stages of a job by name; each decides what `handle` decides for an event, which a journal keeps ---
+    # --- the stages of a job by name; each decides what `handle` decides for an event ---
 
     def prepare(self) -> list[Instruction]:
         """Asks for every bundle's place; creation, and READY, follow from the answers. Once: a repetition returns nothing."""

@@ -1,7 +1,7 @@
-"""Who was heard of, and who asks too often: what precedes the journal. Pure, and kept by each master for itself.
+"""Who was heard of, and who asks too often: what precedes the manager. Pure, and kept by each master for itself.
 
-Heartbeats are not journalled: they would be most of the journal, and a new master listens anew. Only what follows from their
-absence, `WorkerSilent`, is an event. What a worker repeats is dropped, too, before it costs a line of the journal each time.
+Heartbeats are no events: each would be a write of the state, and a new master listens anew. Only what follows from their
+absence, `WorkerSilent`, is an event. What a worker repeats is dropped, too, before it costs a write each time.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tally:
         return 0.0 if due is None else at - due.heard
 
     def passes(self, event: Event) -> bool:
-        """Whether an event is worth a line of the journal: it is not stale, and no request of a worker that asks too often."""
+        """Whether an event is worth a write of the state: it is not stale, and no request of a worker that asks too often."""
         if self._manager.is_stale(event):
             return False
         workers = self._manager.state.workers

@@ -1,1 +1,1 @@
-"""The PrimeMaster process: the loop around the pure PrimeManager, its journal, its mastership, and its control socket."""
+"""The PrimeMaster process: the loop around the pure PrimeManager, its state file, its lock, and its control socket."""

@@ -1,4 +1,4 @@
-"""Named points at which a test kills the master: `CLUSTER_FAULT=after_append:17` is a SIGKILL after the 17th append.
+"""Named points at which a test kills the master: `CLUSTER_FAULT=after_write:17` is a SIGKILL after the 17th write of the state.
 
 Only for tests of what a master's death does: each point is one between an effect and what must follow from it.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 
 VARIABLE = "CLUSTER_FAULT"
 
-POINTS = ("before_append", "after_append", "before_instruction", "after_instruction", "before_outcome", "after_outcome")
+POINTS = ("before_write", "after_write", "before_instruction", "after_instruction", "before_outcome", "after_outcome")
 
 
 class Faults:

@@ -1,11 +1,9 @@
-"""The master's process: takes the mastership, runs one term after the other until the job has ended, and says how it ended.
+"""The master's process: takes the lock, runs one term after the other until the job has ended, and says how it ended.
 
-A term ends early when the mastership is lost. If another master has it, this process ends (`LOST`). If the storage failed, so
-that nobody may have it, this process waits for the storage, and keeps the agents informed meanwhile: the workers go on. An
-exception in a term, a bug of ours, begins another one that stops the job in order; a second one ends everything at once.
-
-A process that is `alone` in the job's directory does not wait for the storage once a signal asks it to end: a last term reads
-the journal, stops the job in order, and writes nothing.
+A master that another one has replaced ends at once (`LOST`). An exception in a term, a bug of ours, begins another one that stops
+the job in order; a second one ends everything at once. While the state cannot be written, a term waits, and keeps the agents
+informed: the workers go on. A process that is `alone` in the job's directory does not wait once a signal asks it to end: a last
+term goes on from what was written last, stops the job in order, and writes nothing.
 """
 
 from __future__ import annotations
@@ -13,29 +11,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster import job_files
 from counterpoint.cluster.backends.base import Backend
-from counterpoint.cluster.errors import CapacityError, ClusterError
+from counterpoint.cluster.clock import RunningClock
+from counterpoint.cluster.errors import CapacityError, ClusterError, StaleMasterError
 from counterpoint.cluster.manager.events import LONGEST_REASON, Outcome, StopRequested
 from counterpoint.cluster.master import queries
 from counterpoint.cluster.master.backend_choice import open_backend
 from counterpoint.cluster.master.control import ControlServer
-from counterpoint.cluster.master.durable import MastershipLost
 from counterpoint.cluster.master.faults import Faults
-from counterpoint.cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
 from counterpoint.cluster.master.observer import Observer
 from counterpoint.cluster.master.orders import Orders
 from counterpoint.cluster.master.prime_master import MasterTerm
-from counterpoint.cluster.master.standby import Standby
-from counterpoint.sweep.open_store import open_proven
-from counterpoint.sweep.store import Store, StoreError
+from counterpoint.cluster.master.standby import HungMaster, Standby, machine
+from counterpoint.cluster.master.state_writer import NotWritten, StateWriter, open_state
+from counterpoint.cluster.state_file import StateError
+from counterpoint.sweep.store import StoreError
+from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.hangup import Hangups
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,10 @@ STOPS = {
 """Signals that stop the job in order, and the reason that each gives it."""
 
 WRITE_SECONDS = 5.0
-"""How long a process that is alone and was asked to end waits for a journal that cannot be written."""
+"""How long a process that is alone and was asked to end waits for a state that cannot be written."""
+
+LOOK_SECONDS = 0.1
+"""Seconds between two tries of a waiting master to take the lock."""
 
 END_SECONDS = 60.0
 """Longest time to end the agents after the job."""
@@ -70,7 +73,6 @@ class MasterProcess:
         self,
         directory: Path,
         job: job_files.JobFile,
-        store: Store,
         *,
         is_standby: bool = False,
         standby: Standby | None = None,
@@ -78,23 +80,27 @@ class MasterProcess:
         stop_first: StopRequested | None = None,
         alone: bool = False,
         on_reload: Callable[[], object] | None = None,
+        handles_signals: bool = True,
     ) -> None:
         """Stops the job in order, before anything else happens, with `stop_first`.
 
         `on_reload` is called, in a thread, for a SIGHUP that comes from no closed terminal; without it, each SIGHUP stops the
-        job. `alone`: a lock of the caller keeps every other master away, on any machine.
+        job. `alone`: a lock of the caller keeps every other master away, on any machine. Without `handles_signals` it may run
+        on the loop of any thread, and signals are the caller's.
         """
-        self._directory, self._job, self._store = directory, job, store
+        self._directory, self._job = directory, job
+        self._hung = HungMaster(directory, job.spec.lease_seconds) if is_standby else None
         self._patience = float("inf") if is_standby else 2 * job.spec.lease_seconds + 10.0
         self._standby = standby
-        self._give_up = threading.Event()
         self._faults = Faults()
+        self._state: StateWriter | None = None
         self._master: MasterTerm | None = None
         self._control: ControlServer | None = None
         self._stop_first = stop_first
         self._observer = observer
         self._alone = alone
         self._on_reload = on_reload
+        self._handles_signals = handles_signals
         self._failures = 0
         self.outcome: job_files.OutcomeFile | None = None
         """How the job ended, if this process knows it."""
@@ -102,102 +108,100 @@ class MasterProcess:
         """What the first signal asked for."""
 
     async def run(self) -> int:
-        """Runs terms until the job has ended, or another master has it; returns the exit code."""
-        loop = asyncio.get_running_loop()
+        """Runs terms until the job has ended, or another master has it; returns the exit code.
+
+        Raises `ClusterError`, and `StoreError` if the state's storage does not answer.
+        """
+        async with self._signals():
+            lock = await self._take_lock()
+            try:
+                if (ended := self._read_outcome()) is not None:
+                    return ended.code
+                if lock is None:
+                    logger.warning("%s: the job has another master", self._directory)
+                    return HELD
+                self._state = await asyncio.to_thread(self._read_state)
+                while (code := await self._term(self._state)) is None:
+                    pass
+                return code
+            finally:
+                if self._control is not None:
+                    await self._control.close()
+                self._master = None
+                if self._standby is not None:
+                    self._standby.stop_watching()
+                if lock is not None:
+                    os.close(lock)
+
+    @contextlib.asynccontextmanager
+    async def _signals(self) -> AsyncIterator[None]:
+        """Handles signals in its block."""
         # SIGINT is handled also where a shell has it ignored, as it does for what a script runs in the background.
-        handled = set(STOPS)
+        handled = set(STOPS) if self._handles_signals else set()
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
-            handled.remove(signal.SIGHUP)
+            handled.discard(signal.SIGHUP)
+        loop = asyncio.get_running_loop()
         for number in handled:
             loop.add_signal_handler(number, self._on_signal, number)
         hangups: Hangups | None = None
         if self._on_reload is not None and signal.SIGHUP in handled:
             hangups = Hangups(lambda: loop.call_soon_threadsafe(self._on_signal, signal.SIGHUP), self._on_reload)
             loop.add_signal_handler(signal.SIGHUP, hangups.note)
-        former: Backend | None = None
-        epoch = 0
         try:
-            while True:
-                if former is not None and self._is_not_to_wait:
-                    await _closed(former, end=False)
-                    former = None
-                    return await self._last_term(epoch)
-                try:
-                    mastership = await asyncio.to_thread(self._acquire, epoch)
-                except (StoreError, MasterHeld):
-                    if former is None or not self._is_not_to_wait:
-                        raise
-                    continue
-                if former is not None:
-                    await _closed(former, end=False)
-                    former = None
-                epoch = mastership.epoch
-                try:
-                    if (ended := self._read_outcome()) is not None:
-                        return ended.code
-                    result = await self._term(mastership)
-                finally:
-                    await asyncio.to_thread(mastership.give_back)
-                if isinstance(result, job_files.OutcomeFile):
-                    return result.code
-                former = result
-        except MasterHeld as error:
-            if (ended := self._read_outcome()) is not None:
-                return ended.code
-            logger.warning("%s", error)
-            return LOST if epoch else HELD
+            yield
         finally:
-            if former is not None:
-                await _closed(former, end=False)
-            if self._control is not None:
-                await self._control.close()
-            self._master = None
-            if self._standby is not None:
-                self._standby.stop_watching()
             for number in handled:
                 loop.remove_signal_handler(number)
             if hangups is not None:
                 await asyncio.to_thread(hangups.close)
 
-    def _acquire(self, former_epoch: int) -> Mastership:
-        """Takes the mastership. Blocks. Raises `MasterHeld`, `StoreError`."""
+    async def _take_lock(self) -> int | None:
+        """Returns the lock that makes this process the master, once nobody else has it; None if another keeps it.
 
-        def predecessor() -> tuple[int, Identity] | None:
-            known = job_files.read_master(self._directory)
-            if known is None:
-                return None
-            return known.epoch, Identity(known.machine, known.pid, known.started)
+        Raises `ClusterError` if it cannot be taken for another reason.
+        """
+        clock = RunningClock()
+        began = clock.read()
+        while True:
+            if self._hung is not None and not job_files.holds_job(self._directory):
+                return None  # the directory was removed: there is no job to take over
+            try:
+                return take_lock(self._directory / job_files.LOCK_FILE, "the job has another master")
+            except OSError as error:
+                if self.signalled is not None or clock.read() - began >= self._patience:
+                    if error.errno == errno.EADDRINUSE:
+                        return None
+                    raise ClusterError(f"{self._directory}: the master's lock cannot be taken: {error}") from error
+            if self._hung is not None:
+                await self._hung.look()
+            await asyncio.sleep(LOOK_SECONDS)
 
-        return acquire(
-            self._store,
-            terms_of(self._job.spec.lease_seconds, self._store),
-            patience=float("inf") if former_epoch else self._patience,
-            give_up=self._give_up,
-            predecessor=predecessor,
-            former_epoch=former_epoch,
-        )
+    def _read_state(self) -> StateWriter:
+        """Reads the job's state. Blocks. Raises `StateError`, `StoreError`."""
+        try:
+            state = StateWriter(open_state(self._directory, self._job.journal), self._faults)
+        except OSError as error:
+            raise ClusterError(f"{self._directory}: the job's state cannot be kept: {error}") from error
+        if state.read() is None and (self._directory / job_files.MASTER_FILE).exists():
+            raise StateError(
+                f"{self._directory}: the job has had a master, and has no {job_files.STATE_FILE}: an earlier version of "
+                "Counterpoint ran it, or the file was removed; its workers end by themselves. Submit the job to another directory"
+            )
+        return state
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Stops the job in order; a second signal kills it. A master that waits only ends."""
         request = StopRequested(STOPS[number], 128 + number, "", 0.0)
         self.signalled = self.signalled or request
-        self._give_up.set()
         if self._master is not None:
             self._master.emit(request)
             if self._alone:
-                asyncio.get_running_loop().call_later(WRITE_SECONDS, self._lose_if_stuck, self._master)
+                asyncio.get_running_loop().call_later(WRITE_SECONDS, self._give_up_if_stuck)
 
-    @property
-    def _is_not_to_wait(self) -> bool:
-        """Whether the job is to be stopped although the storage fails."""
-        return self._alone and self.signalled is not None
-
-    def _lose_if_stuck(self, master: MasterTerm) -> None:
-        """Ends a term that waits for its journal although it was asked to end; a write may fail later than this first looks."""
-        if master.durable.trouble:
-            master.lose(master.durable.trouble)
-        elif self._master is master:
-            asyncio.get_running_loop().call_later(WRITE_SECONDS, self._lose_if_stuck, master)
+    def _give_up_if_stuck(self) -> None:
+        """Ends a term that waits for its state to be written although it was asked to end."""
+        if self._state is not None:
+            self._state.gives_up = True
 
     def _read_outcome(self) -> job_files.OutcomeFile | None:
         self.outcome = job_files.read_outcome(self._directory)
@@ -205,39 +209,32 @@ class MasterProcess:
 
     # --- one term ---
 
-    async def _term(self, mastership: Mastership) -> job_files.OutcomeFile | Backend | None:
-        """Runs one term. Returns the job's outcome, or the backend that goes on to inform the agents, or None."""
-        me = Identity.of_this_process()
-        epoch = mastership.epoch
-        logger.info("master of %s with epoch %d, process %d", self._job.spec.name, epoch, me.pid)
-        with contextlib.suppress(OSError):  # a full disk; it only makes a takeover quicker
-            file = job_files.MasterFile(epoch=epoch, machine=me.machine, pid=me.pid, started=me.started)
-            job_files.write_privately(self._directory / job_files.MASTER_FILE, file)
+    async def _term(self, state: StateWriter) -> int | None:
+        """Runs one term. Returns the process's exit code; None if another term is to follow."""
+        epoch = state.epoch + 1
+        logger.info("master of %s with epoch %d, process %d", self._job.spec.name, epoch, os.getpid())
         backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
-        master = MasterTerm(
-            Orders(self._job.spec, self._directory, self._job.path),
-            self._store,
-            backend,
-            epoch,
-            (lambda: None) if self._alone else (lambda: mastership.lost),
-            self._faults,
-            self._observer,
-        )
+        orders = Orders(self._job.spec, self._directory, self._job.path)
+        master = MasterTerm(orders, state, backend, epoch, self._faults, self._observer)
         if self._master is None and self.signalled is not None:  # it came before there was a master to tell
             master.emit(self.signalled)
         self._master = master
-        loop = asyncio.get_running_loop()
-        if not self._alone:  # else nobody can have taken it, and the term waits for its journal as it is
-            mastership.on_lost(lambda: loop.call_soon_threadsafe(master.lose, mastership.lost or "lost"))
-        await self._listen()
-        if self._standby is not None:
-            self._standby.watch()
+        if self._control is None:
+            self._control = ControlServer(job_files.control_path(self._directory), self._answer)
+            await self._control.start()
+        if state.writes:
+            master.on_begun = self._on_begun
         try:
             outcome = await master.run(self._stop_first)
-        except MastershipLost as error:
-            logger.error("the mastership with epoch %d is lost: %s", epoch, error)
-            master.durable.trouble = f"the mastership is lost: {error}"
-            return backend
+        except StaleMasterError as error:
+            logger.error("the master with epoch %d ends: %s", epoch, error)
+            await _closed(backend, end=False)
+            return LOST
+        except NotWritten as error:
+            logger.warning("the job is stopped although its state cannot be written: %s", error)
+            state.writes, self._stop_first = False, self.signalled
+            await _closed(backend, end=False)
+            return None
         except CapacityError as error:
             outcome = Outcome(1, f"the job cannot start: {error}")
         except Exception as error:
@@ -250,47 +247,25 @@ class MasterProcess:
                 await _closed(backend, end=False)
                 return None
             outcome = Outcome(1, reason)
-            # Perhaps it failed for that reason; how the job ends is another's to say.
-            if mastership.lost is not None and not self._alone:
+            if state.writes and await asyncio.to_thread(state.is_replaced):  # perhaps it failed for that reason
                 await _closed(backend, end=False)
-                return None
+                return LOST
         return await self._end(backend, master, outcome)
 
-    async def _last_term(self, epoch: int) -> int:
-        """Stops the job in order without a word in the journal, which cannot be written; returns the exit code.
-
-        The agents obey only if no later master was there. What was decided and not journalled had not begun.
-        """
-        logger.warning("the job is stopped although its journal cannot be written")
-        backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
-        orders = Orders(self._job.spec, self._directory, self._job.path)
-        own = epoch + 1  # in this process's memory alone: what it decides follows what it decided as the last master
-        master = MasterTerm(
-            orders, self._store, backend, own, faults=self._faults, observer=self._observer, writes=False
-        )
-        self._master = master
-        try:
-            outcome = await master.run(self.signalled)
-        except MastershipLost as error:
-            logger.error("another master has taken over: %s", error)
-            await _closed(backend, end=False)
-            return LOST
-        except BaseException:
-            await _closed(backend, end=False)
-            raise
-        return (await self._end(backend, master, outcome)).code
-
-    async def _listen(self) -> None:
-        if self._control is None:
-            self._control = ControlServer(job_files.control_path(self._directory), self._answer)
-            await self._control.start()
+    def _on_begun(self, epoch: int) -> None:
+        """Says who is the master, now that the state says so."""
+        file = job_files.MasterFile(epoch=epoch, pid=os.getpid(), machine=machine())
+        with contextlib.suppress(OSError):  # a full disk; it only helps a standby
+            job_files.write_privately(self._directory / job_files.MASTER_FILE, file)
+        if self._standby is not None:
+            self._standby.watch()
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._master is not None
         return await queries.answer(self._master, self._directory, request)
 
-    async def _end(self, backend: Backend, master: MasterTerm, outcome: Outcome) -> job_files.OutcomeFile:
-        """Ends what is left of the job, and writes how it ended: whoever is not alone needs to know."""
+    async def _end(self, backend: Backend, master: MasterTerm, outcome: Outcome) -> int:
+        """Ends what is left of the job, and writes how it ended: whoever is not alone needs to know. Returns its exit code."""
         await _closed(backend, end=True)
         if self._standby is not None:
             await self._standby.end()
@@ -312,7 +287,7 @@ class MasterProcess:
             await asyncio.sleep(1.0)
         self._faults.reach("after_outcome")
         logger.info("the job has ended with code %d: %s", outcome.code, outcome.reason)
-        return file
+        return outcome.code
 
 
 async def _closed(backend: Backend, *, end: bool) -> None:
@@ -339,10 +314,8 @@ def main(arguments: Sequence[str]) -> int:
     directory = given.directory.resolve()
     try:
         job = job_files.read_job(directory)
-        store = open_proven(job.journal or str(directory / job_files.JOURNAL))
         standby = Standby(directory) if given.keep_standby else None
-        process = MasterProcess(directory, job, store, is_standby=given.standby, standby=standby)
-        return asyncio.run(process.run())
+        return asyncio.run(MasterProcess(directory, job, is_standby=given.standby, standby=standby).run())
     except (ClusterError, StoreError, ValueError, ImportError) as error:
         logger.error("%s", error)
         return CANNOT_RUN

@@ -24,16 +24,16 @@ class Observer:
     ) -> None:
         """Called on the loop after events, before what follows from them is done; and after each heartbeat.
 
-        `beats` are the last heartbeats; `exits` are ends of processes that nothing was decided about yet, as while the journal
+        `beats` are the last heartbeats; `exits` are ends of processes that nothing was decided about yet, as while the state
         cannot be written; `silent_for` returns how many seconds ago a worker's last heartbeat was.
         """
 
     def troubled(self, trouble: str) -> None:
-        """Called on the loop with the reason why the journal cannot be written, once, and with "" when it can again."""
+        """Called on the loop with the reason why the state cannot be written, once, and with "" when it can again."""
         if trouble:
             logger.error("%s; the workers go on", trouble)
         else:
-            logger.warning("the journal can be written again: the job goes on")
+            logger.warning("the job's state can be written again: the job goes on")
 
     async def guests(self) -> Sequence[str] | None:
         """Returns the job's guests; None if they are not known.

@@ -1,7 +1,7 @@
-"""The PrimeMaster's loop: events in, journal, instructions out. Everything that happens to the job arrives in one place.
+"""The PrimeMaster's loop: events in, state, instructions out. Everything that happens to the job arrives in one place.
 
-One pass takes what has arrived, lets the pure manager decide, makes the events durable, and only then has the scheduler carry
-the instructions out. The parts have files of their own: `journal`, `mastership`, `scheduler`, `restore`, `queries`;
+One pass takes what has arrived, lets the pure manager decide, makes the state durable, and only then has the scheduler carry
+the instructions out. The parts have files of their own: `state_writer`, `scheduler`, `restore`, `queries`;
 `counterpoint/cluster/master/main.py` is the process around it.
 """
 
@@ -10,22 +10,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
 
 from counterpoint.cluster.backends.base import Backend, Heartbeat
 from counterpoint.cluster.clock import JobClock
-from counterpoint.cluster.errors import StaleMasterError
-from counterpoint.cluster.manager.events import Event, GuestsChanged, Instruction, Outcome, Tick, WorkerExited
+from counterpoint.cluster.manager.events import (
+    LONGEST_REASON,
+    Begin,
+    Event,
+    GuestsChanged,
+    Instruction,
+    MasterChanged,
+    Outcome,
+    Tick,
+    WorkerExited,
+    WorkerSilent,
+)
+from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.tally import Tally
-from counterpoint.cluster.master.durable import Durable, MastershipLost
-from counterpoint.cluster.master.event_codec import fitting
 from counterpoint.cluster.master.faults import Faults
 from counterpoint.cluster.master.observer import Observer
 from counterpoint.cluster.master.orders import Orders
-from counterpoint.cluster.master.restore import REPORT_SECONDS, compare, fold, last_time, opening_events, state_of
+from counterpoint.cluster.master.restore import REPORT_SECONDS, compare
 from counterpoint.cluster.master.scheduler import Scheduler
-from counterpoint.sweep.store import Store
+from counterpoint.cluster.master.state_writer import StateWriter
+from counterpoint.cluster.member import Member
+from counterpoint.cluster.state_file import ChangeLog
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +50,12 @@ PULSE_SECONDS = 0.5
 
 ADOPT_SECONDS, ADOPT_LEASES = 60.0, 3.0
 """Longest time to adopt what lives, and leases that are added: a node that is cut off is waited for until its fence ends."""
+
+
+MAX_EVENT_BYTES = 64 * 2**10
+"""The size of one event as JSON."""
+
+CUT = " ... (cut)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,48 +70,38 @@ class Arrival:
 
 
 class MasterTerm:
-    """One term of a master: from its opening of the journal to the job's end, or until it loses the mastership."""
+    """One term of a master: from its first write of the state to the job's end, or until another master has taken over."""
 
     def __init__(
         self,
         orders: Orders,
-        store: Store,
+        state: StateWriter,
         backend: Backend,
         epoch: int,
-        is_lost: Callable[[], str | None] = lambda: None,
         faults: Faults | None = None,
         observer: Observer | None = None,
-        *,
-        writes: bool = True,
     ) -> None:
-        """Takes what the job is, where its journal lies, and a backend that acts in the name of the `epoch`.
-
-        `is_lost` returns why this master may not act any more; None while it may. Without `writes` nothing is journalled: for
-        the end of a job whose storage fails.
-        """
-        self.spec, self.epoch, self.backend = orders.spec, epoch, backend
+        """Takes what the job is, its state, which was read, and a backend that acts in the name of the `epoch`."""
+        self.spec, self.epoch, self.backend, self.state = orders.spec, epoch, backend, state
         self._orders = orders
         self.beats: dict[str, Heartbeat] = {}
         """The last heartbeat of each worker, for display."""
         self.exits: dict[str, WorkerExited] = {}
         """The ends of processes that are not decided on yet, for display."""
         self.faults = faults or Faults("")
-        self.durable = Durable(store, epoch, self._check_lost, self.faults, self._report_trouble, writes=writes)
-        self._is_lost = is_lost
         self._observer = observer or Observer()
+        self.on_begun: Callable[[int], object] = lambda epoch: None
+        """Called with the epoch once the state says that this is the master."""
+        state.report = self._report_trouble
         self._looked_for_guests = -math.inf
         self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue()
-        self._lost: str | None = None
+        self._changed: dict[str, Member] = {}
+        """Workers that have changed since the last pass."""
         self._failure: Exception | None = None
-
-    def lose(self, reason: str) -> None:
-        """Ends the loop before it acts again. Call it on the loop."""
-        self._lost = self._lost or reason
-        self._inbox.put_nowait(None)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has restored the job's state from the journal."""
+        """Whether it has read the job's state."""
         return hasattr(self, "manager")
 
     async def request(self, event: Event) -> None:
@@ -101,48 +113,60 @@ class MasterTerm:
     async def run(self, stop_first: Event | None = None) -> Outcome:
         """Runs the job to its end. `stop_first` is handled before anything that happens from now on.
 
-        Raises `MastershipLost`; `CapacityError` before anything was started; and what the manager, the backend or a damaged
-        journal raises.
+        Raises `StaleMasterError` once another master has taken over; `NotWritten`; `CapacityError` before anything was started;
+        and what the manager or the backend raises.
         """
+        instructions = await self._startup()
+        reader = asyncio.create_task(self._read_backend(), name="the backend's events")
         try:
-            instructions = await self._startup()
-            reader = asyncio.create_task(self._read_backend(), name="the backend's events")
-            try:
-                if stop_first is not None:
-                    self.emit(stop_first)
-                self._scheduler.submit(instructions)
-                return await self._main_loop()
-            finally:
-                reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
-                await self._scheduler.cleanup()
-        except StaleMasterError as error:
-            raise MastershipLost(str(error)) from error
+            if stop_first is not None:
+                self.emit(stop_first)
+            self._scheduler.submit(instructions)
+            return await self._main_loop()
         finally:
-            await self.durable.close()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            await self._scheduler.cleanup()
 
     # --- startup ---
 
     async def _startup(self) -> list[Instruction]:
-        """Opens the journal, restores the state, and adopts what lives; returns what is to be done first."""
-        history = await self.durable.open(lambda read: opening_events(read, self.epoch))
-        self.manager, instructions = fold(self.spec, history)
-        self.tally = Tally(self.manager)
-        self.clock = JobClock(last_time(history))
-        self._scheduler = Scheduler(self._orders, self.backend, self.manager, self.emit, self.fail, self.faults)
-        self._check_lost()
-        if history.last == 1:
-            bundles = [self._orders.bundle(record) for record in self.manager.state.bundles.values()]
+        """Restores the state, writes it with this epoch, and adopts what lives; returns what is to be done first."""
+        saved = self.state.saved
+        at, handles = (0.0, {}) if saved is None else (saved.at, saved.handles)
+        manager = PrimeManager(self.spec, None if saved is None else saved.job.to_dict())
+        self._log = ChangeLog(manager.state, () if saved is None else saved.changes)
+        self.tally = Tally(manager)
+        self.clock = JobClock(at)
+        self.manager = manager
+        self._scheduler = Scheduler(self._orders, self.backend, manager, self.emit, self.fail, self.faults)
+        opening: list[Event] = [MasterChanged(self.epoch, at), *([Begin(at)] if saved is None else [])]
+        instructions = [each for event in opening for each in self._decide(event)]
+        await self._write(at, handles)
+        self.on_begun(self.epoch)
+        if saved is None:
+            bundles = [self._orders.bundle(record) for record in manager.state.bundles.values()]
             await self.backend.check_capacity(bundles)
         async with asyncio.timeout(ADOPT_SECONDS + ADOPT_LEASES * self.spec.lease_seconds):
-            living = await self.backend.adopt(history.handles)
+            living = await self.backend.adopt(handles)
             nodes = {node.name for node in await self.backend.nodes() if node.alive}
-        found = compare(self.manager.state, living, nodes)
+        found = compare(manager.state, living, nodes)
         for event in found.news:
             self.emit(event)
         if found.missing:
             asyncio.get_running_loop().call_later(REPORT_SECONDS, self._emit_all, found.missing)
         return [*found.strays, *instructions]
+
+    def _decide(self, event: Event) -> list[Instruction]:
+        """Has the manager decide about an event, and notes what has changed."""
+        instructions = self.manager.handle(event)
+        changed = {one.worker: one for one in self.manager.take_changes()}
+        self._changed |= changed
+        self._log.note(changed, in_words(event), getattr(event, "reason", ""), time.time())
+        return instructions
+
+    async def _write(self, at: float, handles: Mapping[str, Any]) -> None:
+        await self.state.write(self.epoch, at, self.manager.state, handles, self._log.changes)
 
     def _emit_all(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -152,7 +176,6 @@ class MasterTerm:
 
     async def _main_loop(self) -> Outcome:
         while (outcome := self.manager.outcome) is None:
-            self._check_lost()
             if self._failure is not None:
                 raise self._failure
             await self._one_pass(await self._arrivals())
@@ -200,21 +223,20 @@ class MasterTerm:
             self._show()
 
     async def _one_pass(self, arrived: list[Arrival]) -> None:
-        """Decides on events, makes them durable, and begins what follows from them."""
-        now = self.clock.read()
-        events: list[Event] = []
+        """Decides on events, makes the state durable, and begins what follows from it."""
+        now, handles = self.clock.read(), self.backend.handles()
         instructions: list[Instruction] = []
+        is_new = handles != self.state.handles
         for event in dict.fromkeys(self._fitting(arrival, now) for arrival in arrived):
-            if event is None:
-                continue
-            if self.tally.passes(event):
-                events.append(event)
-                instructions += self.manager.handle(event)
-        changes = self.manager.take_changes()
+            if event is not None and self.tally.passes(event):
+                is_new = True
+                instructions += self._decide(event)
+        changes = list(self._changed.values())
+        self._changed.clear()
         for change in changes:
             self.tally.follow(change.worker, now)
-        await self.durable.append(events, self.backend.handles())
-        self._check_lost()
+        if is_new:
+            await self._write(now, handles)
         for arrival in arrived:
             if isinstance(arrival.event, WorkerExited) and self.exits.get(arrival.event.worker) is arrival.event:
                 del self.exits[arrival.event.worker]
@@ -225,10 +247,9 @@ class MasterTerm:
         self._show()
         self._scheduler.publish(changes)
         self._scheduler.submit(instructions)
-        self.durable.consider_snapshot(lambda: state_of(self.manager, now))
 
     def _fitting(self, arrival: Arrival, now: float) -> Event | None:
-        """Returns an event as it can be journalled, with its time; None if it cannot be, which whoever asked for it is told."""
+        """Returns an event as the state can hold it, with its time; None if it cannot, which whoever asked for it is told."""
         try:
             return fitting(replace(arrival.event, at=now))
         except ValueError as error:
@@ -238,7 +259,7 @@ class MasterTerm:
             return None
 
     async def _read_backend(self) -> None:
-        """Lets the backend's events arrive. Heartbeats are counted at once, and never journalled."""
+        """Lets the backend's events arrive. Heartbeats are counted at once, and are in no state."""
         try:
             async for event in self.backend.events():
                 if isinstance(event, Heartbeat):
@@ -250,7 +271,7 @@ class MasterTerm:
                     self._inbox.put_nowait(Arrival(event, from_backend=True))
                     if isinstance(event, WorkerExited):
                         self.exits[event.worker] = event
-                        if self.durable.trouble:
+                        if self.state.trouble:
                             self._show()
             raise RuntimeError("the backend's events have ended")
         except Exception as error:  # noqa: BLE001 - raised by the loop
@@ -265,7 +286,43 @@ class MasterTerm:
         """Lets an event of this process arrive. Its time is set here."""
         self._inbox.put_nowait(Arrival(event))
 
-    def _check_lost(self) -> None:
-        """Raises `MastershipLost` unless this master may act."""
-        if (reason := self._lost or self._is_lost()) is not None:
-            raise MastershipLost(reason)
+
+def in_words(event: Event) -> str:
+    """Returns the kind of an event in words: of a `WorkerExited`, `worker exited`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", type(event).__name__).lower()
+
+
+def fitting(event: Event) -> Event:
+    """Returns the event as a state can hold its values: with a reason that is not too long, and is text.
+
+    One that is too large all the same, or would not come back from JSON as it is, is replaced by the failure of its cause: the
+    worker that it is about, or from, counts as silent and is created again. Raises `ValueError` if it is of no worker.
+    """
+    reason = getattr(event, "reason", "")
+    if isinstance(reason, str) and (len(reason) > LONGEST_REASON or not reason.isascii()):
+        text = reason.encode(errors="replace").decode()
+        mended: Any = {"reason": text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - len(CUT)] + CUT}
+        event = replace(event, **mended)
+    if not (wrong := _misfit(event)):
+        return event
+    worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
+    if worker is None or incarnation is None:
+        raise ValueError(wrong)
+    silent = WorkerSilent(worker, incarnation, 0.0, event.at)
+    if _misfit(silent):
+        raise ValueError(wrong)
+    logger.error("%s counts as silent: %s", worker, wrong)
+    return silent
+
+
+def _misfit(event: Event) -> str:
+    """Returns why the values of an event do not come back from JSON as they are; empty if they do."""
+    name = type(event).__name__
+    try:
+        data = msgspec.json.encode(event)
+        if len(data) > MAX_EVENT_BYTES:
+            return f"{name} has {len(data)} bytes as JSON; an event may have {MAX_EVENT_BYTES}"
+        msgspec.json.decode(data, type=type(event))
+    except (ValueError, TypeError) as error:  # of what JSON does not have, and of a field with a value of another type
+        return f"{name} cannot be written: {str(error)[:200]}"
+    return ""

@@ -53,14 +53,13 @@ def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
         "job": master.spec.name,
         "stage": str(master.manager.stage),
         "epoch": master.epoch,
-        "entries": master.durable.last,
         "trouble": _trouble_of_master(master) or _failed_task(master.manager.state),
         "workers": [view(master, directory, record) for record in _workers(master)],
     }
 
 
 def _trouble_of_master(master: MasterTerm) -> str:
-    return f"the master does not act: {master.durable.trouble}" if master.durable.trouble else ""
+    return f"the master does not act: {master.state.trouble}" if master.state.trouble else ""
 
 
 def _failed_task(state: JobState) -> str:
@@ -107,7 +106,7 @@ def _checked_role(master: MasterTerm, role: str) -> str:
 def _trouble(master: MasterTerm, record: WorkerRecord, beat: Heartbeat | None) -> str:
     ended = master.exits.get(record.name)
     if ended is not None and ended.incarnation == record.incarnation:
-        return f"{words_of(ended)}; what follows is decided once the journal can be written"
+        return f"{words_of(ended)}; what follows is decided once the job's state can be written"
     if beat is not None and beat.trouble:
         return beat.trouble
     return "suspected: heartbeats are missing" if record.suspected else ""

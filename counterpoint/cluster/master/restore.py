@@ -1,7 +1,7 @@
-"""What a new master begins with: the state of the job, which is the fold of its journal, compared with what it finds alive.
+"""What a new master begins with: the state of the job that the last one wrote, compared with what it finds alive.
 
-Agents repeat every report that is in no journal, so most differences explain themselves. What is left: processes that the state
-does not know any more, and workers of the state that no agent has.
+Agents repeat every report that was not acknowledged, so most differences explain themselves. What is left: processes that the
+state does not know any more, and workers of the state that no agent has.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ from dataclasses import dataclass, field
 
 from counterpoint.cluster.agent.order import LivingWorker
 from counterpoint.cluster.manager import events
-from counterpoint.cluster.manager.events import Event, Instruction
-from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.events import Event
 from counterpoint.cluster.manager.state import ALIVE, JobState, Phase
-from counterpoint.cluster.master.event_codec import UnknownEvent, decode
-from counterpoint.cluster.master.journal import History
-from counterpoint.cluster.master.journal_format import JournalError
-from counterpoint.cluster.spec import JobSpec
 
 KILLED = 137
 """The exit code of a process whose end nobody saw: as if killed."""
@@ -64,41 +59,3 @@ def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[s
         if is_there and record.name not in alive and record.node in nodes:
             found.missing.append(events.WorkerExited(record.name, record.incarnation, KILLED, GONE, 0.0, lost=True))
     return found
-
-
-def opening_events(history: History, epoch: int) -> list[Event]:
-    """Returns the first events of a master with that epoch, which follow what was read."""
-    at = last_time(history)
-    change = events.MasterChanged(epoch, at)
-    return [change, events.Begin(at)] if history.last == 0 else [change]
-
-
-def last_time(history: History) -> float:
-    """Returns the job's time at the last event that was read; 0 before the first."""
-    for entry in reversed(history.entries):
-        for event in reversed(entry.events):
-            return float(event["at"])
-    return float(history.snapshot.state["at"]) if history.snapshot is not None else 0.0
-
-
-def fold(spec: JobSpec, history: History) -> tuple[PrimeManager, list[Instruction]]:
-    """Returns the manager after every event, and the instructions of the last entry, whose execution is not known.
-
-    Raises `JournalError` for an event that this version does not know.
-    """
-    manager = PrimeManager(spec, None if history.snapshot is None else history.snapshot.state["manager"])
-    instructions: list[Instruction] = []
-    for entry in history.entries:
-        instructions = []
-        for data in entry.events:
-            try:
-                event = decode(data)
-            except UnknownEvent as error:
-                raise JournalError(f"entry {entry.number} of the journal is of another version: {error}") from None
-            instructions += manager.handle(event)
-    return manager, instructions
-
-
-def state_of(manager: PrimeManager, at: float) -> dict[str, object]:
-    """Returns what a snapshot holds."""
-    return {"manager": manager.snapshot(), "at": at}

@@ -74,7 +74,7 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, instructions: Sequence[Instruction]) -> None:
-        """Begins instructions, which are durable in the journal."""
+        """Begins instructions, which follow from a state that is durable."""
         for instruction in instructions:
             lane = (
                 instruction.bundle if isinstance(instruction, events.Allocate | events.Release) else instruction.worker

@@ -1,4 +1,8 @@
-"""Starts masters as processes of their own, which nobody is the parent of for long; and keeps one that waits to take over."""
+"""Starts masters as processes of their own, which nobody is the parent of for long; and keeps one that waits to take over.
+
+Whoever waits for the master's lock has it as soon as the master has ended. A master that hangs keeps it: so a standby kills one
+of its own machine that takes requests and does not answer.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 
-from counterpoint.cluster.job_files import MASTER_LOG
+from counterpoint.cluster.clock import RunningClock
+from counterpoint.cluster.job_files import LOCK_FILE, MASTER_LOG, control_path, read_master
+from counterpoint.cluster.master.control import ControlError, NoMaster, ask
 from counterpoint.cluster.master.faults import VARIABLE
+from counterpoint.transport.files.lock import holder_of
 from counterpoint.transport.process.child import spawn
 
 logger = logging.getLogger(__name__)
@@ -23,6 +31,24 @@ END_SECONDS = 10.0
 """Longest time for a standby to end when it is asked to; then it is killed."""
 
 POLL_SECONDS = 0.02
+
+HANGS_SHARE = 0.4
+"""The share of the job's lease for which a master may not answer, at least `HANGS_SECONDS`: its successor has the rest of it to
+reach the agents, which then stop."""
+
+HANGS_SECONDS = 3.0
+
+ASK_SECONDS = 1.0
+"""How long one answer may take, and the seconds between two requests."""
+
+
+def machine() -> str:
+    """Returns which boot of which machine this is, and which space of process ids; empty if that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 def start_master(directory: Path, *flags: str) -> int:
@@ -84,3 +110,41 @@ class Standby:
             os.kill(self._pid, number)
             await asyncio.sleep(POLL_SECONDS)
         self._pid = None
+
+
+class HungMaster:
+    """Watches the acting master for a standby."""
+
+    def __init__(self, directory: Path, lease_seconds: float) -> None:
+        self._directory = directory
+        self._limit = max(HANGS_SHARE * lease_seconds, HANGS_SECONDS)
+        self._clock = RunningClock()
+        self._heard = self._asked = self._clock.read()
+
+    async def look(self) -> None:
+        """Asks the master now and then, and kills it if it has not answered for too long while this process ran."""
+        if self._clock.read() - self._asked < ASK_SECONDS:
+            return
+        self._asked = self._clock.read()
+        if await asyncio.to_thread(self._is_silent):
+            if self._clock.read() - self._heard > self._limit:
+                self._kill()
+        else:
+            self._heard = self._clock.read()
+
+    def _is_silent(self) -> bool:
+        """Whether it takes requests, as a master does that has begun, and does not answer."""
+        try:
+            ask(control_path(self._directory), {"ask": "nothing"}, ASK_SECONDS)
+        except NoMaster as error:
+            return isinstance(error.__cause__, TimeoutError)
+        except ControlError:  # it is refused: the master lives
+            pass
+        return False
+
+    def _kill(self) -> None:
+        known, holder = read_master(self._directory), holder_of(self._directory / LOCK_FILE)
+        if known is not None and holder is not None and (known.machine, known.pid) == (machine(), holder.pid):
+            logger.error("the master, process %d, does not answer: it is killed", known.pid)
+            os.kill(known.pid, signal.SIGKILL)
+            self._heard = self._clock.read()

@@ -5,25 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.cluster.attended.views import shown_name
-from counterpoint.cluster.manager.state import WorkerRecord
+from counterpoint.cluster.state_file import Change, WorkerRecord
 from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.cluster import (
-    Change,
-    ClusterReader,
-    ClusterState,
-    Said,
-    cluster_directory,
-    said_by_workers,
-    workers_of,
-)
-from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.serve.readers.cluster import ClusterReader, ClusterState, Said, cluster_directory, said_by_workers
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
 
-READ_SECONDS = 1.0
 MOST_WORKERS = 2_000
 
 
@@ -142,28 +132,27 @@ def show_cluster(jobs: Jobs, given: JobParameters) -> ClusterAnswer:
             advice="it has one once `counterpoint run` or `counterpoint submit` has begun",
         )
     with jobs.reading(job, ClusterReader) as reader:
-        state = reader.read(moment(READ_SECONDS))
-        return _answer(job, state)
+        return _answer(job, reader.read())
 
 
 def _answer(job: Job, state: ClusterState) -> ClusterAnswer:
-    manager, file, outcome = state.manager, state.job, state.outcome
+    saved, file, outcome = state.saved, state.job, state.outcome
     roles = () if file is None else file.spec.roles
     said = said_by_workers(job.directory)
     return ClusterAnswer(
         name="" if file is None else file.spec.name,
         backend="" if file is None else printable(file.backend[:200]),
-        stage="" if manager is None else str(manager.stage),
+        stage="" if saved is None else str(saved.job.stage),
         outcome="" if outcome is None else printable(outcome.reason[:2000]),
         code=None if outcome is None else outcome.code,
-        epoch=state.epoch,
-        entries=state.entries,
+        epoch=0 if saved is None else saved.epoch,
+        entries=0 if saved is None else saved.number,
         written=state.written,
-        is_complete=state.is_complete,
+        is_complete=True,
         roles=[
             RoleEntry(
                 role=role.name,
-                wanted=role.count if manager is None else manager.state.roles[role.name].wanted,
+                wanted=role.count if saved is None else saved.job.roles[role.name].wanted,
                 fewest=role.fewest,
                 most=role.most,
                 is_task=role.task,
@@ -172,10 +161,11 @@ def _answer(job: Job, state: ClusterState) -> ClusterAnswer:
             for role in roles
         ],
         workers=[
-            _worker(record, said.get(_shown(state, record.name), Said())) for record in workers_of(state)[:MOST_WORKERS]
+            _worker(record, said.get(_shown(state, record.name), Said()))
+            for record in ([] if saved is None else list(saved.job.workers.values())[:MOST_WORKERS])
         ],
-        set_aside=[] if manager is None else [printable(node[:200]) for node in manager.state.set_aside[:100]],
-        changes=[_change(change) for change in reversed(state.changes)],
+        set_aside=[] if saved is None else [printable(node[:200]) for node in saved.job.set_aside[:100]],
+        changes=[] if saved is None else [_change(change) for change in reversed(saved.changes)],
         problem=state.problem,
     )
 

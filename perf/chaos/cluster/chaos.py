@@ -2,7 +2,7 @@
 
 A fault comes at a random moment: SIGKILL or SIGSTOP (and SIGCONT later) of the master, its standby, an agent or a worker of
 any role; a node with all its processes; a node or all masters that cannot be reached for longer than the lease; a full disk under
-the journal. In some a worker or the master is killed beside it. Every fault is done `--each` times at least: with few rounds,
+the state. In some a worker or the master is killed beside it. Every fault is done `--each` times at least: with few rounds,
 several in a round, one after the other. A round ends once every worker has shown life again and records are committed. Several
 rounds are done to one job; then it is let to its end, often with one more kill meanwhile, and audited
 (`perf/chaos/cluster/audit.py`).

@@ -32,7 +32,7 @@ STILL_SECONDS = 180.0
 """A job that shows no life of each of its workers for so long stands still."""
 END_SECONDS = 40.0
 """Longest time for the masters to end after the outcome, on a busy machine: each waits for its standby."""
-JOURNAL_BYTES = 8 * 2**20
+DISK_BYTES = 8 * 2**20
 POLL_SECONDS = 0.1
 
 ROLES = {
@@ -97,7 +97,7 @@ class ClusterJob:
         self.witness = Reader(self.directory)
         self._paused: list[int] = []
         backend, options = ("local", {"nodes": NODES}) if ray is None else ("ray", {"address": ray.address})
-        journal = None if self.disk_error else str(self.disk / "journal")
+        journal = None if self.disk_error else str(self.disk / "state")
         self._environment = {MARK: self.mark, "TMPDIR": str(self.temporary)}
         self._mastered = time.monotonic()
         with self._own_environment():
@@ -206,7 +206,7 @@ class ClusterJob:
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Leaves no byte free under the journal for as long as the block lasts."""
+        """Leaves no byte free under the state for as long as the block lasts."""
         filler = self.disk / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while True:
@@ -312,7 +312,7 @@ def _mounted(disk: Path) -> str:
     disk.mkdir()
     if sys.platform != "linux" or shutil.which("mount") is None:
         return "there is no `mount` here"
-    command = ["mount", "-t", "tmpfs", "-o", f"size={JOURNAL_BYTES},mode=0700", "tmpfs", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip() or f"mount ended with {done.returncode}"
 

@@ -12,8 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
+from counterpoint.cluster.master import state_writer
 from counterpoint.cluster.spec import JobSpec, RoleSpec
-from counterpoint.sweep.stores.local import LocalStore
+from counterpoint.transport.files.atomic import Buffer, write_atomically
 
 
 def show(job: AttendedJob) -> None:
@@ -22,14 +23,12 @@ def show(job: AttendedJob) -> None:
 
 
 def fill(full: Path) -> None:
-    write_partial = LocalStore._write_partial
-
-    def write(self: LocalStore, key: str, data: bytes) -> Path:
+    def write(path: Path, *buffers: Buffer, mode: int) -> None:
         if full.exists():
-            raise OSError(errno.ENOSPC, "No space left on device", key)
-        return write_partial(self, key, data)
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomically(path, *buffers, mode=mode)
 
-    LocalStore._write_partial = write  # type: ignore[method-assign]
+    vars(state_writer)["write_atomically"] = write
 
 
 def main() -> None:

@@ -20,12 +20,18 @@ import pytest
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
 from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.job_files import read_job
+from counterpoint.cluster.master.main import MasterProcess
 from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.state_file import StateError, read_state
 from counterpoint.transport.process.child import last_lines
 from tests.support.agents import end_agents
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
+
+EARLIER_VERSION = Path(__file__).parent / "earlier_version" / "control"
+"""What `AttendedJob` of an earlier version left when it was killed: one service and one task, `sleep 600`."""
 
 SERVICE = """
 import signal, sys, time
@@ -429,20 +435,54 @@ def test_another_job_in_the_directory_of_a_killed_supervisor_begins_after_the_en
     assert job.log("server") == job.log("task") == "drained\ndrained\n"
 
 
-def test_a_lease_that_is_damaged_while_an_earlier_job_lives_is_said_and_the_agents_end_by_themselves(
-    start: Start, tmp_path: Path, short_lease: None
+@pytest.mark.parametrize("left", ["damage", "the journal of an earlier version"])
+def test_a_state_that_is_of_no_use_while_an_earlier_job_lives_is_said_and_the_agents_end_by_themselves(
+    start: Start, tmp_path: Path, short_lease: None, left: str
 ) -> None:
     job = start(service("server"), service("task", task=True))
     ready(job, "server", "task")
     job.process.kill()
     job.process.wait()
-    (tmp_path / "control" / "journal" / "master.json").write_bytes(b"no record")
-    job.workers[1]["max_restarts"] = 7
+    state = tmp_path / "control" / "state.json"
+    if left == "damage":
+        state.write_bytes(b"no state")
+        job.workers[1]["max_restarts"] = 7  # else the damage is refused, and no job begun
+    else:
+        state.unlink()
+        shutil.copytree(EARLIER_VERSION / "journal", tmp_path / "control" / "journal")
+        shutil.copy(EARLIER_VERSION / "master.json", tmp_path / "control" / "master.json")
     job.resume()
     ready(job, "server", "task")
     assert "drained" in job.log("server")
     job.process.send_signal(signal.SIGINT)
     assert job.finish()["code"] == 130
+
+
+@pytest.mark.parametrize("adopt", [True, False])
+async def test_a_job_that_an_earlier_version_left_is_begun_anew(tmp_path: Path, adopt: bool) -> None:
+    control = tmp_path / "control"
+    shutil.copytree(EARLIER_VERSION, control)
+    spec = read_job(control).spec
+    job = AttendedJob(spec, control)
+    running = asyncio.create_task(job.run(adopt=adopt))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while job.state != "running":
+            assert not running.done(), running
+            await asyncio.sleep(0.05)
+    assert not (control / "journal").exists()
+    assert [one.incarnation for one in read_state(control).job.workers.values()] == [1, 1]
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert (await running).code == 130
+
+
+async def test_a_submitted_job_that_an_earlier_version_left_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    shutil.copytree(EARLIER_VERSION, control)
+    with pytest.raises(
+        StateError, match=r"control: the job has had a master, .* an earlier version of Counterpoint ran it"
+    ):
+        await MasterProcess(control, read_job(control)).run()
 
 
 async def test_a_look_for_guests_that_hangs_does_not_hold_up_the_job(
@@ -490,23 +530,12 @@ def test_sigint_drains_also_where_it_was_ignored(start: Start) -> None:
     assert job.finish()["code"] == 130
 
 
-def test_ctrl_c_drains_in_order_though_the_journal_cannot_be_written(
+def test_ctrl_c_drains_in_order_though_the_state_cannot_be_written(
     start: Start, tmp_path: Path, short_lease: None
 ) -> None:
-    """A file in the place of a directory stands for a full disk."""
     job = start(service("server"), service("task", task=True, after=["server"]))
     ready(job, "server", "task")
-    partials = tmp_path / "control" / "journal" / ".partial"
-
-    def replaced() -> bool:
-        shutil.rmtree(partials, ignore_errors=True)
-        try:
-            partials.write_text("")
-        except OSError:
-            return False  # the heartbeat of the lease has made it again
-        return True
-
-    wait_until(replaced, "a moment in which nothing is written")
+    (tmp_path / "full").touch()
     job.process.send_signal(signal.SIGINT)
     assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
     assert job.log("server") == job.log("task") == "drained\n"
@@ -517,7 +546,7 @@ def test_ctrl_c_drains_in_order_though_the_journal_cannot_be_written(
 def test_a_full_disk_is_waited_for_with_true_states_and_the_job_goes_on_in_place(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For longer than the lease of the mastership, 1.2 s."""
+    """For longer than the lease."""
     monkeypatch.setenv("CLUSTER_LEASE", "3")
     job = start(service("server", max_restarts=1), service("task", task=True, after=["server"], max_restarts=1))
     ready(job, "server", "task")
@@ -529,13 +558,13 @@ def test_a_full_disk_is_waited_for_with_true_states_and_the_job_goes_on_in_place
     assert (job.state("server")["pid"], job.state("task")["state"]) == (None, "ready")
     os.kill(job.state("task")["pid"], signal.SIGKILL)
     wait_until(lambda: job.state("task")["state"] == "exited", "the end of the task to be shown, too")
-    wait_until(lambda: time.monotonic() > began + 5, "the lease to be over")
+    wait_until(lambda: time.monotonic() > began + 5, "a lease to be over")
     (tmp_path / "full").unlink()
     ready(job, "server", "task")
     assert job.state("server")["pid"] != first
     troubles = [line["trouble"] for line in job.lines() if "trouble" in line]
     assert len(troubles) == 2, "one sentence, and its end"
-    assert troubles[0].startswith(f"disk full at {tmp_path}/control/journal: ")
+    assert troubles[0].startswith(f"disk full at {tmp_path}/control: ")
     assert troubles[1] == ""
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == {"code": 143, "reason": "stopped by SIGTERM", "failed_worker": None}

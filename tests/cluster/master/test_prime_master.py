@@ -10,15 +10,29 @@ import pytest
 
 from counterpoint.cluster.backends import agent_link, local, on_ray
 from counterpoint.cluster.backends.base import Backend
-from counterpoint.cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
+from counterpoint.cluster.errors import StaleMasterError
+from counterpoint.cluster.manager.events import (
+    AllocationFailed,
+    Event,
+    ExtensionRequested,
+    GuestsChanged,
+    ManagerStage,
+    Outcome,
+    ScaleRequested,
+    StopRequested,
+    WorkerExited,
+    WorkerReady,
+    WorkerSilent,
+)
 from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE
-from counterpoint.cluster.master import scheduler
-from counterpoint.cluster.master.durable import MastershipLost
+from counterpoint.cluster.master import scheduler, state_writer
 from counterpoint.cluster.master.faults import POINTS, Faults
 from counterpoint.cluster.master.orders import Orders
-from counterpoint.cluster.master.prime_master import MasterTerm
+from counterpoint.cluster.master.prime_master import MasterTerm, fitting
+from counterpoint.cluster.master.state_writer import StateWriter, open_state
 from counterpoint.cluster.spec import JobSpec, RoleSpec
-from counterpoint.sweep.stores.local import LocalStore
+from counterpoint.cluster.state_file import read_state
+from counterpoint.transport.files.atomic import write_atomically
 from tests.cluster.master.fake_backend import FakeBackend, World
 
 DEADLINE = 60.0
@@ -59,14 +73,14 @@ class Job:
     def __init__(self, directory: Path, job: JobSpec | None = None) -> None:
         self.spec = job or spec()
         self.directory = directory
-        self.store = LocalStore(directory / "journal")
         self.world = World()
-        self.epoch = 0
 
     def master(self, faults: Faults | None = None) -> MasterTerm:
-        self.epoch += 1
-        backend: Backend = FakeBackend(self.world, self.epoch)
-        return MasterTerm(Orders(self.spec, self.directory), self.store, backend, self.epoch, faults=faults)
+        state = StateWriter(open_state(self.directory, None), faults)
+        state.read()
+        epoch = state.epoch + 1
+        backend: Backend = FakeBackend(self.world, epoch)
+        return MasterTerm(Orders(self.spec, self.directory), state, backend, epoch, faults)
 
     async def run(self, faults: Faults | None = None) -> Outcome:
         async with asyncio.timeout(DEADLINE):
@@ -169,7 +183,7 @@ LOOP_POINTS = [point for point in POINTS if "outcome" not in point]
 @pytest.mark.parametrize("point", LOOP_POINTS)
 @pytest.mark.slow
 async def test_a_master_that_is_killed_anywhere_costs_nothing(tmp_path: Path, point: str) -> None:
-    """At each append and each instruction of a job, before and after: the job ends as it would have."""
+    """At each write and each instruction of a job, before and after: the job ends as it would have."""
     undisturbed = Job(tmp_path / "undisturbed")
     counted = Faults("")
     outcome = await undisturbed.run(counted)
@@ -177,7 +191,7 @@ async def test_a_master_that_is_killed_anywhere_costs_nothing(tmp_path: Path, po
     for number in range(1, counted.reached[point] + 1):
         job = Job(tmp_path / str(number))
         if await job.run_to_death(FatalFaults(f"{point}:{number}")) is not None:
-            continue  # Events arrived together this time: it has fewer appends.
+            continue  # Events arrived together this time: it has fewer writes.
         assert await job.run() == outcome, number
         assert sorted(job.world.created) == sorted(undisturbed.world.created), number
         assert job.world.workers == {}
@@ -187,7 +201,7 @@ async def test_a_master_that_is_killed_anywhere_costs_nothing(tmp_path: Path, po
 async def test_masters_that_are_killed_one_after_the_other_come_to_the_end(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for _ in range(100):
-        if (outcome := await job.run_to_death(FatalFaults("after_append:2"))) is not None:
+        if (outcome := await job.run_to_death(FatalFaults("after_write:2"))) is not None:
             break
     assert outcome is not None
     assert outcome.code == 0
@@ -256,7 +270,7 @@ async def test_a_later_master_ends_an_earlier_one(tmp_path: Path) -> None:
     second = asyncio.create_task(job.master().run())
     await until(lambda: job.world.epoch == 2)
     first.emit(StopRequested("a stale wish", 1, "", 0.0))
-    with pytest.raises(MastershipLost, match="epoch 2"):
+    with pytest.raises(StaleMasterError, match="epoch 2"):
         await asyncio.wait_for(run, DEADLINE)
     assert not any(command.startswith("stop") for command in job.world.commands)
     second.cancel()
@@ -285,19 +299,18 @@ async def test_a_full_disk_stops_the_master_from_acting_and_costs_nothing(
     master = job.master()
     run = asyncio.create_task(master.run())
     await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
-    write_partial = LocalStore._write_partial
 
-    def full(self: LocalStore, key: str, data: bytes) -> Path:
+    def full(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(LocalStore, "_write_partial", full)
+    monkeypatch.setattr(state_writer, "write_atomically", full)
     job.world.end("task-0", 1)
-    await until(lambda: master.durable.trouble)
-    assert "disk full" in master.durable.trouble
+    await until(lambda: master.state.trouble)
+    assert "disk full" in master.state.trouble
     assert ("task-0", 2) not in job.world.created
-    monkeypatch.setattr(LocalStore, "_write_partial", write_partial)
+    monkeypatch.setattr(state_writer, "write_atomically", write_atomically)
     await until(lambda: ("task-0", 2) in job.world.created)
-    assert not master.durable.trouble
+    assert not master.state.trouble
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 
@@ -318,3 +331,52 @@ async def test_the_failure_of_the_backend_ends_the_loop_with_it(tmp_path: Path) 
     master.fail(RuntimeError("the backend is broken"))
     with pytest.raises(RuntimeError, match="is broken"):
         await asyncio.wait_for(run, DEADLINE)
+
+
+async def test_the_state_tells_what_has_changed_also_across_masters(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+
+    def die_first(world: World, worker: str, incarnation: int) -> None:
+        if worker == "task-0" and incarnation == 1:
+            world.end(worker, 1, "ValueError: no")
+        elif worker.startswith("task"):
+            world.finish(worker)
+
+    job.world.on_start = die_first
+    while await job.run_to_death(FatalFaults("after_write:4")) is None:
+        pass
+    saved = read_state(tmp_path)
+    assert saved.job.outcome is not None
+    told = [(one.worker, one.before, one.after, one.cause) for one in saved.changes]
+    assert ("task-0", "running", "restarting", "worker exited") in told
+    assert [one.reason for one in saved.changes if one.after == "restarting"] == ["ValueError: no"]
+    assert [after for worker, _, after, _ in told if not worker] == ["READY", "RUNNING", "STOPPING", "STOPPED"]
+    for worker in saved.job.workers:
+        mine = [(before, after) for name, before, after, _ in told if name == worker]
+        assert [before for before, _ in mine] == ["waiting", *(after for _, after in mine[:-1])]
+
+
+def test_a_long_reason_is_cut_and_one_that_is_no_text_is_made_one() -> None:
+    event = fitting(WorkerExited("a-0", 1, 1, "x" * 5000, 0.0))
+    assert isinstance(event, WorkerExited)
+    assert (len(event.reason), event.reason[-5:]) == (2000, "(cut)")
+    event = fitting(AllocationFailed("bundle", 1, "no file b\udcff \N{SNOWMAN}", False, 0.0))
+    assert event == AllocationFailed("bundle", 1, "no file b? \N{SNOWMAN}", False, 0.0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        WorkerReady("a-0", 2, "x" * 100_000, "", 5.0),
+        WorkerReady("a-0", 2, "\udcff", "", 5.0),
+        *(ExtensionRequested("a-0", 2, seconds, 5.0) for seconds in (float("nan"), float("inf"), True, "soon")),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_state_cannot_hold_counts_against_its_worker(event: Event) -> None:
+    assert fitting(event) == WorkerSilent("a-0", 2, 0.0, 5.0)
+
+
+@pytest.mark.parametrize("event", [GuestsChanged(("x" * 100_000,), 0.0), StopRequested("x", True, "", 0.0)])
+def test_what_the_state_cannot_hold_and_is_of_no_worker_is_refused(event: Event) -> None:
+    with pytest.raises(ValueError, match=type(event).__name__):
+        fitting(event)

@@ -87,12 +87,15 @@ def test_a_job_runs_to_its_end_and_is_seen_from_another_handle(directory: Path) 
     until(lambda: not processes_of(directory))
 
 
-def test_the_death_of_the_master_costs_nothing(directory: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_death_of_the_master_costs_nothing(directory: Path, end: signal.Signals) -> None:
+    """One that hangs is killed by its standby."""
     handle = submit(two_roles(), directory)
     until(lambda: (directory / "counter-0.started").exists() and (directory / "counter-1.started").exists())
     first = read_master(directory)
     assert first is not None
-    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: len(processes_of(directory)) > 2)  # the standby lives
+    os.kill(first.pid, end)
 
     def taken_over() -> bool:
         now = read_master(directory)
@@ -105,8 +108,26 @@ def test_the_death_of_the_master_costs_nothing(directory: Path) -> None:
     until(lambda: not processes_of(directory))
 
 
+@pytest.mark.parametrize("write", [2, 4, 6, 8])
+def test_a_standby_goes_on_wherever_the_master_was_killed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    """After writes of the state from INIT to RUNNING, before what follows from them."""
+    monkeypatch.setenv("CLUSTER_FAULT", f"after_write:{write}")
+    try:
+        handle = submit(two_roles(), directory)
+    except ClusterError:
+        handle = JobHandle(directory)  # it died before it answered
+    monkeypatch.delenv("CLUSTER_FAULT")
+    (directory / "go").touch()
+    assert handle.wait(DEADLINE_SECONDS).code == 0
+    assert handle.status().epoch == 2
+    assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
+    until(lambda: not processes_of(directory))
+
+
 def test_wait_starts_another_master(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one kills itself between the journal and a side effect."""
+    """The first one kills itself between the state and a side effect."""
     monkeypatch.setenv("CLUSTER_FAULT", "before_instruction:4")
     try:
         handle = submit(two_roles(), directory, standby=False)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import counterpoint.cluster.master.journal_format as journal
 import counterpoint.run.changes
-from counterpoint.cluster.master.journal_format import Entry, Snapshot
+from counterpoint.cluster import state_file
+from counterpoint.cluster.manager.state import JobState
 from counterpoint.transport.files.format_number import OtherFormatError, check_format
 
 
@@ -31,23 +31,22 @@ def test_what_is_no_number_is_damage(found: object) -> None:
     assert not isinstance(raised.value, OtherFormatError)
 
 
-@pytest.mark.parametrize("kind", ["changes", "entry", "snapshot"])
-def test_a_journal_of_a_newer_version_is_not_called_damaged(
+@pytest.mark.parametrize("kind", ["changes", "state"])
+def test_a_file_of_a_newer_version_is_not_called_damaged(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
         newer.setattr(counterpoint.run.changes, "FORMAT", 2)
-        newer.setattr(journal, "FORMAT", 2)
+        newer.setattr(state_file, "FORMAT", 2)
         (tmp_path / "control").mkdir()
         counterpoint.run.changes.write_journal(tmp_path, [])
-        entry, snapshot = journal.to_bytes(Entry(1, 1, opening=True)), journal.to_bytes(Snapshot(1, 1, {}, {}, [1]))
+        state = state_file.to_bytes(state_file.SavedState(1, 1, 0.0, JobState()))
     read: dict[str, Callable[[], object]] = {
         "changes": lambda: counterpoint.run.changes.read_journal(tmp_path),
-        "entry": lambda: journal.entry_of_bytes(entry, 1, "there"),
-        "snapshot": lambda: journal.snapshot_of_bytes(snapshot, 1, "there"),
+        "state": lambda: state_file.of_bytes(state, "there"),
     }
     with pytest.raises(
-        (counterpoint.run.changes.JournalError, journal.JournalError), match="a newer version"
+        (counterpoint.run.changes.JournalError, state_file.StateError), match="a newer version"
     ) as raised:
         read[kind]()
     assert "damaged" not in str(raised.value)
