@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from counterpoint.cluster.channel.self_loop import DataChannel as DataChannel
     from counterpoint.cluster.channel.self_loop import SelfLoopWorker as SelfLoopWorker
     from counterpoint.cluster.channel.self_loop import repeat as repeat
-    from counterpoint.cluster.client.client import Client as Client
-    from counterpoint.cluster.client.client import JobRequest as JobRequest
-    from counterpoint.cluster.client.client import ResourceConfig as ResourceConfig
-    from counterpoint.cluster.client.client import current_client as current_client
-    from counterpoint.cluster.client.client import set_current_client as set_current_client
-    from counterpoint.cluster.client.entrypoint import Entrypoint as Entrypoint
-    from counterpoint.cluster.client.environment import ProcessEnvironment as ProcessEnvironment
-    from counterpoint.cluster.client.environment import create_environment as create_environment
+    from counterpoint.cluster.client import Client as Client
+    from counterpoint.cluster.client import JobRequest as JobRequest
+    from counterpoint.cluster.client import ProcessEnvironment as ProcessEnvironment
+    from counterpoint.cluster.client import ResourceConfig as ResourceConfig
+    from counterpoint.cluster.client import create_environment as create_environment
+    from counterpoint.cluster.client import current_client as current_client
+    from counterpoint.cluster.client import set_current_client as set_current_client
     from counterpoint.cluster.elastic.elastic_master import ElasticMaster as ElasticMaster
     from counterpoint.cluster.elastic.elastic_worker import ElasticWorker as ElasticWorker
     from counterpoint.cluster.elastic.progress import ProgressFile as ProgressFile
     from counterpoint.cluster.elastic.scaling import Progress as Progress
     from counterpoint.cluster.elastic.service import ServiceMaster as ServiceMaster
     from counterpoint.cluster.elastic.service import ServiceWorker as ServiceWorker
+    from counterpoint.cluster.entrypoint import Entrypoint as Entrypoint
     from counterpoint.cluster.errors import ActorBusy as ActorBusy
     from counterpoint.cluster.errors import ActorDied as ActorDied
     from counterpoint.cluster.errors import ActorRestarting as ActorRestarting

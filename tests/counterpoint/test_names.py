@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import counterpoint
-from counterpoint.cluster.client import Entrypoint
+from counterpoint.cluster.entrypoint import Entrypoint
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.cluster.worker import Worker
 from counterpoint.cluster.worker_classes import require_classes

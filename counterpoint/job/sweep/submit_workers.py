@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.cluster.builder import JobBuilder
-from counterpoint.cluster.client.client import submit_or_find
+from counterpoint.cluster.client import submit_or_find
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.job_handle import JobHandle
 from counterpoint.cluster.master.backend_choice import backend_class

@@ -1,21 +1,22 @@
 """`Client`: submits jobs made of one function, and finds those that were submitted before.
 
-A directory holds one job, once; so each job of a name has a numbered directory, of which the newest may still run.
+Each is a job of one role with one worker, whose process calls the function (`counterpoint/cluster/entrypoint.py`). A directory
+holds one job, once; so each job of a name has a numbered directory, of which the newest may still run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from counterpoint.cluster.builder import JobBuilder
-from counterpoint.cluster.client.call import is_importing
-from counterpoint.cluster.client.entrypoint import Entrypoint
-from counterpoint.cluster.client.environment import ProcessEnvironment
+from counterpoint.cluster.entrypoint import Entrypoint, is_importing
 from counterpoint.cluster.errors import JobExists
 from counterpoint.cluster.job_files import JOB_FILE
 from counterpoint.cluster.job_handle import OUTPUTS, JobHandle, submit
@@ -28,6 +29,33 @@ STOP_SECONDS = 120.0
 
 ResourceConfig = Resources
 """What a job's only worker needs."""
+
+
+PROJECT = "counterpoint"
+_REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[([^\]]*)\])?[^;]*(?:;.*extra == ['"]([\w.-]+)['"])?""")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnvironment:
+    """Variables of a process, and extras of which it needs the packages."""
+
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    extras: Sequence[str] = ()
+
+    def check(self) -> None:
+        """Raises `UserError` naming packages of the extras that are not installed: nothing is installed on the way."""
+        if missing := sorted({package for extra in self.extras for package in _missing_of(extra)}):
+            raise UserError(
+                f"extras = {list(self.extras)}: not installed: {', '.join(missing)}; "
+                f"install {PROJECT}[{','.join(self.extras)}] where the job runs"
+            )
+
+
+def create_environment(
+    env_vars: Mapping[str, str] | None = None, extras: Sequence[str] | None = None
+) -> ProcessEnvironment:
+    """Returns the environment with these variables, which a job's process gets beside those of its node, and extras."""
+    return ProcessEnvironment(dict(env_vars or {}), tuple(extras or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +150,27 @@ def set_current_client(client: Client) -> Iterator[Client]:
         yield client
     finally:
         _current.reset(before)
+
+
+def _missing_of(extra: str) -> list[str]:
+    known = distribution(PROJECT).metadata.get_all("Provides-Extra") or []
+    if extra not in known:
+        raise UserError(f"extras: {PROJECT} has no extra {extra!r}; it has {', '.join(sorted(known))}")
+    missing: list[str] = []
+    for requirement in distribution(PROJECT).requires or []:
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match[3] != extra:
+            continue
+        if match[1] == PROJECT:
+            missing += [package for other in (match[2] or "").split(",") for package in _missing_of(other.strip())]
+        elif not _is_installed(match[1]):
+            missing.append(match[1])
+    return missing
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True

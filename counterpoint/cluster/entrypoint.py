@@ -1,10 +1,14 @@
 """`Entrypoint`: a function that another process calls, named by its module or program, with arguments that are JSON, or tuples.
 
-Nothing is pickled: the other process imports what defines the function (`counterpoint/cluster/client/call.py`).
+Nothing is pickled: the other process, `python -m counterpoint.cluster.entrypoint`, imports what defines the function. A program
+that defines it is imported under another name than `__main__`, so that what it does as a program, such as submitting this job,
+is not done again.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -13,10 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from counterpoint.cluster.worker_classes import search_path
 from counterpoint.transport.errors import UserError
+
+PROGRAM = "__entrypoint__"
+"""The name under which a program is imported."""
 
 VARIABLE = "COUNTERPOINT_ENTRYPOINT"
 """Holds the call for the process that makes it: unlike a command line, only its own user can read it."""
@@ -81,7 +89,7 @@ class Entrypoint:
     @property
     def command(self) -> list[str]:
         """The command of that process."""
-        return [sys.executable, "-P", "-m", "counterpoint.cluster.client"]
+        return [sys.executable, "-P", "-m", "counterpoint.cluster.entrypoint"]
 
 
 def _packed(value: Any) -> Any:
@@ -126,3 +134,53 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
             f"{name} is defined in an interactive session: move it to a file, which other processes can import"
         )
     return str(Path(file).absolute()), name
+
+
+# --- in the process that makes the call ---
+
+
+def is_importing() -> bool:
+    """Whether this process imports a function that it is to call: a job submitted meanwhile would submit itself again."""
+    return _importing
+
+
+_importing = False
+
+
+def main() -> None:
+    """Calls the function in the main thread. Raises what it raises."""
+    entrypoint = Entrypoint.from_variable(os.environ.pop(VARIABLE))
+    os.chdir(entrypoint.directory)
+    sys.path[:0] = entrypoint.path
+    function(entrypoint)(*entrypoint.args, **entrypoint.kwargs)
+
+
+def function(entrypoint: Entrypoint) -> Any:
+    """Imports and returns the function. Raises `UserError` if it is not there, and what the import raises."""
+    global _importing
+    _importing = True
+    try:
+        is_program = entrypoint.source.endswith(".py")
+        module = _program(entrypoint.source) if is_program else importlib.import_module(entrypoint.source)
+    finally:
+        _importing = False
+    found = getattr(module, entrypoint.name, None)
+    if not callable(found):
+        raise UserError(f"{entrypoint.source} defines no function {entrypoint.name}")
+    return found
+
+
+def _program(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(PROGRAM, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PROGRAM] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    from counterpoint.cluster.entrypoint import main as call  # the module that a program imports, too: `is_importing`
+
+    call()

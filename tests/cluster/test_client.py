@@ -19,17 +19,16 @@ import pytest
 from counterpoint.cluster import JobFailed, JobHandle, submit
 from counterpoint.cluster.client import (
     Client,
-    Entrypoint,
     JobRequest,
     ResourceConfig,
     create_environment,
     current_client,
+    set_current_client,
 )
-from counterpoint.cluster.client.call import function
-from counterpoint.cluster.client.client import set_current_client
+from counterpoint.cluster.entrypoint import Entrypoint, function
 from counterpoint.cluster.spec import StartGate
 from counterpoint.transport.errors import UserError
-from tests.cluster.client.functions import fail, leave, leave_another
+from tests.cluster.client_functions import fail, leave, leave_another
 
 
 @pytest.mark.slow
@@ -66,7 +65,7 @@ def test_jobs_of_one_name_that_are_submitted_at_once_are_one(tmp_path: Path, mon
         looked.wait(60)
         return submit(*arguments, **options)
 
-    monkeypatch.setattr("counterpoint.cluster.client.client.submit", submit_together)
+    monkeypatch.setattr("counterpoint.cluster.client.submit", submit_together)
     request = JobRequest(name="once", entrypoint=Entrypoint.from_callable(leave_another, args=[str(tmp_path)]))
     with ThreadPoolExecutor(3) as threads:
         handles = [
@@ -155,7 +154,7 @@ def test_arguments_are_not_on_the_command_line() -> None:
 
 PROGRAM = """
 from pathlib import Path
-from counterpoint.cluster.client import Client, Entrypoint, JobRequest
+from counterpoint.cluster import Client, Entrypoint, JobRequest
 
 def work(): return "done"
 
