@@ -27,7 +27,7 @@ from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
 from counterpoint.transport.process.extras import require
 
 if TYPE_CHECKING:
@@ -216,9 +216,7 @@ def read(directory: Path | str) -> Results:
 
 def metrics_of(text: bytes) -> Iterator[dict[str, Any]]:
     """Yields a row for each metric of a line of `evaluations.jsonl`, and for an error; none for what is no result."""
-    try:
-        line = parse_json(text)
-    except UntrustedFileError:
+    if (line := object_in(text)) is None:
         return
     own = {"evaluation": line.get("evaluation"), "step": line.get("step"), "time": line.get("time")}
     if isinstance(error := line.get("error"), str):

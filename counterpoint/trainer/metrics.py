@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.files.json_lines import append_line, lines_from_end, object_in
+from counterpoint.transport.files.json_lines import append_line, lines_from_end, whole_object
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class MetricsFile:
         with self.path.open("rb") as file:
             before = memoryview(mmap.mmap(file.fileno(), first, access=mmap.ACCESS_READ) if first else b"")
             file.seek(first)
-            since = [raw for raw in file if (line := object_in(raw)) is not None and not _beyond(line, run_id, step)]
+            since = [raw for raw in file if (line := whole_object(raw)) is not None and not _beyond(line, run_id, step)]
         write_atomically(self.path, before, *since)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import orjson
 
-from counterpoint.transport.exact_json import JsonError, dumps, loads
+from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.files.atomic import sync, write_buffers
+from counterpoint.transport.files.untrusted import object_in
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         return
     with path.open("rb") as file:
         for raw in file:
-            if (line := object_in(raw)) is not None:
+            if (line := whole_object(raw)) is not None:
                 yield raw, line
             else:
                 logger.warning("%s: dropping a torn line of %d bytes", path, len(raw))
@@ -91,7 +92,7 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | No
             end = start + len(data)
             for raw in reversed(lines):
                 end -= len(raw)
-                yield end, raw, object_in(raw)
+                yield end, raw, whole_object(raw)
 
 
 def replace_end(path: Path, start: int, data: bytes) -> None:
@@ -109,13 +110,9 @@ def replace_end(path: Path, start: int, data: bytes) -> None:
         os.close(descriptor)
 
 
-def object_in(raw: bytes) -> dict[str, Any] | None:
+def whole_object(raw: bytes) -> dict[str, Any] | None:
     """Returns the object of a line; None if it is no JSON object, or the line has no newline."""
-    try:
-        line = loads(raw) if raw.endswith(b"\n") else None
-    except JsonError:
-        return None
-    return line if isinstance(line, dict) else None
+    return object_in(raw) if raw.endswith(b"\n") else None
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:

@@ -120,6 +120,14 @@ def read_json(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
         raise UntrustedFileError(f"{path}: {error}") from None
 
 
+def object_in(data: bytes) -> dict[str, Any] | None:
+    """Returns the JSON object that a line of a file is; None if `parse_json` refuses it."""
+    try:
+        return parse_json(data)
+    except UntrustedFileError:
+        return None
+
+
 def parse_json(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`, such as a line of a metrics file.
 

@@ -17,7 +17,7 @@ from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE, MOST_FA
 from counterpoint.orchestrator.evaluation.weights import BEST, BEST_FILE
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_json
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, read_json
 from counterpoint.transport.printable import clipped
 
 NEWEST_BYTES = 2**24
@@ -188,9 +188,7 @@ def _in_words(metric: str) -> str:
 
 def _result(text: bytes) -> Evaluated | None:
     """Parses a line; returns None for what is no result."""
-    try:
-        line = parse_json(text)
-    except UntrustedFileError:
+    if (line := object_in(text)) is None:
         return None
     name, step, time, metrics = (line.get(key) for key in ("evaluation", "step", "time", "metrics"))
     error = clipped(line["error"], _LONGEST_ERROR) if isinstance(line.get("error"), str) else ""

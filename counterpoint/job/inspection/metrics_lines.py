@@ -15,7 +15,7 @@ from typing import Any
 from counterpoint.orchestrator.step.discarded import DISCARDED_FILE
 from counterpoint.run.loop_health.slow_spots import METRIC, SlowSpot
 from counterpoint.transport.files.appended_lines import AppendedLines
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_json
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, read_json
 
 Line = dict[str, Any]
 """One step's metrics, by the names in `metrics.jsonl` (`docs/contracts.md`)."""
@@ -64,11 +64,7 @@ class Follower:
 
 def step_of(text: bytes) -> Line:
     """Parses the line of a step and drops values that no metric can have; returns an empty line for any other text."""
-    if len(text) < SHORTEST_BYTES:
-        return {}
-    try:
-        values = parse_json(text)
-    except UntrustedFileError:
+    if len(text) < SHORTEST_BYTES or (values := object_in(text)) is None:
         return {}
     # The condition is that of `is_number`, without a call for each value: the page reads thousands of lines.
     line: Line = {

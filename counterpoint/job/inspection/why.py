@@ -16,7 +16,7 @@ from typing import Any
 from counterpoint.job.directory import run_ids_in
 from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, open_regular
 from counterpoint.transport.printable import shortened
 
 Line = dict[str, Any]
@@ -138,11 +138,7 @@ def _decisions(run_dir: Path) -> Iterator[Line]:
         with file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
             for raw in file.read(READ_BYTES).split(b"\n"):
-                try:
-                    line = parse_json(raw)
-                except UntrustedFileError:
-                    continue
-                if isinstance(line.get("decision"), str):
+                if (line := object_in(raw)) is not None and isinstance(line.get("decision"), str):
                     yield line
 
 

@@ -16,7 +16,7 @@ from counterpoint.job.inspection.metrics_lines import is_number, step_of
 from counterpoint.job.tracking.rows import Evaluation, Row
 from counterpoint.transport.files.appended_lines import Line
 from counterpoint.transport.files.place import Place
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.transport.files.untrusted import object_in
 
 REMEMBERED_STEPS = 256
 """Steps whose lines' checksums are kept, to notice that one was trained again."""
@@ -128,9 +128,7 @@ class Feed:
 
 def result_of(run_id: str, text: bytes) -> Evaluation | None:
     """Returns the result in a line of `evaluations.jsonl`; None if there is none."""
-    try:
-        line = parse_json(text)
-    except UntrustedFileError:
+    if (line := object_in(text)) is None:
         return None
     name, step, time, metrics = (line.get(key) for key in ("evaluation", "step", "time", "metrics"))
     if not (isinstance(name, str) and len(name) <= LONGEST_NAME and type(step) is int and is_number(time)):

@@ -17,7 +17,7 @@ from counterpoint.serve.readers.downsample import downsample, rounded
 from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.appended_lines import AppendedLines
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
 
 POINTS = 300
 MOST_SAMPLES, MOST_NAMES = 20_000, 64
@@ -61,9 +61,7 @@ class UsageReader:
         return [self._series(figure, name) for figure, name in sorted(keys)]
 
     def _add(self, raw: bytes) -> None:
-        try:
-            line = parse_json(raw)
-        except UntrustedFileError:
+        if (line := object_in(raw)) is None:
             return
         time, workers, gpus = finite_number(line.get("time")), line.get("workers"), line.get("gpus")
         if time is None or not isinstance(workers, dict) or not isinstance(gpus, dict):

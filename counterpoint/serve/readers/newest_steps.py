@@ -11,7 +11,7 @@ from counterpoint.job.inspection.metrics_lines import SHORTEST_BYTES, Line, is_n
 from counterpoint.job.inspection.trained_lines import METRICS_FILE
 from counterpoint.serve.readers.sampled_lines import Trend
 from counterpoint.transport.files.appended_lines import AppendedLines
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.transport.files.untrusted import object_in
 
 KEPT_STEPS = RATE_STEPS + 2
 """Steps that are read: those of the token rate, and the one before them."""
@@ -73,10 +73,7 @@ class NewestSteps:
 
 def nulls_of(raw: bytes) -> tuple[str, ...]:
     """Returns the metrics of a line that are `null`, as numbers are written that are not finite."""
-    try:
-        return tuple(name for name, value in parse_json(raw).items() if value is None)
-    except UntrustedFileError:
-        return ()
+    return tuple(name for name, value in (object_in(raw) or {}).items() if value is None)
 
 
 KEPT_TRAINED = 8
@@ -121,11 +118,7 @@ class TrainedEnd:
                 self._add(raw)
 
     def _add(self, raw: bytes) -> None:
-        if len(raw) < SHORTEST_BYTES:
-            return
-        try:
-            values = parse_json(raw)
-        except UntrustedFileError:
+        if len(raw) < SHORTEST_BYTES or (values := object_in(raw)) is None:
             return
         run_id, step, mismatch = values.get("run_id"), values.get("step"), values.get("mismatch_kl")
         if not isinstance(run_id, str) or type(step) is not int or not is_number(values.get("time")):

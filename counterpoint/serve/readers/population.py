@@ -19,7 +19,7 @@ from counterpoint.serve.readers.rollouts.line_index import shown_name
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.exact_json import JsonError, loads
 from counterpoint.transport.files.appended_lines import AppendedLines
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_bytes, read_json, read_toml
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, read_bytes, read_json, read_toml
 from counterpoint.transport.printable import printable
 from counterpoint.tune.callbacks.json_logger import RESULT_FILE
 from counterpoint.tune.errors import in_one_line
@@ -290,9 +290,7 @@ class TrialResults:
         self.is_complete = True
 
     def _add(self, line: bytes) -> None:
-        try:
-            result: dict[str, Any] = parse_json(line)
-        except UntrustedFileError:
+        if (result := object_in(line)) is None:
             return
         iteration, score = result.get(TRAINING_ITERATION), finite_number(lookup(result, self._metric))
         if type(iteration) is not int or not 0 <= iteration < 2**53 or score is None:

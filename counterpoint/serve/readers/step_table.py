@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.job.inspection.metrics_lines import LARGEST, SHORTEST_BYTES, is_number
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.transport.files.untrusted import object_in
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -59,12 +59,8 @@ class StepTable:
 
     def add(self, raw: bytes, offset: int) -> None:
         """Adds a line, which begins at `offset` in its file. One that is not of a step of this run is left out."""
-        if len(raw) < SHORTEST_BYTES:
-            return
-        try:
-            self.add_line(parse_json(raw), offset)
-        except UntrustedFileError:
-            return
+        if len(raw) >= SHORTEST_BYTES and (line := object_in(raw)) is not None:
+            self.add_line(line, offset)
 
     def add_line(self, values: dict[str, Any], offset: int) -> None:
         """Adds a line that was parsed."""

@@ -66,7 +66,7 @@ def test_lines_too_short_for_a_step_are_not_parsed(tmp_path: Path, monkeypatch: 
         return parse_json(text)
 
     for module in (metrics_lines, step_table, newest_steps):
-        monkeypatch.setattr(module, "parse_json", parse)
+        monkeypatch.setattr(module, "object_in", parse)
     assert [line["step"] for line in History.of(tmp_path, "test").refresh()] == [1]
     assert parsed == [shortest]
     TrainedEnd(tmp_path / "trainer", 1).refresh()

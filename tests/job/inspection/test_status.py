@@ -55,7 +55,7 @@ def test_a_further_look_parses_new_lines_only(tmp_path: Path, monkeypatch: pytes
         parsed.append(text)
         return parse_json(text)
 
-    monkeypatch.setattr("counterpoint.job.inspection.metrics_lines.parse_json", counted)
+    monkeypatch.setattr("counterpoint.job.inspection.metrics_lines.object_in", counted)
     add_steps(tmp_path, "a", *range(1, 51))
     reader = StatusReader(tmp_path)
     reader.read()

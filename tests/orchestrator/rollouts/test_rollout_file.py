@@ -21,7 +21,7 @@ from counterpoint.orchestrator.rollouts.rollout_file import (
 )
 from counterpoint.orchestrator.step.records import MOST_READ_STATE, OTHERS, recorded_line
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.files.json_lines import object_in
+from counterpoint.transport.files.untrusted import object_in
 from counterpoint.transport.records import Alternatives, Rollout, SavedState
 from tests.support.rollouts import make_rollout, make_turn
 

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.transport.files.json_lines import object_in
 from counterpoint.transport.files.place import Place
 from counterpoint.transport.files.rotated_lines import RotatedReader
-from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
 from counterpoint.transport.telemetry.spans import Span, span_in
 
 STEP = "step"

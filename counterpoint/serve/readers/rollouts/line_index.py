@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterpoint.job.inspection.rollout_records import RolloutRecord
-from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from counterpoint.transport.files.untrusted import object_in, open_regular
 from counterpoint.transport.printable import printable
 
 Outcome = Literal["completed", "filtered", "stale", "dropped", "failed", "inference_failed", "damaged"]
@@ -247,10 +247,7 @@ def identity_of(file: BinaryIO) -> tuple[int, ...]:
 
 def record_in(line: bytes) -> RolloutRecord | None:
     """Returns the record of a line; None if it is none."""
-    try:
-        return RolloutRecord(parse_json(line))
-    except UntrustedFileError:
-        return None
+    return None if (found := object_in(line)) is None else RolloutRecord(found)
 
 
 def outcome_of(record: RolloutRecord | None) -> Outcome:
