@@ -227,6 +227,6 @@ def _part_of_vllm(pid: int) -> str | None:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if b"counterpoint.inference.plugin.program" in command:
+    if b"counterpoint.inference.plugin.program" in command and b"launch.py" not in command:
         return "API server"
     return "engine core" if b"EngineCore" in command else None

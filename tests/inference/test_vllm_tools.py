@@ -31,7 +31,8 @@ def parser_processes(server: ServerProcess) -> list[int]:
     return [
         pid
         for pid in server.family()
-        if b"counterpoint.inference.plugin.parse_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"counterpoint.inference.plugin.parse_worker" in (command := Path(f"/proc/{pid}/cmdline").read_bytes())
+        if b"transport/process/launch.py" not in command
     ]
 
 

@@ -43,7 +43,8 @@ for engines in (2, 1):
 def processes_of(server: ServerProcess) -> tuple[int, int]:
     """The ids of vLLM's API server and of its engine."""
     parents = dict(live_processes())
-    (api,) = [pid for pid, parent in parents.items() if parent == server.process.pid]
+    (guardian,) = [pid for pid, parent in parents.items() if parent == server.process.pid]
+    (api,) = [pid for pid, parent in parents.items() if parent == guardian]
     (engine,) = [
         pid
         for pid, parent in parents.items()
