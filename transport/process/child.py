@@ -106,40 +106,6 @@ def spawn(
     )
 
 
-class NoLineError(Exception):
-    """A child did not write the line that was due. The message says why; its subject is the child."""
-
-
-def line_of(process: subprocess.Popen[bytes], seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
-    """Waits for the line by which a child, whose output is a pipe, reports that it is ready, or answers; returns it with its end.
-
-    Lines that were written together are returned together. Raises `NoLineError` after `seconds`, also if a part has come; soon
-    after `is_given_up` returns true; if the child ends before; and if the line is longer than `LONGEST_LINE`. It does not end
-    the child.
-    """
-    assert process.stdout is not None
-    received, deadline = bytearray(), time.monotonic() + seconds
-    poll = select.poll()  # `select.select` refuses descriptors above 1,023
-    poll.register(process.stdout, select.POLLIN)
-    while b"\n" not in received:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise NoLineError(f"wrote no line within {seconds:g} s")
-        if is_given_up():
-            raise NoLineError("is being stopped")
-        if not poll.poll(1000 * min(left, LOOK_SECONDS)):
-            continue
-        data = os.read(process.stdout.fileno(), LONGEST_LINE)
-        if not data:
-            with suppress(subprocess.TimeoutExpired):
-                raise NoLineError(f"ended with exit code {process.wait(max(0.0, deadline - time.monotonic()))}")
-            raise NoLineError("closed its output")
-        received += data
-        if len(received) > LONGEST_LINE:
-            raise NoLineError(f"wrote more than {LONGEST_LINE} bytes")
-    return bytes(received)
-
-
 class ChildError(Exception):
     """A child did not do what was due. The message names it and says why."""
 
@@ -246,12 +212,12 @@ class Child:
             return 128 + signal.SIGKILL
         return 128 - code if code is not None and code < 0 else code
 
-    def ready(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
+    def ready(self, seconds: float) -> bytes:
         """Waits for the line by which it reports, at the pipe of its output, that it is ready; returns it, with its end.
 
         What comes later is read by a thread, so that it never blocks the child. Raises `ChildError`, as `line`.
         """
-        line = self.line(seconds, is_given_up)
+        line = self.line(seconds)
         rest = os.dup(self.stdout.fileno())
         threading.Thread(target=_drain, args=(rest,), name=f"output of {self.name}", daemon=True).start()
         return line
@@ -269,12 +235,31 @@ class Child:
     def line(self, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
         """Waits for the next line at the pipe of its output; returns it, with its end. Lines written together come together.
 
-        Raises `ChildError`, as of `line_of`. It does not end the child.
+        Raises `ChildError` after `seconds`, also if a part has come; soon after `is_given_up` returns true; if the child ends
+        before; and if the line is longer than `LONGEST_LINE`. It does not end the child.
         """
-        try:
-            return line_of(self._process, seconds, is_given_up)
-        except NoLineError as error:
-            raise ChildError(f"{self.name} {error}") from None
+        received, deadline = bytearray(), time.monotonic() + seconds
+        poll = select.poll()  # `select.select` refuses descriptors above 1,023
+        poll.register(self.stdout, select.POLLIN)
+        while b"\n" not in received:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ChildError(f"{self.name} wrote no line within {seconds:g} s")
+            if is_given_up():
+                raise ChildError(f"{self.name} is being stopped")
+            if not poll.poll(1000 * min(left, LOOK_SECONDS)):
+                continue
+            data = os.read(self.stdout.fileno(), LONGEST_LINE)
+            if not data:
+                with suppress(TimeoutError):
+                    raise ChildError(
+                        f"{self.name} ended with exit code {self.wait(max(0.0, deadline - time.monotonic()))}"
+                    )
+                raise ChildError(f"{self.name} closed its output")
+            received += data
+            if len(received) > LONGEST_LINE:
+                raise ChildError(f"{self.name} wrote more than {LONGEST_LINE} bytes")
+        return bytes(received)
 
     def last_lines(self, count: int) -> list[str]:
         """Returns the last lines that it wrote to its log."""

@@ -11,8 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
@@ -23,8 +21,6 @@ from counterpoint.transport.process.child import (
     KEPT_ERRORS,
     Child,
     ChildError,
-    NoLineError,
-    line_of,
     own_environment,
     run,
     size_of,
@@ -250,18 +246,13 @@ def test_a_program_that_is_not_there() -> None:
         run("the command", ["/nowhere"], 60.0, guarded=False)
 
 
-@contextmanager
-def child(program: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-I", "-u", "-c", program], stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def child(program: str) -> Child:
+    return Child("the child", python(program), stdout=PIPE, guarded=False)
 
 
 def test_a_line_may_come_in_parts() -> None:
     with child("import time; print('a', end=''); time.sleep(0.05); print('b'); time.sleep(600)") as process:
-        assert line_of(process, 60.0) == b"ab\n"
+        assert process.line(60.0) == b"ab\n"
 
 
 def test_a_line_is_read_in_a_process_that_has_many_descriptors() -> None:
@@ -270,10 +261,9 @@ def test_a_line_is_read_in_a_process_that_has_many_descriptors() -> None:
     try:
         with child("print('a')") as process:
             pipe = process.stdout
-            assert pipe is not None
-            with os.fdopen(fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 1024), "rb") as process.stdout:
-                assert line_of(process, 60.0) == b"a\n"
-            process.stdout = pipe
+            with os.fdopen(fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 1024), "rb") as process._process.stdout:
+                assert process.line(60.0) == b"a\n"
+            process._process.stdout = pipe
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -290,19 +280,18 @@ def test_a_line_is_read_in_a_process_that_has_many_descriptors() -> None:
     ],
 )
 def test_a_child_that_writes_no_line_holds_up_nobody(program: str, seconds: float, why: str) -> None:
-    with child(program) as process, pytest.raises(NoLineError, match=why):
-        line_of(process, seconds)
+    with child(program) as process, pytest.raises(ChildError, match=why):
+        process.line(seconds)
 
 
 @pytest.mark.slow
 def test_a_child_that_closes_its_output_and_lives_on_holds_up_nobody() -> None:
     with child("import os, time; os.close(1); time.sleep(600)") as process:
-        assert process.stdout is not None
         assert select.select([process.stdout], [], [], DEADLINE_SECONDS)[0]
-        with pytest.raises(NoLineError, match="closed its output"):
-            line_of(process, 1.0)
+        with pytest.raises(ChildError, match="closed its output"):
+            process.line(1.0)
 
 
 def test_a_wait_for_a_line_can_be_given_up() -> None:
-    with child("import time; time.sleep(600)") as process, pytest.raises(NoLineError, match="is being stopped"):
-        line_of(process, 600.0, lambda: True)
+    with child("import time; time.sleep(600)") as process, pytest.raises(ChildError, match="is being stopped"):
+        process.line(600.0, lambda: True)
