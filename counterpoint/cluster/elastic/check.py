@@ -37,7 +37,7 @@ class Findings:
 
 async def check_nodes(crew: Crew, workers: Sequence[WorkerId], check_seconds: float) -> Findings:
     """Checks the nodes of these workers. `check_seconds`: longest time of each test."""
-    found, pairs, seconds = Findings(), PairCheck(), check_seconds + CALL_SECONDS
+    found, seconds = Findings(), check_seconds + CALL_SECONDS
     named = {worker.name: worker for worker in workers}
 
     async def ask(worker: WorkerId, method: str, *arguments: Any) -> Any:
@@ -64,10 +64,10 @@ async def check_nodes(crew: Crew, workers: Sequence[WorkerId], check_seconds: fl
         if isinstance(rates, CallError):
             found.abnormal[worker] = str(rates)
             continue
-        pairs.join(worker.name)
         for name, rate in rates.items():
             found.rates.setdefault(name, {})[worker.name] = float(rate)
     reasons: dict[str, str] = {}
+    pairs = PairCheck(w.name for w in workers if w not in found.abnormal)
     while tests := pairs.next_round():
         results = await asyncio.gather(*(collective(named[first], named[second]) for first, second in tests))
         for worker in found.gone:

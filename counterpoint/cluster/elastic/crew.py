@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+import msgspec
 
 from counterpoint.cluster.elastic.progress import NOTHING, Totals
 from counterpoint.cluster.worker import Context, Stage
@@ -43,11 +44,8 @@ class Activity(StrEnum):
     """What a worker does with its ranks."""
 
     IDLE = "IDLE"
-    """The worker has no ranks."""
     JOINING = "JOINING"
-    """They are being started."""
     TRAINING = "TRAINING"
-    """The ranks of the worker run."""
     SUCCEEDED = "SUCCEEDED"
     """All of them ended with code 0."""
     FAILED = "FAILED"
@@ -74,20 +72,6 @@ class Report:
     def state(self) -> str:
         """Differs once there is something to report."""
         return f"{self.activity.value.lower()}, round {self.round}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns it as values that calls take."""
-        return asdict(self) | {
-            "activity": self.activity.value,
-            "members": [[*member] for member in self.members],
-        }
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Report:
-        """Returns what `as_dict` was made of."""
-        members = tuple(WorkerId(name, incarnation) for name, incarnation in said["members"])
-        totals = Totals(**said["totals"])
-        return cls(Activity(said["activity"]), int(said["round"]), members, str(said["reason"]), totals)
 
 
 class Crew:
@@ -145,4 +129,5 @@ class Crew:
     async def report(self, worker: WorkerId, known: Report | None = None, seconds: float = 0.0) -> Report:
         """Returns what a worker does, once it is another thing than known, or after `seconds`. Raises `CallError`."""
         state = "" if known is None else known.state
-        return Report.of(await self.call(worker, "report", state, seconds, seconds=seconds + CALL_SECONDS))
+        said = await self.call(worker, "report", state, seconds, seconds=seconds + CALL_SECONDS)
+        return msgspec.convert(said, Report)

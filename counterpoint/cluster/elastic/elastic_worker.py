@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from counterpoint.cluster.calls.remote import remote
 from counterpoint.cluster.elastic.config import elastic_config
 from counterpoint.cluster.elastic.crew import Activity, Report, WorkerId
@@ -92,30 +94,29 @@ class ElasticWorker(Worker):
             await asyncio.sleep(POLL_SECONDS)
         ranks = self._ranks
         totals = NOTHING if ranks is None else read_totals(Path(ranks.order.directory))
-        return self._report(totals).as_dict()
+        said: dict[str, Any] = msgspec.to_builtins(self._report(totals))
+        return said
 
     @remote
     async def do_node_check(self, incarnation: int) -> dict[str, float]:
         """Returns the rates of this node alone. Raises `CheckError`."""
-        self._require(incarnation)
-        answer = await self._keep(lambda: self._check.ask({"measure": {}}, self.config.check_seconds))
+        answer = await self._ask_check(incarnation, {"measure": {}})
         return {str(name): float(rate) for name, rate in answer["rates"].items()}
 
     @remote
     async def open_pair(self, incarnation: int) -> list[Any]:
         """Returns the address at which this worker waits for the other one of a pair."""
-        self._require(incarnation)
-        question = {"listen": self.host}
-        answer = await self._keep(lambda: self._check.ask(question, self.config.check_seconds))
-        return [self.host, int(answer["port"])]
+        return [self.host, int((await self._ask_check(incarnation, {"listen": self.host}))["port"])]
 
     @remote
     async def check_pair(self, incarnation: int, host: str, port: int, rank: int) -> float:
         """Runs a collective with the other one; returns its seconds. Raises `CheckError`."""
+        pair = {"host": host, "port": port, "rank": rank, "seconds": self.config.check_seconds}
+        return float((await self._ask_check(incarnation, {"pair": pair}, KILL_SECONDS))["seconds"])
+
+    async def _ask_check(self, incarnation: int, question: dict[str, Any], more_seconds: float = 0.0) -> dict[str, Any]:
         self._require(incarnation)
-        seconds = self.config.check_seconds
-        question = {"pair": {"host": host, "port": port, "rank": rank, "seconds": seconds}}
-        return float((await self._keep(lambda: self._check.ask(question, seconds + KILL_SECONDS)))["seconds"])
+        return await self._keep(lambda: self._check.ask(question, self.config.check_seconds + more_seconds))
 
     @remote
     async def start_elastic_job(

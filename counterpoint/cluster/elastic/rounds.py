@@ -54,17 +54,13 @@ class RoundsStage(StrEnum):
     """The stage of the training as a whole."""
 
     GATHERING = "GATHERING"
-    """Waiting for enough workers."""
     CHECKING = "CHECKING"
-    """Their nodes are being checked."""
     READY = "READY"
-    """The nodes are good."""
+    """Enough nodes are good."""
     RENDEZVOUS = "RENDEZVOUS"
     """The ranks are being started, and find one another."""
     TRAINING = "TRAINING"
-    """All ranks of the round run."""
     STOPPING_ALL = "STOPPING_ALL"
-    """Every worker is to end its ranks, before another round or the end."""
     ENDED = "ENDED"
     """The script has succeeded on all ranks, or the training has failed for good."""
 

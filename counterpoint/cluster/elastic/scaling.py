@@ -132,14 +132,6 @@ class Decision:
         return f"scaling{' (dry run)' if self.dry_run else ''}: {change}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    at: float
-    round: int
-    workers: int
-    totals: Totals
-
-
 class Scaler:
     """Measures rounds, and decides after each window."""
 
@@ -149,7 +141,8 @@ class Scaler:
         """Decides for `fewest` to `most` workers."""
         self._policy, self._fewest, self._most = policy, fewest, most
         self.window_seconds, self._dry_run = window_seconds, dry_run
-        self._mark: _Mark | None = None
+        self._mark: tuple[float, tuple[int, int, int], Totals] | None = None
+        """When the window began, of which round, workers and ranks, and what these had done."""
         self.last: Decision | None = None
         """The last decision that was made."""
 
@@ -165,24 +158,19 @@ class Scaler:
         if totals is None:
             self._mark = None
             return None
-        now, mark = _Mark(at, round_number, workers, totals), self._mark
-        if mark is None or (mark.round, mark.workers, mark.totals.ranks) != (round_number, workers, totals.ranks):
-            self._mark = now
+        who, mark = (round_number, workers, totals.ranks), self._mark
+        if mark is not None and mark[1] == who and at - mark[0] < self.window_seconds:
             return None
-        if at - mark.at < self.window_seconds:
+        self._mark = at, who, totals
+        if mark is None or mark[1] != who:
             return None
-        self._mark = now
-        progress = _progress(mark, now)
+        seconds = at - mark[0]
+        rate = max(totals.done - mark[2].done, 0.0) / seconds
+        idle = max(totals.idle_seconds - mark[2].idle_seconds, 0.0) / (seconds * max(totals.ranks, 1))
+        progress = Progress(workers, rate, min(idle, 1.0), seconds)
         wanted, reason = self._policy(progress)
         within = min(max(wanted, self._fewest), self._most)
         if within != wanted:
             reason += f"; {wanted} is outside {self._fewest} to {self._most}"
         self.last = Decision(progress, within, reason, self._dry_run)
         return self.last
-
-
-def _progress(first: _Mark, last: _Mark) -> Progress:
-    seconds = last.at - first.at
-    done = max(last.totals.done - first.totals.done, 0.0)
-    idle = max(last.totals.idle_seconds - first.totals.idle_seconds, 0.0)
-    return Progress(last.workers, done / seconds, min(idle / (seconds * max(last.totals.ranks, 1)), 1.0), seconds)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,7 +140,7 @@ class World(Crew):
                 while node.report.state == known and patience > 0 and not node.dead:
                     patience -= LOOK_SECONDS
                     await asyncio.sleep(LOOK_SECONDS)
-                answer: Any = node.report.as_dict()
+                answer: Any = msgspec.to_builtins(node.report)
             case "start_elastic_job", (number, members, *_):
                 ids = tuple(WorkerId(*member) for member in members)
                 ranks = [each for each in self.nodes.values() if not each.dead and each.report.activity.has_ranks]

@@ -136,7 +136,7 @@ def test_only_a_loopback_address_ties_collectives_to_the_loopback_interface() ->
 
 
 def test_nothing_is_left_where_the_child_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.transport.process.launch.guarded", lambda *_: [str(tmp_path / "missing")])
+    monkeypatch.setattr("counterpoint.transport.process.launch.guarded", lambda *_, **__: [str(tmp_path / "missing")])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
