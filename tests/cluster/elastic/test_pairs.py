@@ -72,34 +72,11 @@ def test_few_nodes() -> None:
     assert len(run(PairCheck(["a", "b", "c"]), set())) == 3
 
 
-def test_the_failure_of_a_pair_is_blamed_once_one_of_it_passes() -> None:
-    check = PairCheck(["a", "b", "c", "d"])
-    assert check.next_round() == [("a", "b"), ("c", "d")]
-    check.record(("a", "b"), None)
-    check.record(("c", "d"), 1.0)
-    assert check.suspects == {"a", "b"}
-    pairs = check.next_round()
-    assert {frozenset(pair) for pair in pairs} == {frozenset("ac"), frozenset("bd")}
-    for pair in pairs:
-        check.record(pair, None if "b" in pair else 1.0)
-    assert check.bad == {"b"}
-
-
 def test_who_failed_only_with_a_node_that_left_is_no_suspect() -> None:
     check = PairCheck(["a", "b"])
     check.record(("a", "b"), None)
     check.leave("b")
     assert check.suspects == set()
-
-
-def test_a_result_with_a_node_that_left_counts_for_nobody() -> None:
-    check = PairCheck(["a", "b", "c"])
-    pairs = check.next_round()
-    check.leave("a")
-    for pair in pairs:
-        check.record(pair, None)
-    assert check.suspects <= {"b", "c"}
-    assert not check.bad
 
 
 @given(st.integers(3, 12), st.data())

@@ -19,7 +19,7 @@ from counterpoint.cluster.elastic.service import RanksFailed, ServiceWorker
 from counterpoint.cluster.worker import Context, Member
 from counterpoint.cluster.worker_process.host import HookEndedError, call
 from counterpoint.transport.process.notify import notify
-from tests.cluster.elastic.troupe import FakeRanks
+from tests.cluster.elastic.fake_ranks import FakeRanks
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
