@@ -37,7 +37,6 @@ LONGEST_TEXT = 200
 """Longer values are recorded as their size and digest: a run's file may hold what is not for everyone who reads the log."""
 
 LOCK_SECONDS = 5.0
-POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +95,8 @@ class AuditLog:
             os.close(lock)
 
     def _lock(self) -> int:
-        deadline = time.monotonic() + LOCK_SECONDS
         path = self.path.with_name("audit.lock")
-        while True:
-            try:
-                return take_lock(path, f"another process has held {path} for {LOCK_SECONDS:g} s")
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(POLL_SECONDS)
+        return take_lock(path, f"another process has held {path} for {LOCK_SECONDS:g} s", LOCK_SECONDS)
 
     def _make_room(self, size: int) -> None:
         try:

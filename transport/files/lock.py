@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ _FLOCK = struct.Struct("hhqqi0q")
 """`struct flock`: type, whence, start, length (0: all), pid."""
 
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+_LOOK_SECONDS = 0.02
 
 LONGEST_PID = 7
 """Digits of a process id: the kernel's own limit is 4,194,304."""
@@ -34,11 +37,12 @@ class Holder:
     host: str
 
 
-def take_lock(lock_path: Path, taken: str) -> int:
+def take_lock(lock_path: Path, taken: str, seconds: float = 0.0) -> int:
     """Takes the lock and returns its descriptor, which holds it until closed.
 
-    Raises `OSError` (`EADDRINUSE`), with the message `taken`, when another process holds it.
+    Raises `OSError` (`EADDRINUSE`), with the message `taken`, when another process holds it for all these `seconds`.
     """
+    deadline = time.monotonic() + seconds
     while True:
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users may read it
@@ -50,7 +54,10 @@ def take_lock(lock_path: Path, taken: str) -> int:
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
-            raise OSError(errno.EADDRINUSE, taken) from None
+            if time.monotonic() >= deadline:
+                raise OSError(errno.EADDRINUSE, taken) from None
+            time.sleep(_LOOK_SECONDS)
+            continue
         except OSError:
             os.close(descriptor)
             raise

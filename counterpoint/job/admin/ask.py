@@ -6,7 +6,6 @@ answer.
 
 from __future__ import annotations
 
-import errno
 import re
 import time
 from pathlib import Path
@@ -142,11 +141,7 @@ def _awaited(job: Path, run_id: str, request_id: str, timeout: float) -> Answer 
 
 def await_lock(path: Path) -> int:
     """Takes a lock that its holders have for a moment, and returns its descriptor. Raises `Obstructed` after `LOCK_SECONDS`."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return take_lock(path, f"another process holds {path}")
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                raise Obstructed(str(error.strerror)) from None
-            time.sleep(0.02)
+    try:
+        return take_lock(path, f"another process holds {path}", LOCK_SECONDS)
+    except OSError as error:
+        raise Obstructed(str(error.strerror)) from None

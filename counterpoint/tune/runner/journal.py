@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import re
-import time
 from pathlib import Path
 
 from counterpoint.transport.files.journal import Body, DamagedJournal, Journal, read_entries
@@ -72,19 +71,13 @@ def take_experiment(directory: Path) -> int:
     Raises `TuneError` if another process keeps it, `OSError` if the directory cannot be used.
     """
     path = directory / LOCK_NAME
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return take_lock(path, "another runner holds it")
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            if time.monotonic() >= deadline:
-                holder = holder_of(path)
-                who = (
-                    f"process {holder.pid} on {holder.host}" if holder is not None and holder.pid else "another process"
-                )
-                raise TuneError(
-                    f"{directory}: {who} runs this experiment; stop it first, or choose another name or local_dir"
-                ) from None
-        time.sleep(0.05)
+    try:
+        return take_lock(path, "another runner holds it", LOCK_SECONDS)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        holder = holder_of(path)
+        who = f"process {holder.pid} on {holder.host}" if holder is not None and holder.pid else "another process"
+        raise TuneError(
+            f"{directory}: {who} runs this experiment; stop it first, or choose another name or local_dir"
+        ) from None

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ def test_a_place_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
     os.close(descriptor)
     assert holder_of(path) is None
     os.close(take_lock(path, "taken"))
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "place.lock"
+    first = take_lock(path, "taken")
+    with pytest.raises(OSError, match="taken"):
+        take_lock(path, "taken", 0.05)
+    threading.Timer(0.05, os.close, [first]).start()
+    os.close(take_lock(path, "taken", 60))
 
 
 def test_whoever_may_read_the_directory_may_ask(tmp_path: Path) -> None:
