@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from counterpoint.cluster.calls import codec as calls
 from counterpoint.cluster.calls import messages as calls_messages
-from counterpoint.cluster.channel import protocol as channel
+from counterpoint.cluster.channel import messages as channel
 from counterpoint.environments.workers import protocol as workers
 from counterpoint.inference import wire
 from counterpoint.inference.base import GenerateRequest, SamplingParameters
@@ -77,7 +77,7 @@ MODEL_CALL = wire.encode_request(GenerateRequest("m", np.ones(1, np.int32), SAMP
         lambda: wire.decode_request(MODEL_CALL + MAP),
         lambda: calls.decode([CLAIM]),
         lambda: calls_messages.unpack(30 * NESTED),
-        lambda: channel.unpack([b"KIND", 30 * NESTED]),
+        lambda: channel.unpack([30 * NESTED], channel.Turn),
     ],
 )
 def test_lists_that_claim_what_is_not_there_take_no_memory(read: Any) -> None:
@@ -105,7 +105,7 @@ DEEP = b"\x91" * 1000 + b"\xc0"
         lambda: calls_messages.read_number([b"KIND", DEEP]),
         lambda: calls_messages.read_methods([b"KIND", DEEP]),
         lambda: calls_messages.CallHeader.unpack(DEEP),
-        lambda: channel.hello_of(channel.unpack([b"KIND", DEEP])[1]),
+        lambda: channel.unpack([DEEP], channel.Turn),
     ],
 )
 def test_what_is_nested_deep_is_refused_in_words(read: Any) -> None:

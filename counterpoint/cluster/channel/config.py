@@ -8,7 +8,7 @@ from pydantic import Field
 
 from counterpoint.transport.config import Config, Identifier, TransportConfig
 from counterpoint.transport.files.watched import Watched
-from counterpoint.transport.wires.endpoint import CurveKeys, resolve_address, watched_keys
+from counterpoint.transport.wires.endpoint import IPC, CurveKeys, resolve_address, watched_keys
 
 
 class ChannelConfig(Config):
@@ -21,31 +21,30 @@ class ChannelConfig(Config):
     """The names of all workers that put into the channel. The stream ends when every one of them has ended."""
 
     capacity: int = Field(default=1024, ge=1)
-    """Most records in the channel, from the credit for them to their acknowledgement."""
+    """Most records that are stored and not acknowledged. Further ones wait for room, some 8 MB of each producer in the host."""
 
     max_record_bytes: int = Field(default=64 * 2**20, gt=0)
-    """Largest record. The host takes memory for `capacity` of them at most."""
+    """Largest record."""
 
     lease_seconds: float = Field(default=10.0, gt=0)
     """A peer that is silent for so long is counted as dead. One whose connection breaks is so at once."""
 
     max_deaths: int = Field(default=3, ge=1)
     """A record is set aside once so many processes have died at it: it was the first that each held, and none acknowledged any.
-    The host logs and names it, keeps it in `directory`, and the stream goes on without it."""
+    The host logs and names it, keeps it in its journal, and the stream goes on without it."""
 
     directory: Path | None = None
     """The directory of the host's journal, so that its own death loses nothing; relative to the job's directory. Unset:
     it keeps the records in memory only."""
 
     sync: bool = False
-    """Whether a record counts as stored only when it is on the disk, so that it survives the machine's crash, too. Without, it
-    survives the death of any process."""
+    """Whether a record counts as stored only when it is on the disk, so that it survives the machine's crash, too."""
 
     address: str | None = None
     """`ipc://PATH` or `tcp://HOST:PORT`. Unset: a socket of the channel's name in the job's directory."""
 
     server_public_key_file: Path | None = None
-    """CURVE public key of the host. Required at both ends for a `tcp://` address that is not loopback."""
+    """CURVE public key of the host. Required at both ends for a `tcp://` address."""
 
     secret_key_file: Path | None = None
     """This end's CURVE secret key, likewise."""
@@ -55,20 +54,21 @@ class ChannelConfig(Config):
 
     def transport(self) -> TransportConfig:
         """Returns what `transport.wires.endpoint` needs of it."""
-        return TransportConfig(
-            address=self.address,
-            server_public_key_file=self.server_public_key_file,
-            secret_key_file=self.secret_key_file,
-            authorized_keys_directory=self.authorized_keys_directory,
-        )
+        fields = ("address", "server_public_key_file", "secret_key_file", "authorized_keys_directory")
+        return TransportConfig(**{field: getattr(self, field) for field in fields})
 
     def endpoint(self, job_directory: Path) -> tuple[str, Watched[CurveKeys] | None]:
         """Returns the address, and this end's keys, to be read again once they change.
 
         Raises `ValueError` for an address or keys that cannot be.
         """
-        transport = self.transport()
-        place = job_directory / "channels" / self.name
+        transport, place = self.transport(), job_directory / "channels" / self.name
         if self.address is None:
             place.mkdir(parents=True, exist_ok=True)
-        return resolve_address(transport, place), watched_keys(transport)
+        address, keys = resolve_address(transport, place), watched_keys(transport)
+        if keys is None and not address.startswith(IPC):
+            raise ValueError(
+                f"channel {self.name}: {address} needs CURVE keys: set server_public_key_file and secret_key_file (`counterpoint "
+                "keys` makes them), or use ipc://"
+            )
+        return address, keys

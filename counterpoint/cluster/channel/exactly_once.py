@@ -8,18 +8,51 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from counterpoint.cluster.channel.positions import PositionSet
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.files.untrusted import read_bytes
 
 MAX_COMMIT_BYTES = 2**30
+
+
+class PositionSet:
+    """Whole numbers that fill up from below: all under a watermark, and few above. An operation costs O(1) on the average."""
+
+    def __init__(self, watermark: int = 0, above: Iterable[int] = ()) -> None:
+        self.watermark = watermark
+        """The lowest number that is missing."""
+        self._above = set(above)
+        self.fill_below(watermark)
+
+    @property
+    def above(self) -> list[int]:
+        """The numbers above the watermark, ascending."""
+        return sorted(self._above)
+
+    def __contains__(self, position: int) -> bool:
+        return position < self.watermark or position in self._above
+
+    def add(self, position: int) -> bool:
+        """Adds a number. Returns whether it was missing."""
+        if position in self:
+            return False
+        self._above.add(position)
+        self.fill_below(self.watermark)
+        return True
+
+    def fill_below(self, floor: int) -> None:
+        """Adds every number below `floor`."""
+        if not self._above:
+            self.watermark = max(self.watermark, floor)
+        while self.watermark < floor or self.watermark in self._above:
+            self._above.discard(self.watermark)
+            self.watermark += 1
 
 
 class CommittedPositions:
@@ -59,16 +92,15 @@ class CommittedPositions:
         """Returns plain values for a checkpoint."""
         with self._lock:
             return {
-                name: [generation, numbers.watermark, numbers.above]
-                for name, (generation, numbers) in self._channels.items()
+                name: [generation, each.watermark, each.above] for name, (generation, each) in self._channels.items()
             }
 
     @classmethod
     def of_dict(cls, values: Mapping[str, list[Any]]) -> CommittedPositions:
         """Returns what `as_dict` returned."""
         positions = cls()
-        for name, (generation, watermark, above) in values.items():
-            positions._channels[name] = (generation, PositionSet(watermark, above))
+        for name, (generation, *numbers) in values.items():
+            positions._channels[name] = (generation, PositionSet(*numbers))
         return positions
 
 
@@ -80,11 +112,9 @@ class CommitFile:
 
     def __init__(self, path: Path) -> None:
         """Reads what is there. Raises `OSError` while another process holds the file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._lock = take_lock(
-            path.with_name(path.name + ".lock"), f"another process commits to {path}; it must end first"
-        )
+        taken = f"another process commits to {path}; it must end first"
+        self._lock = take_lock(path.with_name(path.name + ".lock"), taken)
         self.state: Any = None
         """What was committed last; None before."""
         self.positions = CommittedPositions()

@@ -1,97 +1,65 @@
-"""The host of a channel: a thread with a ROUTER, which stores what producers put and lends it to consumers.
+"""The host of a channel: a thread that stores what producers put, and lends it to consumers.
 
-`lending.py` decides; this module executes: it keeps the records' frames, writes the journal, and talks. One pass reads what
-has come, decides, flushes the journal once, and only then answers, so that nobody is told of what a death could still undo. A
-host may live in a worker of its own, or in any other, such as the only producer: records then reach it by reference.
+`queue.py` decides; this module keeps the journal and talks. What has come is decided, the journal is written once, and only then
+is anybody answered, so that nobody is told of what a death could still undo. A host may live in a worker of its own, or in any
+other, such as the only producer: records then reach it by reference.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
+import math
 import os
+import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import zmq
-
-from counterpoint.cluster.channel import lending_events as events
-from counterpoint.cluster.channel import protocol
+from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.cluster.channel.journal import Journal, Record
-from counterpoint.cluster.channel.lending import Lending
-from counterpoint.cluster.channel.link import ChannelError
-from counterpoint.cluster.channel.protocol import Hello, RecordHead
-from counterpoint.cluster.channel.sockets import RouterSocket
+from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS, here
+from counterpoint.cluster.channel.journal import StateJournal
+from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, size_of, unpack
+from counterpoint.cluster.channel.queue import Queue, Record, Session, State
 from counterpoint.transport.arrays import CodecError
-from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.unpacked import shown
+from counterpoint.transport.rpc.connection import Ask
+from counterpoint.transport.rpc.curve import CurveListener
+from counterpoint.transport.rpc.loop_thread import LoopThread
+from counterpoint.transport.rpc.stream import UnixListener
+from counterpoint.transport.wires.endpoint import IPC
 from counterpoint.transport.wires.listener_keys import listener_keys
-
-
-@dataclass(slots=True)
-class Peer:
-    """One session: who it is, and what it is to be told at the end of the pass."""
-
-    routing_id: bytes
-    hello: Hello
-    welcome: bool = True
-    confirmed: list[int] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
-    granted: int = 0
-    lent: list[int] = field(default_factory=list)
-    finished: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.hello.kind} {self.hello.name!r}"
-
-    def take_messages(self, welcome: Sequence[object], held: Mapping[int, Record], floor: int) -> list[list[Buffer]]:
-        """Returns the messages of this pass, and begins the next with none. `held` are the records that are still there."""
-        messages: list[list[Buffer]] = []
-        if self.welcome:
-            messages.append(protocol.pack(protocol.WELCOME, welcome))
-        for start in range(0, len(self.confirmed), protocol.MAX_RECORDS):
-            part = self.confirmed[start : start + protocol.MAX_RECORDS]
-            messages.append(protocol.pack(protocol.CONFIRM, part))
-        messages += [protocol.pack(protocol.REFUSE, [number, reason]) for number, reason in self.refused]
-        if self.granted:
-            messages.append(protocol.pack(protocol.GRANT, self.granted))
-        messages += self._deliveries(held, floor)
-        if self.finished:
-            messages.append(protocol.pack(protocol.FINISH))
-        self.welcome = self.finished = False
-        self.confirmed, self.refused, self.granted, self.lent = [], [], 0, []
-        return messages
-
-    def _deliveries(self, held: Mapping[int, Record], floor: int) -> Iterator[list[Buffer]]:
-        """Yields messages of few bytes each, as the other end sees a message only when all of it has come."""
-        records: list[tuple[RecordHead, Sequence[Buffer]]] = []
-        size = 0
-        for sequence in self.lent:
-            record = held.get(sequence)
-            if record is None:
-                continue  # acknowledged since
-            origin, position, frames = record
-            records.append((RecordHead(sequence, origin, position, len(frames)), frames))
-            size += sum(map(len, map(as_bytes_view, frames)))
-            if len(records) == protocol.RECORDS_AT_ONCE or size >= protocol.BYTES_AT_ONCE:
-                yield protocol.pack_records(protocol.DELIVER, records, floor)
-                records, size = [], 0
-        if records:
-            yield protocol.pack_records(protocol.DELIVER, records, floor)
-
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_A_PASS = 256
-PASS_SECONDS = 0.05
 MAX_PEERS = 4096
 DISK_RETRY_SECONDS = 0.5
 DISK_PATIENCE_SECONDS = 600.0
 """How long a full disk may hold the channel up before the host gives up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer(Session):
+    """A session with its number and the turns that are open."""
+
+    number: int = 0
+    heard: float = 0.0
+    turns: deque[Ask] = field(default_factory=deque)
+    is_new: bool = True
+    """Whether it has not been told its number."""
+
+    def has_news(self) -> bool:
+        """Whether there is something to tell, and a turn to be answered: another one stays open."""
+        is_news = self.is_new or self.finished or bool(self.confirmed or self.refused or self.lent)
+        return is_news and len(self.turns) > (not self.is_new)
 
 
 class ChannelHost:
@@ -101,68 +69,56 @@ class ChannelHost:
         """Takes the address, and what an earlier host left in `config.directory`.
 
         Raises `ValueError` for a configuration that cannot be, `OSError` when another process hosts the channel,
-        `JournalError` for a damaged journal.
+        `DamagedJournal`.
         """
         self.config = config
         self.address, _ = config.endpoint(job_directory)
+        self._keys = listener_keys(config.transport())
         self.garbage = 0
-        """Messages that were dropped because they were not of the protocol."""
+        """Asks that were refused because they made no sense."""
         self.failure: BaseException | None = None
-        """Why the thread ended, if it did before `close`."""
+        """Why it ended, if it did before `close`."""
         self.trouble = ""
         """What keeps the host from its work, such as a full disk; empty if nothing does."""
-        self.ended = False
-        """Whether the stream has ended."""
-        self.set_aside: dict[int, Record] = {}
-        """The records that were set aside since their consumers died, by sequence number."""
         self._over = threading.Event()
-        self._socket = RouterSocket(self.address, listener_keys(config.transport()), config.max_record_bytes)
+        self._locks: list[int] = []
+        self._journal: StateJournal | None = None
         try:
-            self._journal = (
-                Journal(job_directory / config.directory, config.sync) if config.directory is not None else None
-            )
+            if self.address.startswith(IPC):  # a socket file that is there is replaced, be it stale or not
+                taken = f"cannot listen at {self.address}: another host of the channel does"
+                self._locks.append(take_lock(Path(f"{self.address.removeprefix(IPC)}.lock"), taken))
+            if config.directory is not None:
+                self._journal = StateJournal(job_directory / config.directory, config.sync)
         except BaseException:
-            self._socket.close()
+            self._free()
             raise
-        self._aside_directory = job_directory / (config.directory or "") / "set_aside"
-        self._aside: Journal | None = None
-        state = self._journal.state if self._journal is not None else None
-        self._lending = Lending(config.capacity, config.producers, config.lease_seconds, config.max_deaths, state)
-        self._generation = self._journal.generation if self._journal is not None else os.urandom(8).hex()
-        self._records = self._journal.records if self._journal is not None else {}
-        if config.directory is not None and self._aside_directory.is_dir():
-            self._aside = Journal(self._aside_directory, config.sync)
-            self.set_aside = {key: record for key, record in self._aside.records.items() if key not in self._records}
-        self._sessions: dict[bytes, int] = {}
-        self._peers: dict[int, Peer] = {}
-        self._names: dict[tuple[str, str], int] = {}
-        self._last_session = 0
-        self._touched: dict[int, None] = {}
-        self._forgotten: list[int] = []
-        self._arriving: Sequence[Buffer] = ()
-        self._rejections: list[tuple[bytes, list[Buffer]]] = []
+        state = self._journal.state if self._journal is not None else State(secrets.token_hex(8))
+        self._queue = Queue(config.capacity, config.producers, config.max_deaths, state)
+        self._numbers = itertools.count(secrets.randbits(60))
         self._log = RateLimitedLog(logger)
-        self._waker = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name=f"channel-{config.name}", daemon=True)
-        self._closing = self._closed = False
+        self._loop: LoopThread | None = None
+        self._listener: UnixListener | CurveListener | None = None
+        self._has_pass = False
+        self._disk_deadline = math.inf
 
     def start(self) -> None:
-        """Begins to serve. Once only."""
-        self._thread.start()
+        """Begins to serve. Once only. Raises `OSError` if it cannot listen."""
+        self._loop = LoopThread(f"channel-{self.config.name}")
+        self._loop.run(self._listen()).result()
 
     def close(self) -> None:
         """Stops serving and frees everything. With a journal, another host can go on. Safe to call twice."""
-        if self._closed:
-            return
-        self._closing = self._closed = True
-        os.eventfd_write(self._waker, 1)
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._socket.close()
-        for journal in (self._journal, self._aside):
-            if journal is not None:
-                journal.close()
-        os.close(self._waker)
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run(self._end()).result()
+            loop.close(CLOSE_SECONDS)
+        self._free()
+
+    def _free(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        while self._locks:
+            os.close(self._locks.pop())
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the stream has ended; returns whether it has. Raises `ChannelError` if the host has failed."""
@@ -172,17 +128,29 @@ class ChannelHost:
         return self.ended
 
     @property
+    def ended(self) -> bool:
+        """Whether the stream has ended."""
+        return self._over.is_set() and self.failure is None
+
+    @property
+    def set_aside(self) -> dict[int, Record]:
+        """The records that were set aside since their consumers died, by sequence number."""
+        return self._queue.state.aside
+
+    @property
     def unended(self) -> frozenset[str]:
         """The producers that have not ended their parts of the stream. From any thread."""
-        return frozenset(self.config.producers) - self._lending.state.ended
+        return self._queue.producers - self._queue.state.ended
 
     def status(self) -> str:
         """Returns one line for people. From any thread."""
-        state = "ended" if self.ended else f"{len(self._records)} of {self.config.capacity} records"
-        if not self.ended and not any(peer.hello.kind == protocol.CONSUMER for peer in [*self._peers.values()]):
+        state = "ended" if self.ended else f"{len(self._queue.state.kept)} of {self.config.capacity} records"
+        if not self.ended and not any(kind == messages.CONSUMER for kind, _ in [*self._queue.sessions]):
             state += ", no consumer"
         if self.set_aside:
-            state += f", {len(self.set_aside)} set aside, such as position {next(iter(self.set_aside.values()))[1]}"
+            state += (
+                f", {len(self.set_aside)} set aside, such as position {next(iter(self.set_aside.values())).position}"
+            )
         return f"{self.config.name}: {self.trouble or state}"
 
     def __enter__(self) -> ChannelHost:
@@ -194,253 +162,185 @@ class ChannelHost:
 
     # --- the thread ---
 
-    def _run(self) -> None:
-        try:
-            poller = zmq.Poller()
-            for waited in (self._socket.socket, self._socket.monitor, self._waker):
-                poller.register(waited, zmq.POLLIN)
-            tick = min(0.5, self.config.lease_seconds / 4)
-            ticked = time.monotonic()
-            while not self._closing:
-                poller.poll(0 if self._touched else int(tick * 1000))
-                now = time.monotonic()
-                self._read(now)
-                if now - ticked >= tick:
-                    ticked = now
-                    self._do(self._lending.handle(events.TimePassed(now)))
-                self._flush()
-                self._answer()
-        except BaseException as error:  # kept for the owner, and the thread ends
-            self.failure = error
-            self._over.set()
-            logger.exception("the host of channel %s failed", self.config.name)
+    async def _listen(self) -> None:
+        limits = MAX_ASKS, self.config.max_record_bytes
+        if self._keys is None:
+            self._listener = listener = UnixListener(self._on_ask, *limits)
+            await listener.start(self.address.removeprefix(IPC))
+        else:
+            self._listener = CurveListener(self.address, self._keys.value.own, self._on_ask, *limits)
+            self._listener.authorize([*self._keys.value.authorized])
+        here[self.address] = asyncio.get_running_loop(), self._on_ask
+        self._tick()
+        self._plan_pass()
 
-    def _read(self, now: float) -> None:
-        for _ in range(MESSAGES_A_PASS):
-            received = self._socket.receive()
-            if received is None or time.monotonic() - now > PASS_SECONDS:
-                if received is not None:
-                    self._take(*received, now)
-                break
-            self._take(*received, now)
-        for routing_id in self._socket.broken():
-            self._leave(routing_id)
+    async def _end(self) -> None:
+        if here.get(self.address) == (asyncio.get_running_loop(), self._on_ask):
+            del here[self.address]
+        for peer in self._peers:
+            self._end_turns(peer)
+        if self._listener is not None:
+            self._listener.close()
 
-    def _take(self, routing_id: bytes, frames: Sequence[Buffer], now: float) -> None:
-        session = self._sessions.get(routing_id)
+    @property
+    def _peers(self) -> list[_Peer]:
+        return [peer for peer in self._queue.sessions.values() if isinstance(peer, _Peer)]
+
+    def _tick(self) -> None:
+        """Answers a turn of who was not heard for a while, and drops who was not heard for its lease."""
+        now, lease = time.monotonic(), self.config.lease_seconds
+        for peer in self._peers:
+            if now - peer.heard > lease:
+                self._log.note(logging.WARNING, f"channel {self.config.name}: {peer} was silent for its lease")
+                self._leave(peer, failed=True)
+            elif now - peer.heard > lease / 4 and len(peer.turns) > 1:
+                peer.turns.popleft().answer(pack(self._told(peer)))
+        if self._keys is not None and self._keys.refresh() and isinstance(self._listener, CurveListener):
+            self._listener.authorize([*self._keys.value.authorized])
+        asyncio.get_running_loop().call_later(min(0.5, lease / 8), self._tick)
+
+    # --- what ends ask ---
+
+    def _on_ask(self, ask: Ask) -> None:
         try:
-            kind, header, rest = protocol.unpack(frames)
-            if kind == protocol.HELLO:
-                self._welcome(routing_id, protocol.hello_of(header), now)
-            elif session is None:
-                self._rejections.append((routing_id, protocol.pack(protocol.RESET)))
-            else:
-                self._lending.handle(events.Renewed(session, now))
-                self._take_from(session, kind, header, rest)
+            turn, frames = unpack(ask.frames, Turn)
+            self._take(ask, turn, messages.with_frames(turn.heads, frames))
         except CodecError as error:
             self.garbage += 1
-            sender = self._peers[session] if session is not None else f"peer {routing_id.hex()}, which is unknown"
-            self._log.note(logging.WARNING, f"channel {self.config.name}: dropped a message of {sender}: {error}")
+            ask.fail("garbage", str(error))
+            self._log.note(logging.WARNING, f"channel {self.config.name}: refused an ask: {error}")
+        except Exception as error:  # noqa: BLE001 - kept for the owner, and the host ends
+            self._fail(error)
 
-    def _take_from(self, session: int, kind: bytes, header: object, frames: Sequence[Buffer]) -> None:
-        is_producer = self._peers[session].hello.kind == protocol.PRODUCER
-        match kind:
-            case protocol.PUT if is_producer:
-                for head, own in protocol.records_of(header, frames)[1]:
-                    self._arriving = own
-                    if reason := self._too_large(own):
-                        self._refuse(session, head.number, reason)
-                        continue
-                    self._do(self._lending.handle(events.Put(session, head.number, head.origin, head.position)))
-            case protocol.WANT if is_producer and protocol.number(header):
-                assert isinstance(header, int)
-                self._do(self._lending.handle(events.Wanted(session, header)))
-            case protocol.SKIP if is_producer:
-                for head, _ in protocol.records_of(header, frames)[1]:
-                    self._do(self._lending.handle(events.Skipped(session, head.number, head.origin, head.position)))
-            case protocol.END if is_producer and protocol.number(header):
-                assert isinstance(header, int)
-                self._do(self._lending.handle(events.ProducerEnded(session)))
-                self._do([events.Confirm(session, header)])
-            case protocol.ACKNOWLEDGE if not is_producer:
-                for sequence in protocol.numbers_of(header):
-                    self._do(self._lending.handle(events.Acknowledged(session, sequence)))
-            case protocol.PING:
-                self._rejections.append((self._peers[session].routing_id, protocol.pack(protocol.PONG)))
-            case protocol.BYE:
-                self._leave(self._peers[session].routing_id, failed=header is True)
-            case protocol.PROBE:
-                pass
-            case _:
-                raise CodecError(f"kind {kind!r} with header {shown(header)} is not for a host")
-
-    def _too_large(self, frames: Sequence[Buffer]) -> str:
-        size = sum(as_bytes_view(frame).nbytes for frame in frames)
-        limit = self.config.max_record_bytes
-        return (
-            f"a record of {size} bytes; max_record_bytes of channel {self.config.name} is {limit}"
-            if size > limit
-            else ""
-        )
-
-    # --- sessions ---
-
-    def _welcome(self, routing_id: bytes, hello: Hello, now: float) -> None:
-        if reason := self._objection(hello):
-            self._log.note(
-                logging.WARNING, f"channel {self.config.name}: refused {hello.kind} {hello.name!r}: {reason}"
-            )
-            self._rejections.append((routing_id, protocol.pack(protocol.REJECTED, reason[: protocol.MAX_REASON])))
+    def _take(self, ask: Ask, turn: Turn, orders: Sequence[Framed]) -> None:
+        peer = self._queue.sessions.get((turn.who.kind, turn.who.name))
+        assert peer is None or isinstance(peer, _Peer)
+        if not turn.session:
+            if reason := self._objection(turn.who, peer):
+                self._log.note(logging.WARNING, f"channel {self.config.name}: refused {turn.who.name!r}: {reason}")
+                ask.fail(messages.REJECTED, reason)
+                return
+            if peer is not None:
+                self._end_turns(peer, messages.REJECTED, f"a later process of the name {turn.who.name} has connected")
+            peer = _Peer(turn.who, number=next(self._numbers))
+            self._queue.join(peer)
+        elif peer is None or peer.number != turn.session:
+            ask.fail("unknown", "the session is over")
             return
-        self._leave(routing_id, failed=False)
-        self._last_session += 1
-        session = self._last_session
-        earlier = self._names.get((hello.kind, hello.name))
-        if earlier is not None and self._peers[earlier].hello.started == hello.started:
-            self._leave(self._peers[earlier].routing_id, failed=False)  # the same end, which has connected again
-        self._sessions[routing_id] = self._names[hello.kind, hello.name] = session
-        self._peers[session] = Peer(routing_id, hello)
-        self._touched[session] = None
-        if hello.kind == protocol.PRODUCER:
-            self._do(self._lending.handle(events.ProducerJoined(session, hello.name, now)))
+        elif turn.who.kind == messages.CONSUMER:
+            self._queue.acknowledge(peer, turn.done)
         else:
-            joined = events.ConsumerJoined(session, hello.name, hello.credit, hello.sticky, now, hello.started)
-            self._do(self._lending.handle(joined))
+            self._order(peer, orders)
+        if turn.leaving:
+            ask.answer(pack(self._told(peer)))
+            self._leave(peer, turn.leaving == "failed")
+            return
+        peer.heard, ask.on_cancel = time.monotonic(), partial(self._leave, peer, failed=True)
+        peer.turns.append(ask)
+        self._queue.told[peer] = None
+        self._plan_pass()
 
-    def _objection(self, hello: Hello) -> str:
-        if hello.kind == protocol.PRODUCER and hello.name not in self.config.producers:
-            return f"{hello.name} is not among the channel's producers: {', '.join(self.config.producers)}"
-        current = self._names.get((hello.kind, hello.name))
-        if current is not None and hello.age < self._peers[current].hello.age:
-            return f"a later process of the name {hello.name} is connected; this one is out of date and must end"
-        if current is None and len(self._peers) >= MAX_PEERS:
-            return f"{len(self._peers)} peers are connected; at most {MAX_PEERS} are served"
+    def _objection(self, who: Who, present: Session | None) -> str:
+        if who.kind == messages.PRODUCER and who.name not in self._queue.producers:
+            return f"{who.name} is not among the channel's producers: {', '.join(self.config.producers)}"
+        if present is not None and who.age < present.who.age:
+            return f"a later process of the name {who.name} is connected; this one is out of date and must end"
+        if present is None and len(self._queue.sessions) >= MAX_PEERS:
+            return f"{MAX_PEERS} ends are connected, which is the most"
         return ""
 
-    def _leave(self, routing_id: bytes, failed: bool = True) -> None:
-        session = self._sessions.get(routing_id)
-        if session is not None:
-            self._forget_peer(session)
-            self._do(self._lending.handle(events.Left(session, failed)))
+    def _order(self, peer: _Peer, orders: Sequence[Framed]) -> None:
+        limit, ahead = self.config.max_record_bytes, sum(size_of(frames) for _, frames in [*peer.waiting, *orders])
+        if len(peer.waiting) + len(orders) > 2 * messages.RECORDS_AHEAD or ahead > 2 * messages.BYTES_AHEAD + limit:
+            raise CodecError(f"{peer} sends {ahead} bytes ahead of the answers")
+        for head, frames in orders:
+            if (size := size_of(frames)) > limit:
+                reason = f"{size} bytes; max_record_bytes of channel {self.config.name} is {limit}"
+                peer.refused.append((head.number, reason))
+            else:
+                self._queue.order(peer, head, frames)
 
-    def _forget_peer(self, session: int) -> Peer:
-        peer = self._peers.pop(session)
-        self._touched.pop(session, None)
-        del self._sessions[peer.routing_id]
-        if self._names.get((peer.hello.kind, peer.hello.name)) == session:
-            del self._names[peer.hello.kind, peer.hello.name]
-        return peer
+    def _leave(self, peer: _Peer, failed: bool) -> None:
+        if peer in self._queue.sessions.values():
+            self._end_turns(peer)
+            self._queue.leave(peer, failed)
+            self._plan_pass()
 
-    # --- instructions ---
+    def _end_turns(self, peer: _Peer, kind: str = "unknown", reason: str = "the session is over") -> None:
+        while peer.turns:
+            ask = peer.turns.popleft()
+            ask.on_cancel = None
+            ask.fail(kind, reason)
 
-    def _do(self, instructions: Sequence[events.Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case events.Store(sequence, origin, position):
-                    self._records[sequence] = (origin, position, self._arriving)
-                    if self._journal is not None:
-                        self._journal.put(sequence, origin, position, self._arriving)
-                case events.Forget(sequence):
-                    self._records.pop(sequence, None)
-                    self._forgotten.append(sequence)
-                case events.SetAside(sequence, deaths):
-                    self._set_aside(sequence, deaths)
-                case events.NoteSkip(origin, position):
-                    if self._journal is not None:
-                        self._journal.skip(origin, position)
-                case events.NoteEnd(name):
-                    if self._journal is not None:
-                        self._journal.end(name)
-                case events.Confirm(session, number):
-                    self._told(session).confirmed.append(number)
-                case events.Refuse(session, number, reason):
-                    self._refuse(session, number, reason)
-                case events.Grant(session, count):
-                    self._told(session).granted += count
-                case events.Lend(session, sequence, note_for):
-                    if note_for is not None and self._journal is not None:
-                        self._journal.own(note_for, sequence)
-                    self._told(session).lent.append(sequence)
-                case events.Finish(session):
-                    self._told(session).finished = True
-                case events.Drop(session, replaced):
-                    peer = self._forget_peer(session)
-                    if replaced:
-                        reason = f"a later process of the name {peer.hello.name} has connected"
-                        rejection = protocol.pack(protocol.REJECTED, reason[: protocol.MAX_REASON])
-                        self._rejections.append((peer.routing_id, rejection))
-                    else:
-                        self._log.note(logging.WARNING, f"channel {self.config.name}: {peer} was silent for its lease")
+    # --- a pass: written down, and then told ---
 
-    def _set_aside(self, sequence: int, deaths: int) -> None:
-        origin, position, frames = self.set_aside[sequence] = self._records.pop(sequence)
-        self._forgotten.append(sequence)
-        where = "in memory; with `directory` it would outlive this host"
-        if self.config.directory is not None:
-            if self._aside is None:
-                self._aside = Journal(self._aside_directory, self.config.sync)
-            self._aside.put(sequence, origin, position, frames)
-            where = str(self._aside_directory)
-        logger.error(
-            "channel %s: position %d of %s (record %d) is set aside, since %d processes died at it without acknowledging any "
-            "record; the stream goes on without it, and it is kept %s",
-            *(self.config.name, position, origin, sequence, deaths, where),
-        )
+    def _plan_pass(self, seconds: float = 0.0) -> None:
+        if not self._has_pass:
+            self._has_pass = True
+            asyncio.get_running_loop().call_later(seconds, self._pass)
 
-    def _refuse(self, session: int, number: int, reason: str) -> None:
-        self._told(session).refused.append((number, reason[: protocol.MAX_REASON]))
-        self._log.note(
-            logging.WARNING, f"channel {self.config.name}: refused a record of {self._peers[session]}: {reason}"
-        )
+    def _pass(self) -> None:
+        self._has_pass = False
+        try:
+            if not self._write():
+                self._plan_pass(DISK_RETRY_SECONDS)
+                return
+            told, self._queue.told = self._queue.told, {}
+            for peer in told:
+                assert isinstance(peer, _Peer)
+                self._tell(peer)
+            if self._queue.finished:
+                self._over.set()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._fail(error)
 
-    def _told(self, session: int) -> Peer:
-        self._touched[session] = None
-        return self._peers[session]
-
-    # --- the end of a pass ---
-
-    def _flush(self) -> None:
-        """Writes the journal; waits while the disk is full, and the channel with it."""
-        if self._journal is None:
-            self._forgotten.clear()
-            return
-        if self._forgotten:
-            self._journal.acknowledge(self._forgotten)
-            self._forgotten = []
-        deadline = time.monotonic() + DISK_PATIENCE_SECONDS
-        while True:
+    def _write(self) -> bool:
+        """Writes down what has changed; returns whether the disk took it."""
+        notes, self._queue.notes = self._queue.notes, []
+        if self._journal is not None:
             try:
-                if self._aside is not None:
-                    self._aside.flush()  # first: a record is in one of the two, whenever the host dies
-                self._journal.flush()
+                self._journal.append(notes)
             except OSError as error:
-                self.trouble = (
-                    f"cannot write the journal in {self.config.directory}: {error.strerror}; free space there"
-                )
+                self._queue.notes = notes
+                where = f"the journal in {self.config.directory}"
+                self.trouble = f"cannot write {where}: {error.strerror}; free space there"
                 self._log.note(logging.ERROR, f"channel {self.config.name}: {self.trouble}")
-                if self._closing or time.monotonic() > deadline:
+                self._disk_deadline = min(self._disk_deadline, time.monotonic() + DISK_PATIENCE_SECONDS)
+                if time.monotonic() > self._disk_deadline:
                     raise
-                time.sleep(DISK_RETRY_SECONDS)
-                continue
-            self.trouble = ""
-            return
+                return False
+        self.trouble, self._disk_deadline = "", math.inf
+        for change, _ in notes:
+            if change[0] == "aside":
+                record = self.set_aside[change[1]]
+                logger.error(
+                    "channel %s: position %d of %s (record %d) is set aside, since %d processes died at it without acknowledging "
+                    "any record; the stream goes on without it, and it is kept in %s",
+                    *(self.config.name, record.position, record.origin, change[1], self.config.max_deaths),
+                    self.config.directory or "memory: with `directory` it would outlive this host",
+                )
+        return True
 
-    def _answer(self) -> None:
-        for routing_id, frames in self._rejections:
-            self._socket.send(routing_id, frames)
-        self._rejections.clear()
-        touched, self._touched = self._touched, {}
-        lost = []
-        for session in touched:
-            peer = self._peers[session]
-            if not all(self._socket.send(peer.routing_id, frames) for frames in self._told_to(peer)):
-                lost.append(peer.routing_id)
-        for routing_id in lost:  # afterwards: what follows from it has to be written down before it is told
-            self._leave(routing_id)
-        if self._lending.finished and not self.ended:
-            self.ended = True
-            self._over.set()
+    def _tell(self, peer: _Peer) -> None:
+        """Answers the session's turns while there is something to tell."""
+        kept = self._queue.state.kept
+        lent = deque(
+            (Head(messages.PUT, number, record.origin, record.position, len(record.frames)), record.frames)
+            for number in peer.lent
+            if (record := kept.get(number)) is not None  # not acknowledged since
+        )
+        while peer.has_news():
+            heads, frames = messages.take_batch(lent)
+            told = self._told(peer, peer.confirmed, peer.refused, heads, self._queue.floor, peer.finished and not lent)
+            peer.turns.popleft().answer(pack(told, frames))
+            peer.confirmed, peer.refused, peer.lent = [], [], [head.number for head, _ in lent]
+            peer.is_new, peer.finished = False, peer.finished and bool(lent)
 
-    def _told_to(self, peer: Peer) -> list[list[Buffer]]:
-        welcome = [self._generation, self._lending.next_position(peer.hello.name), self.config.lease_seconds]
-        return peer.take_messages(welcome, self._records, self._lending.floor)
+    def _told(self, peer: _Peer, *news: Any) -> Told:
+        return Told(peer.number, self._queue.state.generation, self._queue.next_position(peer.who.name), *news)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("the host of channel %s failed", self.config.name, exc_info=error)
+        self.failure = error
+        self._over.set()
+        self._ending = asyncio.get_running_loop().create_task(self._end())

@@ -8,18 +8,27 @@ restart from `next_position`; a stage between two channels passes on the name of
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
+from counterpoint.cluster.calls.codec import encode
+from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import Item
-from counterpoint.cluster.channel.orders import ProducerLink, Stored
+from counterpoint.cluster.channel.end import OPEN_SECONDS, End, Steps, event, in_thread, on_loop
+from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Who, size_of
+from counterpoint.transport.files.atomic import Buffer
 
-OPEN_SECONDS = 60.0
+Stored = Future[None]
+"""Done once the host has stored a record; raises `ChannelError` if it refuses it."""
+
+_FULL = "no room for another record, as the channel is full or its host away,"
 
 
-class ChannelProducer:
+class ChannelProducer(End):
     """Puts records, on an event loop; `blocking` does the same for plain threads.
 
     An array that was put must not change any more: it is sent by reference, and sent again to a host that was restarted.
@@ -29,58 +38,51 @@ class ChannelProducer:
         self, config: ChannelConfig, job_directory: Path, name: str, incarnation: int = 0, window: int = 256
     ) -> None:
         """Takes its name, which must be among `config.producers`. At most `window` records are unconfirmed at a time."""
-        self._link = ProducerLink(config, job_directory, name, incarnation, window)
-        self.blocking = BlockingProducer(self._link)
-
-    @property
-    def next_position(self) -> int:
+        super().__init__(config, job_directory, Who(messages.PRODUCER, name, incarnation, time.time_ns()))
+        self._window = window
+        self._orders: dict[int, tuple[Framed, Stored]] = {}
+        """All that the host has not answered."""
+        self._unsent: deque[Framed] = deque()
+        self._bytes_ahead = self._count = 0
+        self.next_position = 0
         """The position of the next record of its own: after `open`, the lowest that the channel lacks."""
-        return self._link.next_position
-
-    @property
-    def has_ended(self) -> bool:
+        self.has_ended = False
         """Whether its part of the stream has ended, as far as this process has done it."""
-        return self._link.has_ended
+        self.blocking = BlockingProducer(self)
 
     async def open(self, timeout: float = OPEN_SECONDS) -> None:
         """Connects. Raises `TimeoutError` if no host answers, `ChannelError` if it refuses this producer."""
-        self._link.link.start()
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._link.opened)), timeout)
+            await asyncio.wait_for(on_loop(self._open()), timeout)
         except TimeoutError:
-            raise TimeoutError(self._link.link.silence(timeout)) from None
+            raise TimeoutError(f"{self._silence} within {timeout:g} s") from None
 
     async def put(self, value: object, after: Item | None = None) -> None:
         """Puts a record and returns once the host has stored it. `after` is the item that it was made from.
 
         Raises `TypeError` for a value that cannot travel, `ValueError` for one too large, `ChannelError` if it is refused.
         """
-        await _wait(await self.send(value, after))
+        await on_loop(self._put(value, after))
 
     async def send(self, value: object, after: Item | None = None) -> Stored:
         """The same, but returns once the record is on its way; the answer is done once it is stored."""
-        frames = self._link.encoded(value)
-        await self._room()
-        return self._link.put(frames, after)
+        return await on_loop(self._send(value, after))
 
     async def skip(self, after: Item) -> None:
         """Says that nothing is made from an item, so that its position does not count as missing."""
-        await self._room()
-        await _wait(self._link.skip(after))
+        await on_loop(self._skip(after))
 
     async def flush(self) -> None:
         """Returns once everything sent is stored. Raises as `put`, for the first record that was refused."""
-        for stored in self._link.pending():
-            await _wait(stored)
+        await on_loop(self._flush())
 
     async def end(self) -> None:
         """Ends this producer's part of the stream, after everything that was sent before is stored."""
-        await self._room()
-        await _wait(self._link.end())
+        await on_loop(self._end_stream())
 
     async def close(self) -> None:
         """Disconnects. What was not confirmed may be lost."""
-        await asyncio.to_thread(self._link.link.close)
+        await asyncio.to_thread(self._end)
 
     async def __aenter__(self) -> ChannelProducer:
         try:
@@ -93,68 +95,131 @@ class ChannelProducer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _room(self) -> None:
-        waiter = self._link.room()
-        if waiter is not None:
-            try:
-                await _wait(waiter)
-            except asyncio.CancelledError:
-                waiter.add_done_callback(self._link.give_room_back)
-                raise
+    # --- what both sides do ---
+
+    def _send(self, value: object, after: Item | None) -> Steps[Stored]:
+        frames = encode(value, "record")
+        if (size := size_of(frames)) > (limit := self._config.max_record_bytes):
+            raise ValueError(f"a record of {size} bytes; max_record_bytes of channel {self._config.name} is {limit}")
+        return (yield from self._queue(messages.PUT, after, frames))
+
+    def _put(self, value: object, after: Item | None) -> Steps[None]:
+        yield from _settled((yield from self._send(value, after)))
+
+    def _skip(self, after: Item) -> Steps[None]:
+        yield from _settled((yield from self._queue(messages.SKIP, after)))
+
+    def _flush(self) -> Steps[None]:
+        with self._lock:
+            self._check()
+            pending = [stored for _, stored in self._orders.values()]
+        for stored in pending:
+            yield from _settled(stored)
+
+    def _end_stream(self) -> Steps[None]:
+        yield from self._flush()
+        yield from _settled((yield from self._queue(messages.END, None)))
+
+    def _queue(self, kind: messages.Kind, after: Item | None, frames: Sequence[Buffer] = ()) -> Steps[Stored]:
+        """Queues an order once fewer than `window` wait for an answer."""
+        while True:
+            with self._lock:
+                self._check()
+                if len(self._orders) < self._window:
+                    name = (self._who.name, self.next_position) if after is None else (after.origin, after.position)
+                    order, stored = (Head(kind, self._count, *name, len(frames)), frames), event()
+                    self._orders[self._count] = order, stored
+                    self._unsent.append(order)
+                    self._count += 1
+                    self.next_position += after is None and kind == messages.PUT
+                    break
+                oldest = next(iter(self._orders.values()))[1]
+            yield oldest
+        self._wake()
+        return stored
+
+    # --- the conversation's thread ---
+
+    def _welcomed(self, told: Told) -> None:
+        with self._lock:
+            self._unsent, self._bytes_ahead = deque(order for order, _ in self._orders.values()), 0
+            if not self._opened.done():
+                self.next_position = told.next_position
+
+    def _turn(self) -> tuple[Sequence[Head], Sequence[int], Sequence[Buffer]] | None:
+        with self._lock:
+            ahead = len(self._orders) - len(self._unsent)
+            if ahead >= messages.RECORDS_AHEAD or self._bytes_ahead >= messages.BYTES_AHEAD:
+                return None
+            heads, frames = messages.take_batch(self._unsent)
+            self._bytes_ahead += size_of(frames)
+        return (heads, (), frames) if heads else None
+
+    def _told(self, told: Told, frames: Sequence[Buffer]) -> None:
+        for number, reason in (*((number, "") for number in told.confirmed), *told.refused):
+            with self._lock:
+                (head, frames), stored = self._orders.pop(number, ((None, ()), None))
+                self._bytes_ahead -= size_of(frames)
+            if head is None or stored is None:
+                continue
+            if reason:
+                named = f"position {head.position} of {head.origin}"
+                stored.set_exception(ChannelError(f"channel {self._config.name} refused {named}: {reason}"))
+            else:
+                self.has_ended |= head.kind == messages.END
+                stored.set_result(None)
+
+    def _fail(self, error: ChannelError) -> None:
+        super()._fail(error)
+        with self._lock:
+            pending, self._orders = [*self._orders.values()], {}
+        for _, stored in pending:
+            stored.set_exception(ChannelError(str(error)))
 
 
-async def _wait(future: concurrent.futures.Future[None]) -> None:
-    await asyncio.wrap_future(future)
+def _settled(stored: Stored) -> Steps[None]:
+    yield stored
+    stored.result()
 
 
 class BlockingProducer:
     """`ChannelProducer` for plain threads. `timeout` is in seconds; None waits for as long as it takes."""
 
-    def __init__(self, link: ProducerLink) -> None:
-        self._link = link
+    def __init__(self, producer: ChannelProducer) -> None:
+        self._producer = producer
 
     @property
     def next_position(self) -> int:
         """See `ChannelProducer`."""
-        return self._link.next_position
+        return self._producer.next_position
 
     def open(self, timeout: float = OPEN_SECONDS) -> None:
         """See `ChannelProducer`."""
-        self._link.link.start()
-        try:
-            self._link.opened.result(timeout)
-        except TimeoutError:
-            raise TimeoutError(self._link.link.silence(timeout)) from None
+        in_thread(self._producer._open(), timeout, self._producer._silence)
 
     def put(self, value: object, after: Item | None = None, timeout: float | None = None) -> None:
         """See `ChannelProducer`. Raises `TimeoutError`, too; the record may be stored all the same, then or later."""
-        self.send(value, after, timeout).result(timeout)
+        in_thread(self._producer._put(value, after), timeout, _FULL)
 
     def send(self, value: object, after: Item | None = None, timeout: float | None = None) -> Stored:
         """See `ChannelProducer`."""
-        frames = self._link.encoded(value)
-        self._room(timeout)
-        return self._link.put(frames, after)
+        return in_thread(self._producer._send(value, after), timeout, _FULL)
 
     def skip(self, after: Item, timeout: float | None = None) -> None:
         """See `ChannelProducer`."""
-        self._room(timeout)
-        self._link.skip(after).result(timeout)
+        in_thread(self._producer._skip(after), timeout, "the host has not answered")
 
     def flush(self, timeout: float | None = None) -> None:
         """See `ChannelProducer`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for stored in self._link.pending():
-            stored.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        in_thread(self._producer._flush(), timeout, _FULL)
 
     def end(self, timeout: float | None = None) -> None:
         """See `ChannelProducer`."""
-        self._room(timeout)
-        self._link.end().result(timeout)
+        in_thread(self._producer._end_stream(), timeout, _FULL)
 
     def close(self) -> None:
         """See `ChannelProducer`."""
-        self._link.link.close()
+        self._producer._end()
 
     def __enter__(self) -> BlockingProducer:
         try:
@@ -166,12 +231,3 @@ class BlockingProducer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _room(self, timeout: float | None) -> None:
-        waiter = self._link.room()
-        if waiter is not None:
-            try:
-                waiter.result(timeout)
-            except TimeoutError:
-                waiter.add_done_callback(self._link.give_room_back)
-                raise TimeoutError(f"no room for another record within {timeout} s: the channel is full") from None

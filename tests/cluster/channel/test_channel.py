@@ -7,27 +7,30 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-import zmq
 import zmq.auth
 
-from counterpoint.cluster.channel import protocol, sockets
+from counterpoint.cluster.channel import end, messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import ChannelConsumer
 from counterpoint.cluster.channel.exactly_once import CommittedPositions
 from counterpoint.cluster.channel.host import ChannelHost
-from counterpoint.cluster.channel.link import ChannelError
+from counterpoint.cluster.channel.messages import ChannelError, Head, Told, Turn, Who, pack, unpack
 from counterpoint.cluster.channel.producer import ChannelProducer
 from counterpoint.cluster.channel.role import STOP_POLL_SECONDS, HostWorker
 from counterpoint.cluster.channel.self_loop import DataChannel
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.cluster.worker import Context
-from tests.cluster.channel.actors import actor, first_line, wait_for
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.rpc.connection import Connection, RpcError
+from counterpoint.transport.rpc.stream import connect_unix
+from tests.cluster.channel.actors import actor, first_line
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 
@@ -35,15 +38,9 @@ def config_of(tmp_path: Path, **fields: object) -> ChannelConfig:
     return ChannelConfig.model_validate({"name": "records", "producers": ("source-0",), "capacity": 16, **fields})
 
 
-@pytest.fixture
-def raw(tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
-    """A DEALER to the host of the channel `records`, over its UNIX socket."""
-    address, _ = config_of(tmp_path).endpoint(tmp_path)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.rcvtimeo = int(DEADLINE_SECONDS * 1000)
-        socket.connect(address)
-        yield socket
+async def ask(connection: Connection, frames: Sequence[Buffer]) -> Told:
+    told: Told = unpack(await connection.ask(frames, DEADLINE_SECONDS), Told)[0]
+    return told
 
 
 async def test_records_arrive_in_order_with_their_arrays_and_the_stream_ends(tmp_path: Path) -> None:
@@ -119,9 +116,9 @@ def test_a_producer_that_the_channel_does_not_expect_is_told_so(tmp_path: Path) 
 def test_an_older_process_of_a_name_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with ChannelHost(config, tmp_path), ChannelConsumer(config, tmp_path, "trainer-0", incarnation=1) as old:
-        assert old._link.opened.wait(DEADLINE_SECONDS)
+        old._opened.result(DEADLINE_SECONDS)
         with ChannelConsumer(config, tmp_path, "trainer-0", incarnation=2) as new:
-            assert new._link.opened.wait(DEADLINE_SECONDS)
+            new._opened.result(DEADLINE_SECONDS)
             with pytest.raises(ChannelError, match="later process"):
                 old.get(DEADLINE_SECONDS)
             with (
@@ -134,73 +131,63 @@ def test_an_older_process_of_a_name_is_replaced_by_a_newer_one(tmp_path: Path) -
             assert new.get(DEADLINE_SECONDS) is not None
 
 
-def test_garbage_is_counted_and_harms_nobody(tmp_path: Path, raw: zmq.Socket[bytes]) -> None:
-    config = config_of(tmp_path)
-    hello = protocol.Hello(protocol.PRODUCER, "source-0", 0, 0, 1, False)
-    garbage: list[list[bytes]] = [
+async def test_garbage_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+    """Neither its kind, nor what claims to be long, nor a record that nobody can decode."""
+    config = config_of(tmp_path, producers=("source-0", "source-1"))
+    who = Who(messages.PRODUCER, "source-1", 0, 0)
+    garbage = [
         [b"x"],
-        [b"HELLO", b"\xc1"],
-        [b"HELLO", b"\xdd\xff\xff\xff\xff"],  # a list of 4 billion, with none of them
-        [b"HELLO", b"\x90"],
-        [b"K" * 1000, b""],
-        [b"HELLO", b"\x81" * 10_000],
-    ]
-    in_session: list[list[bytes]] = [
-        [b"PUT", b"\x90"],
-        [b"PUT", b"\x95\x00\x00\xa1a\x00\x09", b"one frame"],
-        [b"PUT", b"\x95\x00\xff\xa1a\x00\x01", b"a negative number"],
-        [b"ACK", b"\x91\x00"],
-        [b"WANT", b"\xc0"],
-        [b"SKIP", b"\xc0"],
-        [b"NOTHING", b"\xc0"],
+        [b"\xc1"],
+        [b"\xdd\xff\xff\xff\xff"],  # a list of 4 billion, with none of them
+        [b"\x81" * 10_000],
+        [bytes(2 * messages.MAX_HEADER_BYTES)],
+        [msgspec.msgpack.encode(Turn(who, -1))],
+        [msgspec.msgpack.encode(Turn(who, 0, protocol=9))],  # type: ignore[arg-type]
+        [msgspec.msgpack.encode(Turn(who, 0, [Head(messages.PUT, 0, "source-1", 0, 2)])), b"one frame"],
     ]
     with ChannelHost(config, tmp_path) as host:
+        connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
         for frames in garbage:
-            raw.send_multipart(frames)
-        wait_for(lambda: host.garbage == len(garbage), "all garbage to be counted")
-        raw.send_multipart([bytes(frame) for frame in protocol.pack_hello(hello)])
-        for frames in in_session:
-            raw.send_multipart(frames)
-        raw.send_multipart([b"PUT", b"\x95\x00\x07\xa1a\x00\x01", b"without credit"])
-        kinds = [raw.recv_multipart()[0] for _ in range(2)]
-        assert kinds == [b"WELCOME", b"REFUSE"]
-        assert host.garbage == len(garbage) + len(in_session)
-        with (
-            ChannelProducer(config, tmp_path, "source-0").blocking as producer,
-            ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
-        ):
-            producer.put("good", timeout=DEADLINE_SECONDS)
-            item = consumer.get(DEADLINE_SECONDS)
+            with pytest.raises(RpcError) as caught:
+                await ask(connection, frames)
+            assert caught.value.kind == "garbage"
+        assert host.garbage == len(garbage)
+        with pytest.raises(RpcError, match="the session is over"):
+            await ask(connection, pack(Turn(who, 7)))
+        session = (await ask(connection, pack(Turn(who, 0)))).session
+        head = Head(messages.PUT, 7, "source-1", 0, 1)
+        answer = connection.ask(pack(Turn(who, session, [head]), [b"\xc1 is no msgpack"]), DEADLINE_SECONDS)
+        connection.ask(pack(Turn(who, session)), DEADLINE_SECONDS)  # the host keeps one open
+        assert unpack(await answer, Told)[0].confirmed == [7]
+        async with ChannelProducer(config, tmp_path, "source-0") as producer:
+            await producer.put("good")
+            async with ChannelConsumer(config, tmp_path, "trainer-0") as consumer:
+                item = await consumer.get_async()
         assert item is not None
-        assert item.value == "good"
+        assert (item.sequence, item.value, consumer.poisoned) == (1, "good", 1)
+        connection.close()
 
 
-def test_a_record_that_no_consumer_can_decode_is_dropped_and_the_next_one_comes(
-    tmp_path: Path, raw: zmq.Socket[bytes]
-) -> None:
-    config = config_of(tmp_path, producers=("source-0", "source-1"))
-    hello = protocol.Hello(protocol.PRODUCER, "source-1", 0, 0, 1, False)
-    with ChannelHost(config, tmp_path):
-        raw.send_multipart([bytes(frame) for frame in protocol.pack_hello(hello)])
-        raw.send_multipart([bytes(frame) for frame in protocol.pack(protocol.WANT, 1)])
-        assert [raw.recv_multipart()[0] for _ in range(2)] == [b"WELCOME", b"GRANT"]
-        raw.send_multipart([b"PUT", b"\x95\x00\x07\xa1a\x00\x01", b"\xc1 is no msgpack"])
-        assert raw.recv_multipart()[0] == b"CONFIRM"
-        with (
-            ChannelProducer(config, tmp_path, "source-0").blocking as producer,
-            ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
-        ):
-            producer.put("good", timeout=DEADLINE_SECONDS)
-            item = consumer.get(DEADLINE_SECONDS)
-            assert item is not None
-            assert (item.sequence, item.value, consumer.poisoned) == (1, "good", 1)
+async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "RECORDS_AHEAD", 10)
+    who = Who(messages.PRODUCER, "source-0", 0, 0)
+    with ChannelHost(config_of(tmp_path), tmp_path) as host:
+        connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
+        session = (await ask(connection, pack(Turn(who, 0)))).session
+        heads = [Head(messages.PUT, number, "source-0", number, 1) for number in range(30)]
+        with pytest.raises(RpcError, match="ahead of the answers"):
+            await ask(connection, pack(Turn(who, session, heads), [b""] * 30))
+        connection.close()
 
 
-def test_a_frame_above_the_limit_ends_only_its_own_connection(tmp_path: Path, raw: zmq.Socket[bytes]) -> None:
+async def test_a_frame_above_the_limit_ends_only_its_own_connection(tmp_path: Path) -> None:
     config = config_of(tmp_path, max_record_bytes=2**20)
-    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
-        raw.send_multipart([b"PUT", b"\x90", bytes(2**21)])
-        producer.put("good", timeout=DEADLINE_SECONDS)
+    with ChannelHost(config, tmp_path) as host:
+        connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
+        async with ChannelProducer(config, tmp_path, "source-0") as producer:
+            with pytest.raises(RpcError):
+                await connection.ask([b"", bytes(2**21)], DEADLINE_SECONDS)
+            await producer.put("good")
 
 
 @pytest.mark.slow
@@ -261,9 +248,9 @@ def test_what_was_acknowledged_is_not_shown_again_by_the_next_host(tmp_path: Pat
         held = consumer.get(DEADLINE_SECONDS)
         assert held is not None
         first.close()
-        with consumer._condition:
-            held.acknowledge()
-            consumer._done.clear()  # as if it had been sent to the host that has ended
+        with consumer._lock:  # nothing is sent meanwhile
+            consumer._held.discard(held.sequence)
+            consumer._acknowledged.add(held.sequence)
         with ChannelHost(config, tmp_path) as second:
             producer.put("after", timeout=DEADLINE_SECONDS)
             item = consumer.get(DEADLINE_SECONDS)
@@ -274,7 +261,6 @@ def test_what_was_acknowledged_is_not_shown_again_by_the_next_host(tmp_path: Pat
             assert second.wait(DEADLINE_SECONDS)
 
 
-@pytest.mark.slow
 def _reads(committed: CommittedPositions, channel: str, generation: str) -> bool:
     return committed.as_dict()[channel][0] == generation
 
@@ -312,7 +298,7 @@ def test_an_item_commits_and_acknowledges_nothing_of_the_host_that_follows_its_o
 def test_a_host_that_fails_says_so_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path)
     with ChannelHost(config, tmp_path) as host:
-        monkeypatch.setattr(host, "_lending", None)
+        monkeypatch.setattr(host._queue, "join", None)
         with (
             ChannelConsumer(config, tmp_path, "trainer-0"),
             pytest.raises(ChannelError, match="channel records failed"),
@@ -401,7 +387,7 @@ def test_beyond_the_machine_only_authorized_keys_get_in(tmp_path: Path, monkeypa
     with pytest.raises(ValueError, match="needs CURVE keys"):
         config_of(tmp_path, address="tcp://0.0.0.0:5555").endpoint(tmp_path)
     with ChannelHost(config("host"), tmp_path):
-        monkeypatch.setattr(sockets, "_local", {})  # by the socket, as from another process
+        monkeypatch.setattr(end, "here", {})  # by the socket, as from another process
         stranger = ChannelProducer(config("stranger"), tmp_path, "source-0").blocking
         with pytest.raises(TimeoutError):
             stranger.open(0.3)
