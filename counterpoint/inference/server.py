@@ -48,8 +48,8 @@ from counterpoint.transport.process.cores import own_cores
 from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import TEMPORARY
 from counterpoint.transport.process.notify import notify_failure
-from counterpoint.transport.process.parent_death import cpu_seconds, stopped_below
 from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING, exit_code_of, is_disk_full, is_passing
+from counterpoint.transport.process.resident import cpu_seconds, stopped_below
 from counterpoint.transport.process.start_time import StartTime
 from counterpoint.transport.process.stop_requests import StopSignals
 

@@ -11,11 +11,8 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
-from counterpoint.transport.process.launch import descendants, die_with_parent
+from counterpoint.transport.process.launch import die_with_parent
 
 
 def bind_worker_to_parent() -> None:
@@ -31,23 +28,6 @@ def bind_worker_to_parent() -> None:
 def bound_command(command: list[str]) -> list[str]:
     """Returns `command` wrapped so that, started by this process, it dies with this process."""
     return [sys.executable, "-P", "-m", "counterpoint.transport.process.parent_death", str(os.getpid()), *command]
-
-
-def stopped_below(root: int) -> list[int]:
-    """Returns the processes from `root` downwards that a signal (SIGSTOP) has stopped or a debugger holds."""
-    return [pid for pid, fields in _fields_below(root) if fields[0] in ("T", "t")]
-
-
-def cpu_seconds(root: int) -> float:
-    """Returns the CPU time that `root`, the living processes below it, and those that they have waited for, have used."""
-    return sum(sum(map(int, fields[11:15])) for _, fields in _fields_below(root)) / os.sysconf("SC_CLK_TCK")
-
-
-def _fields_below(root: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields the living processes from `root` downwards, with the fields of proc_pid_stat(5) from the state on."""
-    for pid in (root, *descendants(root)):
-        with suppress(OSError):  # it has just ended
-            yield pid, Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 if __name__ == "__main__":

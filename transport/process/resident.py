@@ -1,10 +1,13 @@
-"""Measures the resident memory of a process, as the kernel counts it."""
+"""Measures processes, as the kernel counts: resident memory, CPU time, and which are stopped."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from counterpoint.transport.process.launch import descendants
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -30,3 +33,20 @@ def peak_bytes() -> int:
     """Returns the largest number of resident bytes of this process so far. Raises `OSError` without `/proc`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def stopped_below(root: int) -> list[int]:
+    """Returns the processes from `root` downwards that a signal (SIGSTOP) has stopped or a debugger holds."""
+    return [pid for pid, fields in _fields_below(root) if fields[0] in ("T", "t")]
+
+
+def cpu_seconds(root: int) -> float:
+    """Returns the CPU time that `root`, the living processes below it, and those that they have waited for, have used."""
+    return sum(sum(map(int, fields[11:15])) for _, fields in _fields_below(root)) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields_below(root: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields the living processes from `root` downwards, with the fields of proc_pid_stat(5) from the state on."""
+    for pid in (root, *descendants(root)):
+        with suppress(OSError):  # it has just ended
+            yield pid, Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
