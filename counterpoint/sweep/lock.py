@@ -74,10 +74,8 @@ class LeaseHolder:
     In a forked child these do nothing: the claim is the parent's.
     """
 
-    def __init__(self, store: Store, owned: OwnedLease, loss_level: int = logging.WARNING) -> None:
-        """`loss_level` is that of the log's line about a lost lease."""
+    def __init__(self, store: Store, owned: OwnedLease) -> None:
         record = owned.record
-        self._loss_level = loss_level
         self.claim = Claim(
             record.target_id, record.owner, record.token, record.attempts, output_path(store, record.target_id)
         )
@@ -212,7 +210,7 @@ class LeaseHolder:
             self.claim.stop.set()
             if self._on_lost is not None:
                 self._on_lost()
-        logger.log(self._loss_level, "lease lost: %s", reason)
+        logger.warning("lease lost: %s", reason)
 
 
 @contextlib.contextmanager

@@ -213,8 +213,6 @@ class Observer:
     place: str = ""
     """The root, for messages."""
     record_ages: lease.RecordAges = field(default_factory=lease.RecordAges)
-    owners: set[str] = field(default_factory=set)
-    """The owners in whose names it has tried to claim."""
 
     def acquire(
         self, target_id: str, terms: lease.Terms | None = None, identity: Identity | None = None
@@ -245,7 +243,6 @@ class Observer:
         give_up = started + min(CLAIM_SECONDS, terms.safe_seconds)
         try:
             if isinstance(assessment, lease.Take):
-                self.owners.add(owner)
                 new = lease.claimed(
                     record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall(), identity
                 )
