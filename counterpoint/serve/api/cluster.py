@@ -126,7 +126,7 @@ def show_cluster(jobs: Jobs, given: JobParameters) -> ClusterAnswer:
     job = jobs.get(given.job)
     if cluster_directory(job.directory) is None:
         raise NotFound(
-            f"{job.id} has no journal of a job of roles (yet)",
+            f"{job.id} has no job of roles (yet)",
             where="job",
             value=job.id,
             advice="it has one once `counterpoint run` or `counterpoint submit` has begun",

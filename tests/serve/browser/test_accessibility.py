@@ -38,7 +38,7 @@ async def findings(page: Reader, part: str = "html") -> list[str]:
 @pytest.mark.parametrize(("theme", "width"), [("dark", 1280), ("light", 360)])
 async def test_no_view_has_a_serious_finding(reader: Open, tmp_path: Path, theme: str, width: int) -> None:
     async with reader(hostile_job(tmp_path / "job"), theme=theme, width=width) as page:
-        page.expects_failures = True  # a job that never ran has no journal to show
+        page.expects_failures = True  # a job that never ran has no state to show
         views = await page.views(job="job", run="run-0001")
         assert len(views) > 3
         for path in views:

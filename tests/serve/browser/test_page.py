@@ -176,7 +176,7 @@ async def test_hostile_texts_stay_text(reader: Open, tmp_path: Path) -> None:
 
 async def test_no_view_of_a_phone_scrolls_sideways(reader: Open, tmp_path: Path) -> None:
     async with reader(small_job(tmp_path / "job"), width=360, height=740) as page:
-        page.expects_failures = True  # a job that never ran has no journal to show
+        page.expects_failures = True  # a job that never ran has no state to show
         for path in await page.views(job="job", run="run-0001"):
             await page.go(path)
             assert await page.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path

@@ -1,5 +1,5 @@
 // A job of roles: its roles and workers, by node or by role, with incarnations and restarts, and what has changed of late, as the
-// master's journal says.
+// master's state says.
 import { fill } from "../shell/api.js";
 import { element, keep, setAttribute, setText } from "../shell/dom.js";
 import { ago, clock, visible, whole } from "../shell/format.js";
@@ -17,9 +17,9 @@ const UNNAMED = "job";
 
 const TONES = { running: "good", ready: "good", finished: "idle", stopped: "idle", removed: "idle", failed: "bad", stuck: "bad", restarting: "warn", held: "warn", recycling: "warn", stopping: "warn" };
 
-const NOTHING = "The job has no journal yet. It has one once its command has begun, after the fine-tuning if there is one.";
+const NOTHING = "The job has no state yet. It has one once its command has begun, after the fine-tuning if there is one.";
 
-/** Nothing, where there is no journal. */
+/** Nothing, where there is no state. */
 function noneYet(error) {
   if (error.status !== 404) throw error;
   return undefined;
@@ -34,7 +34,7 @@ export function render(root, context) {
   const numbers = figures("Roles");
   const nodes = element("ul", { class: "nodes" });
   const workers = table({ caption: "Workers", columns: workerColumns(), keyOf: (worker) => worker.worker, tone: toneOf, empty: "No worker yet." });
-  const changes = table({ caption: "Newest changes", columns: changeColumns(), keyOf: (change) => change.key, tone: (change) => ({ failed: "bad", stuck: "bad", restarting: "warn" })[change.after] ?? "", empty: "Nothing has changed since the journal's last snapshot." });
+  const changes = table({ caption: "Newest changes", columns: changeColumns(), keyOf: (change) => change.key, tone: (change) => ({ failed: "bad", stuck: "bad", restarting: "warn" })[change.after] ?? "", empty: "Nothing has changed yet." });
   let shown = null; // undefined: there is nothing
   const body = element("div", { hidden: true }, numbers.element, nodes,
     element("section", { class: "section" }, element("h2", {}, "Workers"), workers.element), element("section", { class: "section" }, element("h2", {}, "Newest changes"), changes.element));
@@ -43,7 +43,7 @@ export function render(root, context) {
   function draw(answer) {
     setText(name, visible(answer.name && answer.name !== UNNAMED ? answer.name : context.parameters.job, 64));
     changeBadge(state, answer.code === null ? answer.stage.toLowerCase() || "unknown" : answer.code === 0 ? "complete" : `ended with ${answer.code}`, answer.code ? "bad" : undefined);
-    setText(summary, `${visible(answer.backend, 60)} · master ${whole(answer.epoch)} · journal entry ${whole(answer.entries)}${answer.written === null ? "" : `, ${ago(answer.written, Date.now() / 1000)}`}${answer.is_complete ? "" : " · reading on"}`);
+    setText(summary, `${visible(answer.backend, 60)} · master ${whole(answer.epoch)} · state ${whole(answer.entries)}${answer.written === null ? "" : `, ${ago(answer.written, Date.now() / 1000)}`}${answer.is_complete ? "" : " · reading on"}`);
     const notes = [answer.problem, answer.outcome, answer.set_aside.length > 0 && `Nodes that are used no more: ${answer.set_aside.join(", ")}`].filter(Boolean);
     setText(note, visible(notes.join(" · "), 1500));
     note.hidden = notes.length === 0;
