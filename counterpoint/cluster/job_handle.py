@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,12 +168,26 @@ class JobHandle:
 
     def await_master(self) -> None:
         """Returns once a master answers, or the job has ended. Starts one if none answers in time. Raises as `start_master`."""
-        seen = time.monotonic()
-        while not self._master_answers() and self.outcome() is None:
+        self._attend(lambda: self._master_answers() or self.outcome() is not None, None, START_SECONDS)
+
+    def _attend(self, is_over: Callable[[], bool], timeout: float | None, patience: float = GRACE_SECONDS) -> None:
+        """Returns once `is_over`; starts another master if the job has none. Raises `TimeoutError`, and as `start_master`.
+
+        `patience`: how long a job may have no master that never had one.
+        """
+        began = seen = time.monotonic()
+        while not is_over():
+            now = time.monotonic()
+            if timeout is not None and now - began >= timeout:
+                raise TimeoutError(
+                    f"{self.directory}: the job has not ended within {timeout:g} s; `status` says how far it is"
+                )
             if self._master_lives():
+                seen = now
+            elif now - seen > (GRACE_SECONDS if self._was_begun else patience):
+                logger.warning("%s has no master; another one is started", self.directory)
+                self.start_master()
                 seen = time.monotonic()
-            elif time.monotonic() - seen > (GRACE_SECONDS if self._was_begun else START_SECONDS):
-                return self.start_master()
             time.sleep(POLL_SECONDS)
 
     def status(self) -> JobStatus:
@@ -212,20 +226,9 @@ class JobHandle:
         Raises `JobFailed` if it failed or was stopped before that, unless `raise_on_failure` is false; `TimeoutError` after
         `timeout` seconds; `ClusterError` if no master can be started.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        seen = time.monotonic()
-        while (outcome := self.outcome()) is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"{self.directory}: the job has not ended within {timeout:g} s; `status` says how far it is"
-                )
-            if self._master_lives():
-                seen = time.monotonic()
-            elif time.monotonic() - seen > GRACE_SECONDS:
-                logger.warning("%s has no master; another one is started", self.directory)
-                self.start_master()
-                seen = time.monotonic()
-            time.sleep(POLL_SECONDS)
+        self._attend(lambda: self.outcome() is not None, timeout)
+        outcome = self.outcome()
+        assert outcome is not None
         end = time.monotonic() + END_SECONDS
         while self._master_lives() and time.monotonic() < end:  # it ends by itself, now that the outcome is written
             time.sleep(POLL_SECONDS)

@@ -141,7 +141,7 @@ class SupervisedJob:
         self._warned: set[str] = set()
         """Runs and files that were warned about."""
         self._trouble = ""
-        """Why the job's journal cannot be written; empty while it can."""
+        """Why the job's state cannot be written; empty while it can."""
         self._began, self._began_monotonic = time.time(), time.monotonic()
         self._trained = TrainedLines(config.output_dir)
         self.histories = {
@@ -178,7 +178,7 @@ class SupervisedJob:
             backend=config.backend,
             options=options,
             on_reload=on_reload,
-            on_trouble=self._on_journal_trouble,
+            on_trouble=self._on_state_trouble,
         )
         self._last = Snapshot(self._job.state, self._job.views())
 
@@ -301,7 +301,7 @@ class SupervisedJob:
             self._unseen.append(now)
             self._changed.set()
 
-    def _on_journal_trouble(self, trouble: str) -> None:
+    def _on_state_trouble(self, trouble: str) -> None:
         self._trouble = trouble
         self._changed.set()
 
