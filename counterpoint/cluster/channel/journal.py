@@ -55,10 +55,10 @@ class StateJournal:
     def append(self, notes: Sequence[Note]) -> None:
         """Writes notes, which the state has already. Raises `OSError`, as for a full disk; then nothing of them is there."""
         assert self._journal is not None
-        if notes:
-            self._journal.append(map(_body_of, notes), durable=self._sync)
         if self._journal.has_grown:
             self._journal.compact(map(_body_of, self.state.notes()), durable=self._sync)
+        elif notes:
+            self._journal.append(map(_body_of, notes), durable=self._sync)
 
     def close(self) -> None:
         """Frees the files. Safe to call twice."""

@@ -117,3 +117,24 @@ def test_damage_and_an_earlier_version_are_refused(tmp_path: Path) -> None:
     (tmp_path / "000000000001.journal").write_bytes(b"")
     with pytest.raises(DamagedJournal, match="earlier version"):
         StateJournal(tmp_path)
+
+
+def test_a_disk_without_room_to_compact_doubles_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = StateJournal(tmp_path)
+    write(journal, put(0))
+    journal._journal._smallest = 1  # type: ignore[union-attr]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files_journal.Journal, "compact", full)
+    notes: list[Any] = [(["done", [0]], ()), (put(1), [b"tree" * 100])]
+    for note in notes:
+        journal.state.apply(*note)
+    for _ in range(2):  # the host believes that nothing of them is there
+        with pytest.raises(OSError, match="no space"):
+            journal.append(notes)
+    journal.close()
+    again = StateJournal(tmp_path)
+    assert [*again.state.kept] == [0]
+    again.close()
