@@ -288,9 +288,15 @@ class Child:
         return False
 
     def kill_soon(self) -> None:
-        """Has it killed, with everything below it. A guardian that was just started may not hear it yet."""
-        for number in (signal.SIGHUP, signal.SIGCONT) if self._guarded else (signal.SIGKILL,):
-            self.signal(number)  # a guardian may have been stopped with its command
+        """Has it killed, with everything below it; without a guardian, with its process group.
+
+        A guardian that was just started may not hear it yet.
+        """
+        if self._guarded:
+            for number in (signal.SIGHUP, signal.SIGCONT):  # a guardian may have been stopped with its command
+                self.signal(number)
+        elif self.code is None:
+            os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kills it with everything below it, and waits for its end."""

@@ -138,8 +138,8 @@ class BoundedProcesses:
     async def _start(self) -> _Worker:
         if self._is_closed:
             raise ProcessFailed("the processes for rewards are closed")
-        command = [sys.executable, "-P", str(_WORKER), str(self._memory_bytes)]
-        how = {"environment": self._environment, "stderr": DEVNULL}
+        command = [sys.executable, "-P", str(_WORKER), str(os.getpid()), str(self._memory_bytes)]
+        how = {"environment": self._environment, "stderr": DEVNULL, "guarded": False}
         worker = _Worker(*await connected("a process for rewards", command, **how))
         self._workers.add(worker)
         if self._is_closed:  # meanwhile

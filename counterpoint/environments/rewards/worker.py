@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from counterpoint.transport.frames import BadFrame, Framing
+from counterpoint.transport.process.launch import die_with_parent
 
 _NICENESS = 5
 _FRAMING = Framing(16 * 2**20)  # as `processes.py`
@@ -144,7 +145,8 @@ def _answer(task: str, arguments: dict[str, Any], cpu_seconds: float) -> dict[st
         return {"fault": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def _bound(memory_bytes: int) -> None:
+def _bound(parent: int, memory_bytes: int) -> None:
+    die_with_parent(signal.SIGKILL, parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -152,8 +154,8 @@ def _bound(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Answers tasks until the parent closes the stream. Argument: bytes of memory."""
-    _bound(int(sys.argv[1]))
+    """Answers tasks until the parent closes the stream. Arguments: the parent's process id, and bytes of memory."""
+    _bound(int(sys.argv[1]), int(sys.argv[2]))
     logging.disable(logging.CRITICAL)
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")

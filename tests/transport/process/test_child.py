@@ -124,6 +124,14 @@ async def test_who_does_not_end_in_time_is_killed_with_all_that_it_started(
         started.kill()
 
 
+def test_the_group_of_a_child_without_a_guardian_is_killed_with_it() -> None:
+    program = "import os, time; os.fork(); print(1, flush=True); time.sleep(600)"
+    with Child("the child", python(program), stdout=PIPE, guarded=False) as started:
+        assert [started.stdout.readline() for _ in range(2)] == [b"1\n"] * 2
+        started.kill()
+        assert started.stdout.read() == b""  # nobody has the pipe any more
+
+
 def test_a_child_that_is_stopped_by_a_signal_is_killed_and_named_where_it_does_not_end() -> None:
     with Child("the child", python(WILLING), stdout=PIPE) as started:
         assert started.ready(60.0) == b"1\n"
