@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.cluster.calls import codec as calls
-from counterpoint.cluster.calls import messages as calls_messages
 from counterpoint.cluster.channel import messages as channel
 from counterpoint.environments.workers import protocol as workers
 from counterpoint.inference import wire
@@ -76,7 +75,6 @@ MODEL_CALL = wire.encode_request(GenerateRequest("m", np.ones(1, np.int32), SAMP
         lambda: workers.unpack(CLAIM),
         lambda: wire.decode_request(MODEL_CALL + MAP),
         lambda: calls.decode([CLAIM]),
-        lambda: calls_messages.unpack(30 * NESTED),
         lambda: channel.unpack([30 * NESTED], channel.Turn),
     ],
 )
@@ -102,9 +100,6 @@ DEEP = b"\x91" * 1000 + b"\xc0"
         lambda: codec.decode_message([b"READY", b"\x81\xa1a" + DEEP]),
         lambda: codec.decode([codec.BATCH, DEEP, *[b""] * 8], 2**20),
         lambda: unpack_arrays(b"CPA1" + len(DEEP).to_bytes(4, "little") + DEEP),
-        lambda: calls_messages.read_number([b"KIND", DEEP]),
-        lambda: calls_messages.read_methods([b"KIND", DEEP]),
-        lambda: calls_messages.CallHeader.unpack(DEEP),
         lambda: channel.unpack([DEEP], channel.Turn),
     ],
 )

@@ -83,12 +83,14 @@ class Link(Protocol):
 class Ask:
     """What the other end asks. Answer it once, on the loop."""
 
-    __slots__ = ("_connection", "_number", "deadline", "frames", "on_cancel")
+    __slots__ = ("_connection", "_number", "deadline", "frames", "given_up", "on_cancel")
 
     def __init__(self, connection: Connection, number: int, frames: Sequence[Buffer], deadline: float) -> None:
         self._connection, self._number = connection, number
         self.frames, self.deadline = frames, deadline
         """The deadline is by the loop's clock, which is `time.monotonic`: the asker waits no longer."""
+        self.given_up = False
+        """Whether the asker waits no more. It counts as open until it is ended here."""
         self.on_cancel: Callable[[], object] | None = None
         """Called when the asker gives up, or is gone."""
 
@@ -179,9 +181,8 @@ class Connection:
 
     def end_ask(self, number: int, header: _Header | None = None, frames: Sequence[Buffer] = ()) -> None:
         """For `Ask`: sends its answer."""
-        if self._open.pop(number, None) is None:
-            return  # the asker has given up, or is gone
-        if header is not None:
+        ask = self._open.pop(number, None)
+        if header is not None and ask is not None and not ask.given_up:
             self._send(header, frames)
         if len(self._open) == self._most_asks - 1 and self.link is not None:
             self.link.pause(False)
@@ -211,8 +212,8 @@ class Connection:
 
     def _give_up(self, number: int) -> None:
         ask = self._open.get(number)
-        if ask is not None:
-            ask.drop()
+        if ask is not None and not ask.given_up:
+            ask.given_up = True
             if ask.on_cancel is not None:
                 ask.on_cancel()
 

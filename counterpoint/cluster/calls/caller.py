@@ -1,4 +1,4 @@
-"""The caller's end of all calls of a process: one thread that owns the connections, and decides what becomes of each call.
+"""The caller's end of all calls of a process: a loop in one thread, which has the connections and decides about each call.
 
 `group.py` is what users see of it. The worker's process makes one `Caller`, gives it each list of members that it is told, and
 closes it. `server.py` is the other end.
@@ -6,40 +6,147 @@ closes it. `server.py` is the other end.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import itertools
 import logging
-import math
 import os
+import random
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from enum import Enum
+from functools import partial
 from typing import Any
 
-import zmq
+import msgspec
 
-from counterpoint.cluster.calls import messages
 from counterpoint.cluster.calls.call import Call
-from counterpoint.cluster.calls.codec import CodecError
-from counterpoint.cluster.calls.connection import Connected, Connection, Event, Lost
+from counterpoint.cluster.calls.codec import CodecError, decode
 from counterpoint.cluster.calls.group import RoleGroup
-from counterpoint.cluster.calls.peer import Condition, Peer, next_in_turn
-from counterpoint.cluster.calls.request import OpenRequests, Request
-from counterpoint.cluster.calls.server import MAX_FRAME_BYTES
-from counterpoint.cluster.calls.waker import Waker
-from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor
+from counterpoint.cluster.calls.server import BUSY, HELLO, RAISED, REFUSED, CallHeader, Methods
+from counterpoint.cluster.errors import (
+    ActorBusy,
+    ActorDied,
+    ActorRestarting,
+    CallError,
+    CallTimeout,
+    NoSuchActor,
+    RemoteError,
+)
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.wires.endpoint import CurveKeys
+from counterpoint.transport.rpc.connection import LATE, LOST, MOST_BYTES, Connection, RpcError
+from counterpoint.transport.rpc.curve import connect_curve
+from counterpoint.transport.rpc.loop_thread import LoopThread
+from counterpoint.transport.rpc.stream import connect_unix
+from counterpoint.transport.wires.endpoint import IPC, CurveKeys
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between two heartbeats of a connection. Within two of them, silence ends a call."""
+"""Seconds between two looks at a connection. Within two of them, silence ends a call."""
 
-_LONGEST_WAIT_SECONDS = 1.0
 _END_SECONDS = 5.0
+_BACKOFF_SECONDS = (0.05, 1.0)
+_JITTER = random.Random()
+"""Its own, as another thread must not disturb the sequence that a test has seeded."""
+
+
+class Request:
+    """A call, with what is needed to send it (again)."""
+
+    def __init__(
+        self, number: int, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
+    ) -> None:
+        self.call: Call[Any] = Call()
+        self.number, self.role, self.method, self.frames, self.timeout = number, role, method, frames, timeout
+        self.worker, self.is_fixed = worker, fixed
+        """The worker that is wanted, empty for any; whether no other will do."""
+        self.deadline = time.monotonic() + timeout
+        self.timer: asyncio.TimerHandle | None = None
+        self.answer: asyncio.Future[list[Buffer]] | None = None
+        """While it is sent."""
+        self.queue: dict[Request, None] = {}
+        """Where it waits, else."""
+        self.busy: set[str] = set()
+        """The workers that did not run it because an earlier method hangs there."""
+
+    def __str__(self) -> str:
+        return f"{self.worker or self.role}.{self.method}"
+
+    def wait_in(self, queue: dict[Request, None]) -> None:
+        """Waits there until it is routed again, or ends."""
+        queue[self] = None
+        self.queue = queue
+
+    def end(self, result: object) -> None:
+        """Ends the call with a result or an error, unless it was cancelled meanwhile."""
+        self.queue.pop(self, None)
+        self.frames = ()
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.answer is not None:
+            self.answer.cancel()
+        with suppress(InvalidStateError):
+            if isinstance(result, CallError):
+                self.call.set_exception(result)
+            else:
+                self.call.set_result(result)
+
+
+class Condition(Enum):
+    """Whether a worker takes calls."""
+
+    CONNECTED = "connected"
+    CONNECTING = "connecting"
+    """Its address is new; calls wait for the connection, for two heartbeats at most."""
+    RESTARTING = "restarting"
+    """It has no address now, or does not answer there."""
+    GONE = "gone"
+    """It will not take calls any more."""
+
+
+class Peer:
+    """One worker of a role that this process calls, over all its incarnations."""
+
+    def __init__(self, member: Member) -> None:
+        self.role, self.member = _role(member), member
+        self.connection: Connection | None = None
+        """Once the worker has answered."""
+        self.connecting: asyncio.Task[None] | None = None
+        """Connects, and connects again."""
+        self.waiting: dict[Request, None] = {}
+        """Calls that wait for the connection."""
+        self.trouble = ""
+        """Why the address does not answer; empty as long as it may."""
+        self.has_left = False
+
+    def __str__(self) -> str:
+        return f"{self.member.worker} (incarnation {self.member.incarnation})"
+
+    @property
+    def condition(self) -> Condition:
+        """Whether it takes calls."""
+        if self.has_left or (not self.member.address and self.member.stage in (Stage.FINISH, Stage.FAILED)):
+            return Condition.GONE
+        if self.connection is not None:
+            return Condition.CONNECTED
+        return Condition.CONNECTING if self.member.address and not self.trouble else Condition.RESTARTING
+
+    @property
+    def why_not(self) -> str:
+        """Why it takes no calls now, for people."""
+        is_up = self.member.stage in (Stage.READY, Stage.RUNNING)
+        return self.trouble or ("it has no method marked @remote" if is_up else f"it is {self.member.stage}")
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a call may be given to it."""
+        return self.condition in (Condition.CONNECTED, Condition.CONNECTING)
 
 
 class Caller:
@@ -49,25 +156,23 @@ class Caller:
         self,
         keys: CurveKeys | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_frame_bytes: int = MOST_BYTES,
     ) -> None:
         self._keys, self._heartbeat_seconds, self._max_frame_bytes = keys, heartbeat_seconds, max_frame_bytes
         self._name = os.urandom(16)
-        self._log = RateLimitedLog(logger)
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         """Guards what several threads use: the members, the roles, the thread and whether it ended."""
         self._members: dict[str, Member] = {}
         self._roles: set[str] = set()
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
         self._ended = ""
-        # What follows is for the thread alone.
-        self._stopping = False
+        # What follows is for the loop alone.
         self._peers: dict[str, Peer] = {}
-        self._open = OpenRequests()
-        self._held: defaultdict[str, list[Request]] = defaultdict(list)
+        self._open: set[Request] = set()
+        self._held: defaultdict[str, dict[Request, None]] = defaultdict(dict)
         """Repeatable calls that nobody takes now, by role."""
-        self._methods: defaultdict[str, dict[str, bool]] = defaultdict(dict)
+        self._methods: dict[str, dict[str, bool]] = {}
         """Whether each method of a role is idempotent, as its workers told."""
         self._turns: defaultdict[str, int] = defaultdict(int)
 
@@ -78,16 +183,11 @@ class Caller:
         with self._changed:
             if self._ended:
                 raise CallError(f"calls to {role}: {self._ended}")
-            new = role not in self._roles
-            self._roles.add(role)
             if self._thread is None:
-                self._waker = Waker()
-                self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-                self._poller = zmq.Poller()
-                self._thread = threading.Thread(target=self._serve, name="calls-out", daemon=True)
-                self._thread.start()
-            if new:
-                self._waker.post(self._follow_members)
+                self._thread = LoopThread("calls-out")
+            if role not in self._roles:
+                self._roles.add(role)
+                self._thread.post(self._follow_members)
         return RoleGroup(role, self)
 
     def update(self, members: Sequence[Member]) -> None:
@@ -100,7 +200,7 @@ class Caller:
             }
             self._changed.notify_all()
             if self._thread is not None and not self._ended:
-                self._waker.post(self._follow_members)
+                self._thread.post(self._follow_members)
 
     def members(self, role: str) -> Sequence[Member]:
         """Returns the workers of a role as last known, by rank; a role's SubMaster has its own name as its role."""
@@ -125,15 +225,12 @@ class Caller:
         self, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
     ) -> Call[Any]:
         """Sends a call to `worker`, or if it is not `fixed` or empty to any of the role."""
-        call: Call[Any] = Call()
-        request = Request(
-            call, next(self._numbers), role, worker, fixed, method, frames, time.monotonic() + timeout, timeout
-        )
+        request = Request(next(self._numbers), role, worker, fixed, method, frames, timeout)
         with self._changed:
-            if self._ended:
+            if self._ended or self._thread is None:
                 raise CallError(f"{role}.{method}: {self._ended}")
-            self._waker.post(lambda: self._begin(request))
-        return call
+            self._thread.post(self._begin, request)
+        return request.call
 
     def close(self) -> None:
         """Ends; calls in flight fail with `CallError`."""
@@ -144,9 +241,8 @@ class Caller:
             self._changed.notify_all()
             if self._thread is None:
                 return
-            self._waker.post(self._stop)
-        self._thread.join(_END_SECONDS)
-        if self._thread.is_alive():
+            self._thread.post(self._end)
+        if not self._thread.close(_END_SECONDS):
             logger.warning("the thread of calls did not end within %g s and is abandoned", _END_SECONDS)
 
     def __enter__(self) -> Caller:
@@ -155,191 +251,140 @@ class Caller:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- in the thread ---
-
-    def _serve(self) -> None:
-        try:
-            self._poller.register(self._waker.descriptor, zmq.POLLIN)
-            while not self._stopping:
-                ready = {socket for socket, _ in self._poller.poll(math.ceil(1000 * self._seconds_to_wait()))}
-                for work in self._waker.take():
-                    work()
-                if len(ready) > 1 or self._waker.descriptor not in ready:
-                    for peer in [*self._peers.values()]:
-                        if peer.is_ready(ready):
-                            self._read(peer)
-                self._act_on_time()
-        except Exception as error:
-            logger.exception("calls to other workers: the thread failed")
-            with self._changed:
-                self._ended = f"the thread of calls failed: {error!r}"
-                self._changed.notify_all()
-        finally:
-            self._end()
-
-    def _stop(self) -> None:
-        # Not `_ended`, which is set before the thread is woken: it would close what wakes it too soon.
-        self._stopping = True
+    # --- on the loop: members and connections ---
 
     def _end(self) -> None:
+        for request in [*self._open]:
+            self._finish(request, CallError(f"{request}: {self._ended}"))
         for peer in self._peers.values():
-            self._disconnect(peer)
-        self._context.term()
-        for work in self._waker.take():
-            work()  # so that calls that were just posted fail, too
-        for request in self._open:
-            self._fail(request, CallError(f"{request}: {self._ended}"))
-        self._waker.close()
-
-    def _seconds_to_wait(self) -> float:
-        now = time.monotonic()
-        due = [self._open.due, *(peer.due for peer in self._peers.values())]
-        return max(0.0, min([_LONGEST_WAIT_SECONDS, *(when - now for when in due)]))
-
-    def _act_on_time(self) -> None:
-        now = time.monotonic()
-        for request in self._open.take_late(now):
-            was_sent = request.peer is not None and request.number in request.peer.in_flight
-            where = "no answer" if was_sent else "it was not sent"
-            self._fail(request, CallTimeout(f"{request}: {where} within {request.timeout:g} s"))
-        for peer in self._peers.values():
-            if peer.due <= now:
-                if peer.is_to_connect:
-                    self._connect(peer)
-                elif peer.connection is None:
-                    peer.due = math.inf
-                else:
-                    peer.give_up_connecting()
-                    self._send_again(peer)
-
-    # members and connections
+            self._disconnect(peer, self._ended)
 
     def _follow_members(self) -> None:
         members = {member.worker: member for role in self._roles for member in self.members(role)}
-        for worker, peer in self._peers.items():
-            member = members.get(worker)
-            if peer.has_left and member is None:
-                continue
-            if member is None or (member.incarnation, member.address) != (peer.member.incarnation, peer.member.address):
+        for worker in members.keys() | self._peers.keys():
+            member, peer = members.get(worker), self._peers.get(worker)
+            if peer is None:
+                peer = self._peers[worker] = Peer(members[worker])
+            elif member is None or _place(member) != _place(peer.member):
                 said = f"its incarnation {member.incarnation} is {member.stage}" if member else "it left the job"
-                self._lose(peer, said)
-            peer.follow(member)
-            self._send_again(peer)
-            if peer.is_to_connect and peer.due == math.inf:
-                self._connect(peer)
-        for worker, member in members.items():
-            if worker not in self._peers:
-                peer = self._peers[worker] = Peer(_role(member), member)
-                if peer.is_to_connect:
-                    self._connect(peer)
+                self._disconnect(peer, said)
+            peer.has_left, peer.member = member is None, member or peer.member
+            if peer.member.address and not peer.has_left and peer.connecting is None:
+                peer.connecting = asyncio.ensure_future(self._keep_connected(peer))
+            self._route_all(peer.waiting)
         for role in [*self._held]:
-            self._take_held(role)
+            self._route_all(self._held[role])
 
-    def _connect(self, peer: Peer) -> None:
-        try:
-            connection = Connection(
-                self._context, peer.member, self._keys, self._heartbeat_seconds, self._max_frame_bytes
-            )
-        except zmq.ZMQError as error:
-            self._lose(peer, f"{peer.member.address!r} with key {peer.member.server_key!r}: {error}")
-            return
-        peer.begin(connection, 2 * self._heartbeat_seconds)
-        for socket in (connection.socket, connection.monitor):
-            self._poller.register(socket, zmq.POLLIN)
+    def _disconnect(self, peer: Peer, reason: str) -> None:
+        if peer.connecting is not None:
+            peer.connecting.cancel()
+        connection, peer.connection, peer.connecting, peer.trouble = peer.connection, None, None, ""
+        if connection is not None:
+            connection.close(reason)
 
-    def _disconnect(self, peer: Peer) -> None:
-        if peer.connection is not None:
-            for socket in (peer.connection.socket, peer.connection.monitor):
-                self._poller.unregister(socket)
-            peer.connection.close()
-            peer.connection = None
-
-    def _lose(self, peer: Peer, reason: str) -> None:
-        """Ends the connection, and fails or sends again what was in flight."""
-        self._disconnect(peer)
-        requests = peer.lose(reason)
-        for request in requests:
-            if request.call.done():
-                self._open.drop(request)
-            elif self._is_repeatable(request):
-                self._route(request)
-            else:
-                said = f"{peer} died or is silent ({reason}), and nobody knows whether the method ran"
-                self._fail(request, ActorDied(f"{request}: {said}"))
-
-    def _send_again(self, peer: Peer) -> None:
-        """Decides anew about what was not sent."""
-        for request in peer.take_waiting():
-            self._route(request)
-
-    def _read(self, peer: Peer) -> None:
-        connection = peer.connection
-        assert connection is not None
-        for event in connection.read():
-            self._take_event(peer, event)
-
-    def _take_event(self, peer: Peer, event: Event) -> None:
-        if isinstance(event, Lost):
-            logger.info("lost %s: %s", peer, event)
-            self._lose(peer, event)
-            self._send_again(peer)
-        elif isinstance(event, Connected):
-            peer.connected()
-            self._send_frames(peer, [messages.HELLO])
-            for request in peer.take_waiting():
-                self._give(request, peer)
-            self._take_held(peer.role)
-        else:
+    async def _keep_connected(self, peer: Peer) -> None:
+        """Connects to one incarnation, and again when the connection breaks. Calls wait for the first one for two heartbeats."""
+        patience = 2 * self._heartbeat_seconds
+        until = time.monotonic() + patience
+        for attempt in itertools.count():
+            seconds = patience if peer.trouble else max(0.0, until - time.monotonic())
             try:
-                self._receive(peer, event)
-            except CodecError as error:
-                self._log.note(logging.WARNING, f"dropped a message of {peer}: {error}")
+                connection = await self._connect(peer, seconds)
+            except (OSError, RpcError, ValueError, LookupError) as error:  # the latter: an answer that makes no sense
+                is_final = isinstance(error, OSError) and error.errno == errno.EINVAL
+                if is_final or time.monotonic() >= until:
+                    peer.trouble = f"{peer.member.address} does not answer: {error}"
+                    self._route_all(peer.waiting)
+            else:
+                attempt, peer.trouble, peer.connection = 0, "", connection
+                for request in [*peer.waiting]:
+                    self._give(request, peer)
+                self._route_all(self._held[peer.role])
+                connection.ended.add_done_callback(partial(self._note_lost, peer, connection))
+                await asyncio.shield(connection.ended)
+            first, longest = _BACKOFF_SECONDS
+            await asyncio.sleep(min(longest, first * 2 ** min(attempt, 16)) * _JITTER.uniform(0.5, 1.0))
 
-    def _take_held(self, role: str) -> None:
-        for request in self._held.pop(role, []):
-            self._route(request)
+    async def _connect(self, peer: Peer, seconds: float) -> Connection:
+        member, beat = peer.member, self._heartbeat_seconds
+        if member.address.startswith(IPC):
+            path = member.address.removeprefix(IPC)
+            connection = await connect_unix(path, str(peer), beat, self._max_frame_bytes)
+        elif self._keys is None:
+            raise OSError(errno.EINVAL, f"Invalid argument: {member.address!r} needs keys")
+        else:
+            connection = connect_curve(
+                member.address, member.server_key, self._keys, str(peer), beat, self._max_frame_bytes
+            )
+        try:
+            said = await connection.ask([HELLO], seconds)
+            self._methods[peer.role] = msgspec.msgpack.decode(as_bytes_view(said[0]), type=Methods).idempotent
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-    # calls
+    def _note_lost(self, peer: Peer, connection: Connection, ended: asyncio.Future[str]) -> None:
+        if peer.connection is connection:  # else it was closed here
+            logger.info("lost %s: %s", peer, ended.result())
+            peer.connection, peer.trouble = None, ended.result()
+
+    # --- on the loop: calls ---
 
     def _begin(self, request: Request) -> None:
         self._open.add(request)
-        self._route(request)
-
-    def _route(self, request: Request) -> None:
-        """Gives a call to the worker whose turn it is."""
+        seconds = min(request.deadline - time.monotonic(), 1e6)
+        request.timer = asyncio.get_running_loop().call_later(seconds, self._late, request)
         self._give(request, self._choose(request))
+
+    def _late(self, request: Request) -> None:
+        where = "no answer" if request.answer is not None else "it was not sent"
+        self._finish(request, CallTimeout(f"{request}: {where} within {request.timeout:g} s"))
+
+    def _finish(self, request: Request, result: object) -> None:
+        self._open.discard(request)
+        request.end(result)
+
+    def _route_all(self, queue: dict[Request, None]) -> None:
+        """Decides anew about calls that wait."""
+        for request in [*queue]:
+            self._give(request, self._choose(request))
 
     def _give(self, request: Request, peer: Peer | None) -> None:
         """Sends a call to a worker, lets it wait for the connection, or fails it."""
-        if request.call.done():  # it was cancelled, or its deadline has passed
-            self._open.drop(request)
-            return
-        request.peer = peer
-        if peer is None and self._members:
-            self._fail(request, NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent"))
+        request.queue.pop(request, None)
+        if request.call.done():  # it was cancelled
+            self._finish(request, None)
             return
         condition = Condition.RESTARTING if peer is None else peer.condition
-        if peer is not None and condition == Condition.CONNECTED:
-            self._send_frames(peer, request.message(self._name, peer.member))
-            peer.in_flight[request.number] = request
+        if peer is None and self._members:
+            self._finish(request, NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent"))
+        elif peer is not None and peer.connection is not None:
+            member = peer.member
+            header = CallHeader(self._name, request.number, member.worker, member.incarnation, request.method)
+            frames, seconds = [msgspec.msgpack.encode(header), *request.frames], request.deadline - time.monotonic()
+            request.answer = peer.connection.ask(frames, seconds)
+            request.answer.add_done_callback(partial(self._answered, request, peer, str(peer)))
         elif peer is not None and condition == Condition.CONNECTING:
-            peer.waiting.append(request)
+            request.wait_in(peer.waiting)
         elif condition == Condition.GONE:
-            self._fail(request, ActorDied(f"{request}: {peer} takes no calls any more; the method was not sent"))
+            self._finish(request, ActorDied(f"{request}: {peer} takes no calls any more; the method was not sent"))
         elif self._is_repeatable(request):
-            self._held[request.role].append(request)
+            request.wait_in(self._held[request.role])
         else:
-            said = "no worker of the job is known yet" if peer is None else f"{peer} takes no calls now: {peer.trouble}"
-            self._fail(request, ActorRestarting(f"{request}: {said}; the method was not sent"))
+            said = "no worker of the job is known yet" if peer is None else f"{peer} takes no calls now: {peer.why_not}"
+            self._finish(request, ActorRestarting(f"{request}: {said}; the method was not sent"))
 
     def _choose(self, request: Request) -> Peer | None:
+        """Returns the worker whose turn it is: one that takes calls, else one that may again."""
         named = self._peers.get(request.worker)
         if request.is_fixed or (named is not None and named.takes_calls):
             return named
+        peers = [peer for peer in self._peers.values() if peer.role == request.role]
+        best = [peer for peer in peers if peer.takes_calls]
+        best = best or [peer for peer in peers if peer.condition == Condition.RESTARTING] or peers
         self._turns[request.role] += 1
-        return next_in_turn(
-            [peer for peer in self._peers.values() if peer.role == request.role], self._turns[request.role]
-        )
+        return best[self._turns[request.role] % len(best)] if best else None
 
     def _missing(self, request: Request) -> str:
         workers = ", ".join(member.worker for member in self.members(request.role))
@@ -348,46 +393,51 @@ class Caller:
         roles = ", ".join(sorted({_role(member) for member in self._members.values()} - {""}))
         return f"the job has no worker of the role {request.role}; its roles are {roles}"
 
-    def _other(self, request: Request) -> Peer | None:
-        """Returns a worker of the role where nothing hangs, for a call that need not go to one worker."""
-        peers = [peer for peer in self._peers.values() if peer.role == request.role and peer.takes_calls]
-        others = [peer for peer in peers if peer.member.worker not in request.busy]
-        return others[0] if others and not request.is_fixed else None
-
     def _is_repeatable(self, request: Request) -> bool:
-        return self._methods[request.role].get(request.method, False)
+        return self._methods.get(request.role, {}).get(request.method, False)
 
-    def _send_frames(self, peer: Peer, frames: Sequence[Buffer]) -> None:
-        assert peer.connection is not None
-        peer.connection.send(frames)
-
-    def _receive(self, peer: Peer, frames: Sequence[Buffer]) -> None:
-        kind = bytes(as_bytes_view(frames[0])[:16])
-        if kind == messages.METHODS:
-            self._methods[peer.role] = messages.read_methods(frames)[2]
-            return
-        number, others = messages.read_number(frames)
-        request = peer.in_flight.pop(number, None)
-        if request is None:
-            return  # its deadline has passed
-        if kind == messages.BUSY:
+    def _answered(self, request: Request, peer: Peer, name: str, answer: asyncio.Future[list[Buffer]]) -> None:
+        if answer.cancelled():
+            return  # the call has ended
+        request.answer = None
+        failure = answer.exception()
+        if not isinstance(failure, RpcError):
+            try:
+                self._finish(request, decode(answer.result()))
+            except CodecError as error:
+                said = f"{request}: the result of {name} cannot be read: {error}"
+                self._finish(request, RemoteError(said, "CodecError"))
+        elif failure.kind == LATE:
+            self._late(request)
+        elif failure.kind == LOST and not self._is_repeatable(request):
+            said = f"{name} died or is silent ({failure}), and nobody knows whether the method ran"
+            self._finish(request, ActorDied(f"{request}: {said}"))
+        elif failure.kind == LOST:
+            self._give(request, self._choose(request))
+        elif failure.kind == REFUSED and self._is_repeatable(request):
+            request.wait_in(self._held[request.role])
+        elif failure.kind == REFUSED:
+            said = f"{name} is not there, {failure}; the method was not run"
+            self._finish(request, ActorRestarting(f"{request}: {said}"))
+        elif failure.kind == BUSY:
             request.busy.add(peer.member.worker)
-        if kind == messages.REFUSED and self._is_repeatable(request):
-            self._held[request.role].append(request)
-        elif kind == messages.BUSY and (other := self._other(request)) is not None:
-            self._give(request, other)
+            peers = [other for other in self._peers.values() if other.role == request.role and other.takes_calls]
+            others = [other for other in peers if other.member.worker not in request.busy]
+            if others and not request.is_fixed:
+                self._give(request, others[0])
+            else:
+                self._finish(request, ActorBusy(f"{request}: {name} is busy: {failure}; the method was not run"))
         else:
-            self._open.drop(request)
-            request.end(str(peer), kind, others, frames[2:])
+            raised = RemoteError(
+                f"{request}: {name} raised {failure}", failure.kind.removeprefix(RAISED), failure.trace
+            )
+            if failure.trace:
+                raised.add_note(f"The traceback in {name}:\n{failure.trace}")
+            self._finish(request, raised)
 
-    def _fail(self, request: Request, error: CallError) -> None:
-        self._open.drop(request)
-        if request.peer is not None:
-            request.peer.forget(request)
-        held = self._held.get(request.role)
-        if held is not None and request in held:
-            held.remove(request)
-        request.fail(error)
+
+def _place(member: Member) -> tuple[int, str]:
+    return member.incarnation, member.address
 
 
 def _role(member: Member) -> str:

@@ -14,8 +14,7 @@ import zmq
 from counterpoint.cluster.calls.caller import Caller
 from counterpoint.cluster.calls.group import RoleGroup
 from counterpoint.cluster.calls.remote import methods_of
-from counterpoint.cluster.calls.server import CallServer
-from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.calls.server import CallServer, call_address
 from counterpoint.cluster.member import Member
 from counterpoint.cluster.worker_process.description import Description
 from counterpoint.transport.wires.endpoint import CurveKeys

@@ -15,8 +15,7 @@ import pytest
 from counterpoint.cluster.calls.call import Call
 from counterpoint.cluster.calls.caller import Caller
 from counterpoint.cluster.calls.group import RoleGroup
-from counterpoint.cluster.calls.server import CallServer
-from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.calls.server import CallServer, call_address
 from counterpoint.cluster.errors import (
     ActorBusy,
     ActorDied,

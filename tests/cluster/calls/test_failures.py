@@ -12,7 +12,7 @@ import pytest
 
 from counterpoint.cluster.calls.caller import Caller
 from counterpoint.cluster.calls.group import RoleGroup
-from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.calls.server import call_address
 from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallTimeout
 from counterpoint.cluster.member import Stage
 from tests.cluster.calls.process import callee_process, member, until_no_thread_is_left

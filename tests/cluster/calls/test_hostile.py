@@ -1,26 +1,40 @@
-"""Peers that send garbage, claim sizes, forge answers, send calls twice, or have no key."""
+"""Peers that send garbage, claim sizes, forge answers, send calls twice, or have no key. See also `tests/transport/rpc`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
-import msgpack
+import msgspec
 import pytest
+import pytest_asyncio
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.cluster.calls import messages
 from counterpoint.cluster.calls.caller import Caller
-from counterpoint.cluster.calls.codec import CodecError, decode, encode_parts
-from counterpoint.cluster.calls.messages import CallHeader
+from counterpoint.cluster.calls.codec import decode, encode_parts
 from counterpoint.cluster.calls.remote import methods_of, remote
-from counterpoint.cluster.calls.server import KEPT_ANSWERS, KEPT_BYTES, Answers, CallServer
-from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.calls.server import (
+    HELLO,
+    KEPT_ANSWERS,
+    KEPT_BYTES,
+    Answer,
+    Answers,
+    CallHeader,
+    CallServer,
+    Methods,
+    call_address,
+)
 from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
 from counterpoint.cluster.member import Member, Stage
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.rpc.connection import Ask, Connection, RpcError
+from counterpoint.transport.rpc.loop_thread import LoopThread
+from counterpoint.transport.rpc.stream import UnixListener, connect_unix
 from counterpoint.transport.wires.endpoint import CurveKeys
 from tests.cluster.calls.process import Callee, member, until_no_thread_is_left
 from tests.support.polling import wait_until
@@ -36,56 +50,57 @@ def callee() -> Callee:
 @pytest.fixture
 def address(callee: Callee, tmp_path: Path) -> Iterator[str]:
     with CallServer(callee, "callee-0", 1, call_address(tmp_path, "callee-0"), max_frame_bytes=2**20) as server:
-        assert server.address
         yield server.address
         callee.open.set()
 
 
-@pytest.fixture
-def raw(address: str) -> Iterator[zmq.Socket[bytes]]:
-    """A peer that sends what it likes."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.rcvtimeo = int(1000 * DEADLINE)
-        socket.connect(address)
-        yield socket
+@pytest_asyncio.fixture
+async def raw(address: str) -> AsyncIterator[Connection]:
+    """A peer that asks what it likes."""
+    connection = await connect_unix(address.removeprefix("ipc://"), "callee-0", DEADLINE)
+    yield connection
+    connection.close()
 
 
-def call_frames(number: int, method: str, *args: Any, incarnation: int = 1, seconds: float = 60.0) -> list[Any]:
-    header = CallHeader(b"c" * 16, number, "callee-0", incarnation, method, seconds)
-    return [messages.CALL, header.pack(), *encode_parts({"args": [*args], "kwargs": {}})]
+def call_frames(number: int, method: str, *args: Any, incarnation: int = 1) -> list[Any]:
+    header = CallHeader(b"c" * 16, number, "callee-0", incarnation, method)
+    return [msgspec.msgpack.encode(header), *encode_parts({"args": [*args], "kwargs": {}})]
 
 
-def answered(raw: zmq.Socket[bytes]) -> tuple[bytes, list[Any]]:
-    kind, header, *_ = raw.recv_multipart()
-    return kind, msgpack.unpackb(header)
-
-
-GARBAGE: list[list[bytes]] = [
-    [b""],
-    [b"x" * 1000],
-    [b"CALL"],
-    [b"CALL", b"", b""],
-    [b"CALL", b"\xdd\xff\xff\xff\xff", b"\x90"],
-    [b"CALL", b"\xc1", b"\x90"],
-    [b"CALL", msgpack.packb([b"c", 1, "callee-0", 1, "echo", 1.0]), b"\x90"],
-    [b"CALL", msgpack.packb([b"c" * 16, 1, "callee-0", 1, "echo", float("nan")]), b"\x90"],
-    [b"CALL", msgpack.packb([b"c" * 16, 2**63, "x" * 1000, 1, "echo", 1.0]), b"\x90"],
-    [b"CALL", bytes(2**18), b"\x90"],
-    [b"RESULT", msgpack.packb([1]), b"\x90"],
+HEADERS = [
+    b"",
+    b"\xc1",
+    b"\xdd\xff\xff\xff\xff",
+    bytes(2**18),
+    b"\x91" * 1000 + b"\xc0",
+    msgspec.msgpack.encode([b"c", 1, "callee-0", 1, "echo"]),
+    msgspec.msgpack.encode([b"c" * 16, -1, "callee-0", 1, "echo"]),
+    msgspec.msgpack.encode([b"c" * 16, 1, "x" * 1000, 1, "echo"]),
+    msgspec.msgpack.encode([b"c" * 16, 1, "callee-0", 1, "echo", 1]),
 ]
 
 
-def test_garbage_is_dropped_and_logged(address: str, raw: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture) -> None:
-    for frames in GARBAGE:
-        raw.send_multipart(frames)
-    raw.send_multipart(call_frames(9, "echo", 1))
-    assert answered(raw) == (b"RESULT", [9])
+async def test_garbage_is_dropped_and_logged(raw: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    dropped = [raw.ask([header, b"\x90"], DEADLINE) for header in HEADERS] + [raw.ask([], DEADLINE)]
+    assert decode(await raw.ask(call_frames(9, "echo", 1), DEADLINE)) == [1]
+    assert not any(ask.done() for ask in dropped)
     assert "dropped a message of a caller" in caplog.text
-    for value in (b"\x01", b"\x92\x90\x90", b"\x92\x90\x81\x01\x02", b"\xc1", b"\xdd\xff\xff\xff\xff"):
-        raw.send_multipart([*call_frames(10, "echo")[:2], value])
-        kind, header = answered(raw)
-        assert (kind, header[1]) == (b"RAISED", "CodecError")
+    for number, value in enumerate(
+        (b"\x01", b"\x92\x90\x90", b"\x92\x90\x81\x01\x02", b"\xc1", b"\xdd\xff\xff\xff\xff")
+    ):
+        with pytest.raises(RpcError) as failed:
+            await raw.ask([call_frames(10 + number, "echo")[0], value], DEADLINE)
+        assert failed.value.kind == "raised CodecError"
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=80))
+def test_a_header_of_anything_is_an_error_or_a_header(data: bytes) -> None:
+    for kind in (CallHeader, Methods):
+        try:
+            msgspec.msgpack.decode(data, type=kind)
+        except ValueError:
+            pass
 
 
 def test_a_frame_above_the_limit_costs_its_sender_the_connection(address: str, callee: Callee) -> None:
@@ -106,81 +121,89 @@ def answers_again(group: Any) -> bool:
         return False
 
 
-def test_a_call_that_is_sent_again_runs_once(raw: zmq.Socket[bytes], callee: Callee) -> None:
-    for _ in range(3):
-        raw.send_multipart(call_frames(1, "wait_again"))
-    raw.send_multipart(call_frames(2, "nap", 0.0))
-    assert answered(raw)[1] == [2], "so the others have arrived"
+async def test_a_call_that_is_sent_again_runs_once(raw: Connection, callee: Callee) -> None:
+    asks = [raw.ask(call_frames(1, "wait_again"), DEADLINE) for _ in range(3)]
+    await raw.ask(call_frames(2, "nap", 0.0), DEADLINE)  # so the others have arrived
     callee.open.set()
-    assert answered(raw) == (b"RESULT", [1])
-    raw.send_multipart(call_frames(1, "wait_again"))
-    assert answered(raw) == (b"RESULT", [1]), "from what the server kept"
+    assert decode(await asks[-1]) is True
+    assert not any(ask.done() for ask in asks[:-1]), "the answer goes to where its caller now is"
+    assert decode(await raw.ask(call_frames(1, "wait_again"), DEADLINE)) is True, "from what the server kept"
     assert callee.ran.count("wait_again") == 1
-    raw.send_multipart(call_frames(3, "echo", incarnation=2))
-    assert answered(raw) == (b"REFUSED", [3, "incarnation 1 of callee-0 answers"])
+    with pytest.raises(RpcError, match="incarnation 1 of callee-0 answers") as refused:
+        await raw.ask(call_frames(3, "echo", incarnation=2), DEADLINE)
+    assert refused.value.kind == "refused"
 
 
-def test_a_call_whose_deadline_has_passed_is_dropped(raw: zmq.Socket[bytes], callee: Callee) -> None:
-    for number, method in ((1, "echo"), (2, "nap")):
-        raw.send_multipart(call_frames(number, method, 60.0, seconds=-1.0))
-    raw.send_multipart(call_frames(3, "echo", "in time"))
-    assert answered(raw) == (b"RESULT", [3])
-    assert ("in time",) in callee.ran
+async def test_a_call_whose_deadline_has_passed_is_dropped(raw: Connection, callee: Callee) -> None:
+    late = [raw.ask(call_frames(number, method, 60.0), 0.0) for number, method in ((1, "echo"), (2, "nap"))]
+    assert decode(await raw.ask(call_frames(3, "echo", "in time"), DEADLINE)) == ["in time"]
     assert (60.0,) not in callee.ran
+    for ask in late:
+        with pytest.raises(RpcError):
+            await ask
 
 
 def test_what_is_kept_of_calls_is_bounded() -> None:
-    answers = Answers()
+    answers, small, large = Answers(), Answer([b"a"]), Answer([bytes(KEPT_BYTES + 1)])
     for number in range(2 * KEPT_ANSWERS):
-        assert answers.begin((b"c", number), b"peer") is True
-        assert answers.begin((b"c", number), b"peer again") is False
-        assert answers.end((b"c", number), [b"a"], keep=number % 2 == 0) == b"peer again"
-    assert answers.begin((b"c", 0), b"peer") == [b"a"]
+        first, again = Mock(spec=Ask), Mock(spec=Ask)
+        assert answers.begin((b"c", number), first)
+        assert not answers.begin((b"c", number), again)
+        answers.end((b"c", number), small, keep=number % 2 == 0)
+        again.answer.assert_called_once_with([b"a"])
+        first.answer.assert_not_called()
+    assert not answers.begin((b"c", 0), Mock(spec=Ask))
     for number in range(1000, 1000 + KEPT_ANSWERS + 1):
-        answers.begin((b"c", number), b"peer")
-        answers.end((b"c", number), [b"a"], keep=True)
-    assert answers.begin((b"c", 0), b"peer") is True, "the oldest has been dropped"
-    answers.end((b"c", 0), [bytes(KEPT_BYTES + 1)], keep=True)
-    assert answers.begin((b"c", 0), b"peer") is True
-    assert len(answers) == 1
+        answers.begin((b"c", number), Mock(spec=Ask))
+        answers.end((b"c", number), small, keep=True)
+    assert answers.begin((b"c", 0), Mock(spec=Ask)), "the oldest has been dropped"
+    answers.end((b"c", 0), large, keep=True)
+    assert answers.begin((b"c", 0), Mock(spec=Ask))
 
 
-@given(st.binary(max_size=80))
-@settings(max_examples=100)
-def test_a_header_of_anything_is_an_error_or_a_header(data: bytes) -> None:
-    for read in (CallHeader.unpack, messages.unpack):
-        try:
-            read(data)
-        except CodecError:
-            pass
+class Forging:
+    """A server that answers as it likes, by the method's name."""
+
+    METHODS = msgspec.msgpack.encode(Methods("callee-0", 1, {}))
+    answers: dict[str, list[Buffer]] = {"one": [b"\x01"], "two": [b"\xdd\xff\xff\xff\xff"], "three": []}
+
+    def __call__(self, ask: Ask) -> None:
+        if ask.frames[0] == HELLO:
+            ask.answer([self.METHODS])
+        else:
+            ask.answer(self.answers[msgspec.msgpack.decode(bytes(ask.frames[0]), type=CallHeader).method])
+
+
+@contextmanager
+def answering(address: str, on_ask: Callable[[Ask], object]) -> Iterator[None]:
+    listener, thread = UnixListener(on_ask, 10), LoopThread("calls-forged")
+    try:
+        thread.run(listener.start(address.removeprefix("ipc://"))).result(DEADLINE)
+        yield
+        thread.post(listener.close)
+    finally:
+        thread.close(DEADLINE)
 
 
 def test_a_server_that_answers_garbage_costs_no_more_than_the_call(tmp_path: Path) -> None:
     address = call_address(tmp_path, "callee-0")
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as server, Caller(heartbeat_seconds=30.0) as caller:
-        server.linger = 0
-        server.rcvtimeo = int(1000 * DEADLINE)
-        server.bind(address)
+    with answering(address, Forging()), Caller(heartbeat_seconds=30.0) as caller:
         caller.update([member(address)])
         group = caller.group("callee")
         kept, bad, forged = group.call("one"), group.call("two"), group.call("three")
-        peer, hello = server.recv_multipart()
-        assert hello == messages.HELLO
-        numbers = []
-        for _ in range(3):
-            _, kind, header, *value = server.recv_multipart()
-            assert (kind, decode(value)) == (messages.CALL, [[], {}])
-            numbers.append(msgpack.unpackb(header)[1])
-        for frames in (*GARBAGE[:-1], [b"METHODS", b"\x80"], [b"METHODS", msgpack.packb(["callee-0", 1, {1: 2}])]):
-            server.send_multipart([peer, *frames])
-        server.send_multipart([peer, b"RESULT", msgpack.packb([numbers[1]]), b"\xdd\xff\xff\xff\xff"])
-        server.send_multipart([peer, b"RAISED", msgpack.packb([numbers[2], 1]), b"\x90"])
-        server.send_multipart([peer, b"RESULT", msgpack.packb([numbers[0]]), b"\x01"])
         assert kept.result(DEADLINE) == 1
-        with pytest.raises(RemoteError, match=r"callee\.two: the result of callee-0 .* cannot be read"):
-            bad.result(DEADLINE)
-        with pytest.raises(RemoteError, match=r"callee\.three: the answer of callee-0 .* cannot be read"):
-            forged.result(DEADLINE)
+        for call, name in ((bad, "two"), (forged, "three")):
+            with pytest.raises(RemoteError, match=rf"callee\.{name}: the result of callee-0 .* cannot be read"):
+                call.result(DEADLINE)
+
+
+@pytest.mark.parametrize("methods", [[], [b"\xc1"], [msgspec.msgpack.encode(["callee-0", 1, {1: 2}])]], ids=range(3))
+def test_a_server_that_does_not_say_its_methods_takes_no_calls(tmp_path: Path, methods: list[Buffer]) -> None:
+    address = call_address(tmp_path, "callee-0")
+    with answering(address, lambda ask: ask.answer(methods)), Caller(heartbeat_seconds=0.1) as caller:
+        caller.update([member(address)])
+        with pytest.raises(ActorRestarting, match="does not answer"):
+            caller.group("callee").call("one").result(DEADLINE)
 
 
 def keys(server_public: bytes = b"") -> CurveKeys:

@@ -15,8 +15,7 @@ from typing import Any
 
 from counterpoint.cluster.calls.caller import Caller
 from counterpoint.cluster.calls.group import RoleGroup
-from counterpoint.cluster.calls.server import CallServer
-from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.calls.server import CallServer, call_address
 from counterpoint.cluster.elastic.elastic_master import ElasticMaster
 from counterpoint.cluster.elastic.elastic_worker import ElasticWorker
 from counterpoint.cluster.worker import Context, Member, Stage

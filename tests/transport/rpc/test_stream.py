@@ -144,6 +144,7 @@ MEANINGLESS: list[list[Buffer]] = [
     [b"\xc1"],
     [b"\x93"],
     [b"\xdd\xff\xff\xff\xff"],
+    [b"\x92\x00" + b"\x91" * 100_000],
     [bytes(2**18)],
     [b"\x92\x07\x01"],
     [b"\x92\x00\xff"],
