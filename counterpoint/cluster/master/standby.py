@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 from counterpoint.cluster.clock import RunningClock
@@ -26,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 """Seconds between two looks at whether the standby lives."""
-
-END_SECONDS = 10.0
-"""Longest time for a standby to end when it is asked to; then it is killed."""
 
 POLL_SECONDS = 0.02
 
@@ -99,15 +95,10 @@ class Standby:
             self._watching = None
 
     async def end(self) -> None:
-        """Ends the standby: the job has ended."""
+        """Kills the standby, which holds nothing while another is the master: the job has ended."""
         self.stop_watching()
-        if self._pid is None:
-            return
-        began, number = time.monotonic(), signal.SIGTERM
-        while not reaped(self._pid):
-            if time.monotonic() - began > END_SECONDS:
-                number = signal.SIGKILL
-            os.kill(self._pid, number)
+        while self._pid is not None and not reaped(self._pid):
+            os.kill(self._pid, signal.SIGKILL)
             await asyncio.sleep(POLL_SECONDS)
         self._pid = None
 
@@ -144,7 +135,7 @@ class HungMaster:
 
     def _kill(self) -> None:
         known, holder = read_master(self._directory), holder_of(self._directory / LOCK_FILE)
-        if known is not None and holder is not None and (known.machine, known.pid) == (machine(), holder.pid):
+        if known and holder and known.machine and (known.machine, known.pid) == (machine(), holder.pid):
             logger.error("the master, process %d, does not answer: it is killed", known.pid)
             os.kill(known.pid, signal.SIGKILL)
             self._heard = self._clock.read()
