@@ -195,25 +195,21 @@ class JobHandle:
 
         Raises `NoMaster` if none answers and the job has not ended, `ClusterError` if its last status is damaged.
         """
-        try:
-            answer = self._ask_unless_ended({"ask": "status"})
-        except NotStarted as error:
-            return JobStatus(self.spec.name, str(ManagerStage.INIT), 0, str(error), self._before_the_start())
-        return (
-            self._last_status(answer) if isinstance(answer, job_files.OutcomeFile) else _STATUS.validate_python(answer)
-        )
+        if (ended := job_files.read_outcome(self.directory)) is None:
+            try:
+                return _STATUS.validate_python(self._ask({"ask": "status"}))
+            except NotStarted as error:
+                return JobStatus(self.spec.name, str(ManagerStage.INIT), 0, str(error), self._before_the_start())
+            except NoMaster:  # perhaps it has ended just now
+                if (ended := job_files.read_outcome(self.directory)) is None:
+                    raise
+        return self._last_status(ended)
 
     def get_nodes_by_role(self, role: str) -> tuple[WorkerStatus, ...]:
         """Returns the workers of a role, its SubMaster included. Raises as `status`, `ControlError` for an unknown role."""
-        try:
-            answer = self._ask_unless_ended({"ask": "nodes", "role": role})
-        except NotStarted:
-            if role not in (names := [one.name for one in self.spec.roles]):
-                raise unknown_role(role, names) from None
-            return tuple(one for one in self._before_the_start() if one.role == role)
-        if isinstance(answer, job_files.OutcomeFile):
-            return tuple(one for one in self._last_status(answer).workers if one.role == role)
-        return tuple(WorkerStatus(**one) for one in answer["workers"])
+        if role not in (names := [one.name for one in self.spec.roles]):
+            raise unknown_role(role, names)
+        return tuple(one for one in self.status().workers if one.role == role)
 
     def outcome(self) -> Outcome | None:
         """Returns how the job ended; None while it has not."""
@@ -306,17 +302,6 @@ class JobHandle:
             ) from None
 
     # --- the master ---
-
-    def _ask_unless_ended(self, request: dict[str, Any]) -> dict[str, Any] | job_files.OutcomeFile:
-        """Returns the master's answer, or how the job has ended, perhaps just now. Raises as `ask`."""
-        if (ended := job_files.read_outcome(self.directory)) is not None:
-            return ended
-        try:
-            return self._ask(request)
-        except NoMaster:
-            if (ended := job_files.read_outcome(self.directory)) is None:
-                raise
-            return ended
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Raises as `ask`, and `NotStarted` if no master has ever begun the job."""

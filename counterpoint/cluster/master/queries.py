@@ -1,4 +1,4 @@
-"""What clients may ask a master: the job's status, the workers of a role, to stop, and to have more or fewer workers."""
+"""What clients may ask a master: the job's status, to stop, and to have more or fewer workers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ async def answer(master: MasterTerm, directory: Path, request: dict[str, Any]) -
     match request:
         case {"ask": "status"}:
             return status(master, directory)
-        case {"ask": "nodes", "role": str(role)}:
-            _checked_role(master, role)
-            return {"workers": [view(master, directory, one) for one in _workers(master) if one.role == role]}
         case {"ask": "stop", "reason": str(reason), "code": int(code)}:
             if not 0 <= code <= LARGEST_CODE:
                 raise ControlError(f"{code} is no exit code; expected 0 to {LARGEST_CODE}")
             await master.request(StopRequested(reason[:LONGEST_REASON], code, "", 0.0))
             return {}
         case {"ask": "scale", "role": str(role), "count": int(count)}:
-            spec = master.spec.role(_checked_role(master, role))
+            if role not in (names := [one.name for one in master.spec.roles]):
+                raise unknown_role(role, names)
+            spec = master.spec.role(role)
             if not spec.fewest <= count <= spec.most:
                 raise ControlError(f"role {role!r} may have {spec.fewest} to {spec.most} workers, not {count}")
             await master.request(ScaleRequested(role, count, 0.0))
             return {}
-    raise ControlError(f"{str(request)[:200]} is no request; expected `ask` to be status, nodes, stop or scale")
+    raise ControlError(f"{str(request)[:200]} is no request; expected `ask` to be status, stop or scale")
 
 
 def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
         "stage": str(master.manager.stage),
         "epoch": master.epoch,
         "trouble": _trouble_of_master(master) or _failed_task(master.manager.state),
-        "workers": [view(master, directory, record) for record in _workers(master)],
+        "workers": [view(master, directory, record) for record in master.manager.state.workers.values()],
     }
 
 
@@ -90,17 +89,6 @@ def view(master: MasterTerm, directory: Path, record: WorkerRecord) -> dict[str,
         "trouble": _trouble(master, record, beat),
         "log": str(log_file(master.spec, directory, record.name)),
     }
-
-
-def _workers(master: MasterTerm) -> list[WorkerRecord]:
-    return list(master.manager.state.workers.values()) if master.is_ready else []
-
-
-def _checked_role(master: MasterTerm, role: str) -> str:
-    names = [one.name for one in master.spec.roles]
-    if role not in names:
-        raise unknown_role(role, names)
-    return role
 
 
 def _trouble(master: MasterTerm, record: WorkerRecord, beat: Heartbeat | None) -> str:
