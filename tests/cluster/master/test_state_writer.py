@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,29 @@ async def test_an_answer_that_is_lost_costs_nothing(monkeypatch: pytest.MonkeyPa
     for number in range(5):
         await write(state, 1, float(number))
     assert StateWriter(store).read() == SavedState(1, 5, 4.0, job(), {}, ())
+
+
+async def test_a_write_that_is_cancelled_is_over_when_its_master_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would come after another master has taken the lock."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        begun.set()
+        go_on.wait(60)
+        write_atomically(*arguments, **named)
+
+    monkeypatch.setattr(state_writer, "write_atomically", slow)
+    running = asyncio.create_task(write(writer(open_state(tmp_path, None)), 1))
+    assert await asyncio.to_thread(begun.wait, 60)
+    running.cancel()
+    await asyncio.wait([running], timeout=0.05)
+    assert not running.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert read_state(tmp_path).number == 1
 
 
 async def test_a_storage_that_fails_is_waited_for_and_told_once(
@@ -215,6 +239,13 @@ def test_only_the_newest_changes_are_kept() -> None:
     assert [log.changes[at].incarnation for at in (0, -1)] == [4, MOST_CHANGES + 3]
     log.note([worker.name], "nothing", "", 0.0)
     assert log.changes[-1].cause == "created"
+
+
+def test_a_root_names_a_bucket_or_a_directory(tmp_path: Path) -> None:
+    assert open_state(tmp_path, "memory://here").root == "memory://here"
+    assert open_state(tmp_path, None).root == str(tmp_path)
+    assert open_state(tmp_path, str(tmp_path / "other")).root == str(tmp_path / "other")
+    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_store_holds_one_object(tmp_path: Path) -> None:

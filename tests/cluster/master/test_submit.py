@@ -108,14 +108,17 @@ def test_the_death_of_the_master_costs_nothing(directory: Path, end: signal.Sign
     until(lambda: not processes_of(directory))
 
 
-@pytest.mark.parametrize("write", [2, 4, 6, 8])
-def test_a_standby_goes_on_wherever_the_master_was_killed(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, write: int
+@pytest.mark.parametrize(
+    ("standby", "fault"),
+    [(False, "before_instruction:4"), *((True, f"after_write:{number}") for number in (2, 4, 6, 8))],
+)
+def test_another_master_goes_on_wherever_the_first_one_was_killed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, standby: bool, fault: str
 ) -> None:
-    """After writes of the state from INIT to RUNNING, before what follows from them."""
-    monkeypatch.setenv("CLUSTER_FAULT", f"after_write:{write}")
+    """After writes of the state from INIT to RUNNING, before what follows from them. `wait` starts it without a standby."""
+    monkeypatch.setenv("CLUSTER_FAULT", fault)
     try:
-        handle = submit(two_roles(), directory)
+        handle = submit(two_roles(), directory, standby=standby)
     except ClusterError:
         handle = JobHandle(directory)  # it died before it answered
     monkeypatch.delenv("CLUSTER_FAULT")
@@ -124,20 +127,6 @@ def test_a_standby_goes_on_wherever_the_master_was_killed(
     assert handle.status().epoch == 2
     assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
     until(lambda: not processes_of(directory))
-
-
-def test_wait_starts_another_master(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one kills itself between the state and a side effect."""
-    monkeypatch.setenv("CLUSTER_FAULT", "before_instruction:4")
-    try:
-        handle = submit(two_roles(), directory, standby=False)
-    except ClusterError:
-        handle = JobHandle(directory)  # it died before it answered
-    monkeypatch.delenv("CLUSTER_FAULT")
-    (directory / "go").touch()
-    assert handle.wait(DEADLINE_SECONDS).code == 0
-    assert handle.status().epoch == 2
-    assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
 
 
 @pytest.mark.parametrize(("given", "code"), [({}, 143), ({"code": 7}, 7)])
