@@ -41,6 +41,13 @@ _connections = 0
 _connected_to = ""
 
 
+def keep_connection(address: str) -> None:
+    """Has this process, an actor's, keep the connection that it was started with."""
+    global _connections, _connected_to
+    with _connecting:
+        _connections, _connected_to = 1, address
+
+
 class RayCluster:
     """A connection to a Ray cluster; one process has one, so several of these share it."""
 

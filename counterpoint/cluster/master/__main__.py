@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from counterpoint.cluster.master.main import main
+from counterpoint.cluster.master.on_ray import start
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(start(sys.argv[1:]))

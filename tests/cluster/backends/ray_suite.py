@@ -251,7 +251,7 @@ while not (directory / "go").exists():
 """
 
 
-def test_a_job_on_ray_survives_its_master(tmp_path: Path, connection: RayCluster) -> None:
+def test_a_job_on_ray_survives_its_master_which_ray_starts_again(tmp_path: Path, connection: RayCluster) -> None:
     work = RoleSpec(
         name="work",
         command=(sys.executable, "-c", WORK, str(tmp_path)),
@@ -267,6 +267,7 @@ def test_a_job_on_ray_survives_its_master(tmp_path: Path, connection: RayCluster
         wait_until((tmp_path / "begun").exists, "the worker", details=lambda: job.logs("master"))
         master = read_master(tmp_path / "job")
         assert master is not None
+        assert "ray::MasterActor" in Path(f"/proc/{master.pid}/cmdline").read_text()
         os.kill(master.pid, signal.SIGKILL)
         wait_until(lambda: _epoch(job) > 1, "the next master", details=lambda: job.logs("master"))
         (tmp_path / "go").touch()

@@ -1,0 +1,109 @@
+"""The master of a job that was submitted to Ray: a detached actor, which Ray starts again whenever its process dies.
+
+Its process runs the master as a process of one machine does (`counterpoint/cluster/master/main.py`), in the main thread: a plain
+actor has it for one method, and nobody calls another. A call is not repeated once its caller is gone, so the actor calls itself
+each time that it is made. It is on the node where the job was submitted: the job's directory is there, with its state and socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from counterpoint.cluster import job_files
+from counterpoint.cluster.backends.ray_cluster import ADDRESS, RayCluster, keep_connection
+from counterpoint.cluster.backends.ray_places import NAMESPACE, job_key
+from counterpoint.cluster.errors import BackendError, ClusterError
+from counterpoint.cluster.master.control import NoMaster, ask
+from counterpoint.cluster.master.main import CANNOT_RUN, main
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+
+
+class MasterActor:
+    """The master of one job."""
+
+    def __init__(self, directory: str, address: str) -> None:
+        """Begins at once. `address`: that of Ray."""
+        import ray
+
+        self._directory, self._address = directory, address
+        ray.get_runtime_context().current_actor.run.remote()
+
+    def run(self) -> None:
+        """Runs the master to its end, and ends the actor for good."""
+        import ray
+
+        log = os.open(Path(self._directory) / job_files.MASTER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for number in (1, 2):
+            os.dup2(log, number)
+        os.environ[ADDRESS] = self._address
+        keep_connection(self._address)
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())  # Ray's own is uvloop's
+        try:
+            main([self._directory])
+        finally:
+            ray.actor.exit_actor()
+
+
+def start(arguments: Sequence[str]) -> int:
+    """Runs a master in this process, or has Ray run that of a job that was submitted to it; returns the exit code."""
+    try:
+        directory = Path(next(given for given in arguments if not given.startswith("-"))).resolve()
+        job = job_files.read_job(directory)
+    except (StopIteration, ClusterError):
+        return main(arguments)  # says what is wrong
+    if job.backend != "ray":
+        return main(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
+    try:
+        return start_actor(directory, job)
+    except ClusterError as error:
+        logger.error("%s", error)
+        return CANNOT_RUN
+
+
+def start_actor(directory: Path, job: job_files.JobFile) -> int:
+    """Makes the actor of a job's master, if there is none, and returns 0 once it answers or the job has ended.
+
+    Raises `BackendError` if Ray cannot be reached, or cannot make it.
+    """
+    cluster = RayCluster(str(job.options.get("address", "")))
+    cluster.connect()  # says what to do where Ray is not installed
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    options: dict[str, Any] = {
+        "name": f"{job_key(job.spec.name, directory)}/master",
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "lifetime": "detached",
+        "max_restarts": -1 if job.standby else 0,
+        "max_task_retries": -1,  # else its call to itself fails if it comes before Ray takes the actor for alive again
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
+    }
+    actor = ray.remote(MasterActor).options(**options).remote(str(directory), cluster.address)
+    made = actor.__ray_ready__.remote()
+    while job_files.read_outcome(directory) is None:
+        with contextlib.suppress(NoMaster):
+            ask(job_files.control_path(directory), {"ask": "status"})
+            if (directory / job_files.MASTER_FILE).exists():  # before that it has not begun the job
+                break
+        time.sleep(POLL_SECONDS)
+        if ray.wait([made], timeout=0)[0]:
+            try:
+                ray.get(made)
+            except ray.exceptions.RayError as error:
+                raise BackendError(f"the actor of the job's master cannot be made: {error}") from None
+    cluster.disconnect()
+    return 0
