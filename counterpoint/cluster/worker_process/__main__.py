@@ -28,6 +28,8 @@ def main() -> int:
         try:
             for message in messages:
                 host.obey(message)
+        except Exception:
+            logging.exception("an order of the agent cannot be carried out")
         finally:
             end_at_once(AGENT_GONE)
 

@@ -47,10 +47,11 @@ class WorkerCalls:
             return ""
         own = self._description
         address = call_address(Path(own.directory), own.worker) if own.listen == "ipc" else f"{own.listen}:*"
-        self._server = CallServer(worker, own.worker, own.incarnation, address, self._keys)
-        self._server.start()
+        server = CallServer(worker, own.worker, own.incarnation, address, self._keys)
+        server.start()
+        self._server = server  # from now on news of members, in another thread, reaches it
         self._authorize()
-        return self._server.address
+        return server.address
 
     def group(self, role: str) -> RoleGroup:
         """Returns the workers of a role, to be called."""
