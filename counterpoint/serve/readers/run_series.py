@@ -12,19 +12,19 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from counterpoint.job.inspection.history import RATE_STEPS
 from counterpoint.job.inspection.metrics_lines import Line, step_of
 from counterpoint.job.inspection.trained_lines import TrainedLines
-from counterpoint.job.read import metrics_of
+from counterpoint.job.tracking.feed import result_of
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS
 from counterpoint.serve.readers.downsample import Curve, Floats, downsample
 from counterpoint.serve.readers.sampled_lines import of_last_attempt, sampled_steps
-from counterpoint.serve.readers.step_table import LONGEST_NAME, Integers, StepTable
+from counterpoint.serve.readers.step_table import Integers, StepTable
 from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
@@ -120,7 +120,7 @@ class RunSeries:
                 offset += len(raw) + 1
         for _, block in self._results.new_blocks(self._evaluated.clear):
             for raw in block.splitlines():
-                self._add_result([*metrics_of(raw)])
+                self._add_result(raw)
         if trained.generation != self._generation:
             self.trained.clear()
             self._generation, self._seen = trained.generation, 0
@@ -214,19 +214,13 @@ class RunSeries:
                 for offset, line in of_last_attempt(sampled_steps(file.fileno(), places, end)):
                     self.shipped.add_line(line, offset)
 
-    def _add_result(self, rows: list[dict[str, Any]]) -> None:
+    def _add_result(self, raw: bytes) -> None:
         """Adds the metrics of one result of an evaluation."""
-        name = rows[0]["evaluation"] if rows else None
-        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        result = result_of(self.shipped.run_id, raw)
+        if result is None or (len(self._evaluated) >= MOST_EVALUATIONS and result.name not in self._evaluated):
             return
-        if len(self._evaluated) >= MOST_EVALUATIONS and name not in self._evaluated:
-            return
-        line = {"step": rows[0]["step"], "time": rows[0]["time"]}
-        for row in rows:
-            if "metric" in row:
-                metric = f"{EVALUATION}{name}/{row['metric']}"
-                line |= {metric: row["value"], f"{metric}/low": row["low"], f"{metric}/high": row["high"]}
-        self._evaluated.setdefault(name, StepTable(self.shipped.run_id, self.shipped.names)).add_line(line, 0)
+        table = self._evaluated.setdefault(result.name, StepTable(self.shipped.run_id, self.shipped.names))
+        table.add_line({"step": result.step, "time": result.time, **result.values}, 0)
 
 
 def _newest_sums(values: Floats, count: int) -> Floats:
