@@ -166,9 +166,9 @@ async def test_populations_sweeps_and_clusters_are_drawn(reader: Open, tmp_path:
     with pytest.raises(RuntimeError), step_lock(f"{tmp_path}/sweep/bad"):
         raise RuntimeError(HOSTILE)
     master = Master(tmp_path / "cluster")
-    master.run()
+    await master.run()
     master.driver.exit("server-1", 1, reason=HOSTILE)
-    master.write()
+    await master.write()
     async with reader(population, tmp_path / "sweep", tmp_path / "cluster") as page:
         await page.go("/jobs/population/population")
         await expect(page.page.get_by_role("row").filter(has_text="t2")).to_contain_text("running")
