@@ -50,8 +50,8 @@ class MasterActor:
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())  # Ray's own is uvloop's
         try:
             main([self._directory])
-        finally:
-            ray.actor.exit_actor()
+        finally:  # `exit_actor` would wait for this call, which is the actor's own
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def start(arguments: Sequence[str]) -> int:
