@@ -175,8 +175,11 @@ class ChannelConsumer(End):
             self._held.update(item.sequence for item in items)
             self._items += items
             self._finished |= told.finished
+            changed = self._changed
+            if items or told.finished:
+                self._changed = event()
         if items or told.finished:
-            self._notify()
+            changed.set_result(None)
 
     def _item(self, head: Head, frames: Sequence[Buffer]) -> Item | None:
         """Returns what is to be shown of a record; whatever is not is acknowledged."""
@@ -184,9 +187,10 @@ class ChannelConsumer(End):
             if head.number in self._held:
                 return None  # the host was restarted, or took us for dead; whoever holds the item acknowledges it
             # Acknowledged to a host that has ended before it was told, or committed before this process began.
-            known = head.number in self._acknowledged
-        committed = self._committed is not None and self._committed.contains(self._config.name, head.number)
-        if not known and not committed:
+            is_done = head.number in self._acknowledged
+        if self._committed is not None:
+            is_done |= self._committed.contains(self._config.name, head.number)
+        if not is_done:
             try:
                 value = decode([as_bytes_view(frame).toreadonly() for frame in frames])
                 return Item(head.number, head.origin, head.position, value, self, self._generation)
@@ -198,11 +202,6 @@ class ChannelConsumer(End):
             self._done.append(head.number)
         return None
 
-    def _notify(self) -> None:
-        with self._lock:
-            changed, self._changed = self._changed, event()
-        changed.set_result(None)
-
     def _fail(self, error: ChannelError) -> None:
         super()._fail(error)
-        self._notify()
+        self._changed.set_result(None)

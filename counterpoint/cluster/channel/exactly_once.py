@@ -22,7 +22,7 @@ MAX_COMMIT_BYTES = 2**30
 
 
 class PositionSet:
-    """Whole numbers that fill up from below: all under a watermark, and few above. An operation costs O(1) on the average."""
+    """Whole numbers that fill up from below: all under a watermark, and few above. An operation costs O(1) on average."""
 
     def __init__(self, watermark: int = 0, above: Iterable[int] = ()) -> None:
         self.watermark = watermark

@@ -81,12 +81,12 @@ class ChannelHost:
         self.trouble = ""
         """What keeps the host from its work, such as a full disk; empty if nothing does."""
         self._over = threading.Event()
-        self._locks: list[int] = []
+        self._lock = -1
         self._journal: StateJournal | None = None
         try:
             if self.address.startswith(IPC):  # a socket file that is there is replaced, be it stale or not
                 taken = f"cannot listen at {self.address}: another host of the channel does"
-                self._locks.append(take_lock(Path(f"{self.address.removeprefix(IPC)}.lock"), taken))
+                self._lock = take_lock(Path(f"{self.address.removeprefix(IPC)}.lock"), taken)
             if config.directory is not None:
                 self._journal = StateJournal(job_directory / config.directory, config.sync)
         except BaseException:
@@ -104,7 +104,11 @@ class ChannelHost:
     def start(self) -> None:
         """Begins to serve. Once only. Raises `OSError` if it cannot listen."""
         self._loop = LoopThread(f"channel-{self.config.name}")
-        self._loop.run(self._listen()).result()
+        try:
+            self._loop.run(self._listen()).result()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stops serving and frees everything. With a journal, another host can go on. Safe to call twice."""
@@ -117,8 +121,9 @@ class ChannelHost:
     def _free(self) -> None:
         if self._journal is not None:
             self._journal.close()
-        while self._locks:
-            os.close(self._locks.pop())
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the stream has ended; returns whether it has. Raises `ChannelError` if the host has failed."""
@@ -147,10 +152,8 @@ class ChannelHost:
         state = "ended" if self.ended else f"{len(self._queue.state.kept)} of {self.config.capacity} records"
         if not self.ended and not any(kind == messages.CONSUMER for kind, _ in [*self._queue.sessions]):
             state += ", no consumer"
-        if self.set_aside:
-            state += (
-                f", {len(self.set_aside)} set aside, such as position {next(iter(self.set_aside.values())).position}"
-            )
+        for record in [*self.set_aside.values()][:1]:
+            state += f", {len(self.set_aside)} set aside, such as position {record.position}"
         return f"{self.config.name}: {self.trouble or state}"
 
     def __enter__(self) -> ChannelHost:
@@ -261,7 +264,7 @@ class ChannelHost:
                 self._queue.order(peer, head, frames)
 
     def _leave(self, peer: _Peer, failed: bool) -> None:
-        if peer in self._queue.sessions.values():
+        if self._queue.sessions.get((peer.who.kind, peer.who.name)) is peer:
             self._end_turns(peer)
             self._queue.leave(peer, failed)
             self._plan_pass()
@@ -335,6 +338,8 @@ class ChannelHost:
             peer.turns.popleft().answer(pack(told, frames))
             peer.confirmed, peer.refused, peer.lent = [], [], [head.number for head, _ in lent]
             peer.is_new, peer.finished = False, peer.finished and bool(lent)
+        while len(peer.turns) > messages.TURNS:
+            peer.turns.popleft().answer(pack(self._told(peer)))
 
     def _told(self, peer: _Peer, *news: Any) -> Told:
         return Told(peer.number, self._queue.state.generation, self._queue.next_position(peer.who.name), *news)

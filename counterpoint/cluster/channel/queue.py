@@ -39,7 +39,7 @@ class Session:
     who: Who
     waiting: deque[Framed] = field(default_factory=deque)
     """A producer's records for which there was no room yet."""
-    held: dict[int, None] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
     """What a consumer was lent and has not acknowledged."""
     backlog: deque[int] = field(default_factory=deque)
     """Records that belong to its name and were not lent to this session yet."""
@@ -51,11 +51,6 @@ class Session:
 
     def __str__(self) -> str:
         return f"{self.who.kind} {self.who.name!r}"
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the consumer may be lent another record."""
-        return len(self.held) < self.who.credit
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +176,7 @@ class Queue:
             died = self.state.kept[suspect].died
             died.add(session.who.started)
             if len(died) >= self._max_deaths:
-                del session.held[suspect]
+                session.held.discard(suspect)
                 self._note(["aside", suspect])
                 self._finish()
         for sequence in session.held:
@@ -206,7 +201,7 @@ class Queue:
         for sequence in dict.fromkeys(numbers):
             record = self.state.kept.get(sequence)
             if record is not None and (record.holder is session or record.owner == session.who.name):
-                session.held.pop(sequence, None)
+                session.held.discard(sequence)
                 done.append(sequence)
         if done:
             session.has_acknowledged = True
@@ -264,15 +259,15 @@ class Queue:
 
     def _serve(self, consumer: Session) -> None:
         """Lends a consumer what belongs to its name, and lines it up for more if it has room."""
-        while consumer.backlog and consumer.has_room:
+        while consumer.backlog and len(consumer.held) < consumer.who.credit:
             if (sequence := consumer.backlog.popleft()) in self.state.kept:
                 self._lend(consumer, sequence)
-        if consumer.has_room:
+        if len(consumer.held) < consumer.who.credit:
             self._ready[consumer] = None
 
     def _lend(self, consumer: Session, sequence: int) -> None:
         self.state.kept[sequence].holder = consumer
-        consumer.held[sequence] = None
+        consumer.held.add(sequence)
         self._tell(consumer).lent.append(sequence)
 
     def _finish(self) -> None:

@@ -36,9 +36,8 @@ class HostWorker(Worker):
     def setup(self) -> None:
         """Takes the addresses and what an earlier incarnation left in the journals."""
         for config in self._channels:
-            host = ChannelHost(config, Path(self.context.directory))
-            self._hosts.append(host)
-            host.start()
+            self._hosts.append(ChannelHost(config, Path(self.context.directory)))
+            self._hosts[-1].start()
 
     def status(self) -> str:
         """Returns each channel's records, and what keeps it from its work."""
@@ -51,21 +50,17 @@ class HostWorker(Worker):
         """
         while not self.context.stop.wait(STOP_POLL_SECONDS):
             for host in self._hosts:
-                if not host.wait(0.0) and (gone := self._gone(host)) is not None:
+                if not host.wait(0.0) and (gone := self._gone(host.unended)) is not None:
                     self.context.stop_job(
                         f"channel {host.config.name} never ends: its producer {gone} has finished, and its host has not been "
                         "told of its `end`, or has lost it, as one without `directory` does when it dies",
                         code=1,
                     )
 
-    def _gone(self, host: ChannelHost) -> str | None:
+    def _gone(self, missing: frozenset[str]) -> str | None:
         """Returns a producer that will not end its part of a stream any more."""
-        missing = host.unended
-        for role in {role_of(name) for name in missing}:
-            for member in self.context.get_nodes_by_role(role):
-                if member.worker in missing and member.stage is Stage.FINISH:
-                    return member.worker
-        return None
+        members = [each for role in {*map(role_of, missing)} for each in self.context.get_nodes_by_role(role)]
+        return next((each.worker for each in members if each.worker in missing and each.stage is Stage.FINISH), None)
 
     def stop(self) -> None:
         """Frees the addresses and the journals."""

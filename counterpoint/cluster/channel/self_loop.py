@@ -36,28 +36,21 @@ class DataChannel:
         """Takes the channel, such as a table of the role's `config`. Raises `ValidationError` for a table that is none."""
         self.config = config if isinstance(config, ChannelConfig) else ChannelConfig.model_validate(config)
         self._context = context
+        self._who = self.config, Path(context.directory), context.worker, context.incarnation
 
     def producer(self) -> ChannelProducer:
         """Returns the end that puts records, for `async with`; its `blocking` is for `with`.
 
         A task that returns without having ended its part of the stream has died: the stream would never end.
         """
-        context = self._context
-        made = ChannelProducer(self.config, Path(context.directory), context.worker, context.incarnation)
-        context.left_open[f"producer of channel {self.config.name}"] = lambda: not made.has_ended
+        made = ChannelProducer(*self._who)
+        self._context.left_open[f"producer of channel {self.config.name}"] = lambda: not made.has_ended
         return made
 
     def consumer(self, file: CommitFile | None = None) -> ChannelConsumer:
         """Returns the end that takes records, for `with`. With `file`, it is sticky, and skips what is committed there."""
-        context, committed = self._context, None if file is None else file.positions
-        return ChannelConsumer(
-            self.config,
-            Path(context.directory),
-            context.worker,
-            context.incarnation,
-            sticky=file is not None,
-            committed=committed,
-        )
+        committed = None if file is None else file.positions
+        return ChannelConsumer(*self._who, sticky=file is not None, committed=committed)
 
 
 class SelfLoopWorker(Worker):

@@ -27,6 +27,7 @@ from counterpoint.cluster.channel.role import STOP_POLL_SECONDS, HostWorker
 from counterpoint.cluster.channel.self_loop import DataChannel
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.cluster.worker import Context
+from counterpoint.transport.files import journal as files_journal
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.rpc.connection import Connection, RpcError
 from counterpoint.transport.rpc.stream import connect_unix
@@ -174,6 +175,9 @@ async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeyp
     with ChannelHost(config_of(tmp_path), tmp_path) as host:
         connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
         session = (await ask(connection, pack(Turn(who, 0)))).session
+        turns = [connection.ask(pack(Turn(who, session)), DEADLINE_SECONDS) for _ in range(40)]
+        await asyncio.gather(*turns[: -messages.TURNS])  # else the host would read no further one
+        assert not any(turn.done() for turn in turns[-messages.TURNS :])
         heads = [Head(messages.PUT, number, "source-0", number, 1) for number in range(30)]
         with pytest.raises(RpcError, match="ahead of the answers"):
             await ask(connection, pack(Turn(who, session, heads), [b""] * 30))
@@ -501,3 +505,19 @@ def test_a_record_whose_consumers_die_is_set_aside_and_the_stream_goes_on(
     with ChannelHost(config, tmp_path) as next_host:
         assert next_host.set_aside.keys() == (set() if directory is None else {0})
         assert next_host.ended or directory is None or next_host.wait(DEADLINE_SECONDS)
+
+
+def test_a_full_disk_holds_the_channel_up_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(tmp_path, directory=tmp_path / "journal")
+    with ChannelHost(config, tmp_path) as host, ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr(files_journal, "write_buffers", lambda *_: os.pwrite(1 << 20, b"", 0))  # an OSError
+            stored = producer.send("record", timeout=DEADLINE_SECONDS)
+            wait_until(lambda: "cannot write the journal" in host.status(), "the host to say so")
+            assert not stored.done()
+        stored.result(DEADLINE_SECONDS)
+        assert host.status() == "records: 1 of 16 records, no consumer"
+    with ChannelHost(config, tmp_path), ChannelConsumer(config, tmp_path, "trainer-0") as consumer:
+        item = consumer.get(DEADLINE_SECONDS)
+        assert item is not None
+        assert item.value == "record"
