@@ -127,11 +127,6 @@ class Connection:
         self._log = RateLimitedLog(logger)
 
     @property
-    def takes_asks(self) -> bool:
-        """Whether the other end may ask."""
-        return self._on_ask is not None
-
-    @property
     def is_asked(self) -> bool:
         """Whether an ask of the other end waits for its answer."""
         return bool(self._open)

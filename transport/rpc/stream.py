@@ -1,4 +1,4 @@
-"""A link over a stream: a socket pair, or a UNIX socket of this user. Large frames are read straight into their place.
+"""A link over a UNIX socket of this user. Large frames are read straight into their place.
 
 A message is the number of its frames in four bytes, the size of each in eight, and then the frames. The kernel tells at once that
 the other process has ended. That it was stopped (SIGSTOP) its state says: one that computes and answers nothing is not silent.
@@ -164,7 +164,7 @@ class StreamLink(asyncio.BufferedProtocol):
     def _follow(self) -> None:
         if self._transport.is_closing():
             return
-        if self._paused or (self._full and self._connection.takes_asks):
+        if self._paused or (self._full and self._admit is not None):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -178,13 +178,6 @@ class StreamLink(asyncio.BufferedProtocol):
         """See `Link`: what was sent has a moment to be read."""
         self._transport.close()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.abort)
-
-
-async def connect_pair(end: socket.socket, name: str, on_ask: OnAsk | None = None) -> Connection:
-    """Takes one end of a socket pair whose other end `name` has."""
-    connection = Connection(name, on_ask)
-    await asyncio.get_running_loop().connect_accepted_socket(lambda: StreamLink(connection, MOST_BYTES), end)
-    return connection
 
 
 async def connect_unix(path: str, name: str, heartbeat_seconds: float, most_bytes: int = MOST_BYTES) -> Connection:

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ import msgspec
 from counterpoint.cluster.calls.call import Call
 from counterpoint.cluster.calls.codec import CodecError, decode
 from counterpoint.cluster.calls.group import RoleGroup
-from counterpoint.cluster.calls.server import BUSY, HELLO, RAISED, REFUSED, CallHeader, Methods
+from counterpoint.cluster.calls.server import BUSY, HELLO, METHODS, RAISED, REFUSED, CallHeader
 from counterpoint.cluster.errors import (
     ActorBusy,
     ActorDied,
@@ -39,7 +38,7 @@ from counterpoint.cluster.errors import (
 )
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.rpc.connection import LATE, LOST, MOST_BYTES, Connection, RpcError
+from counterpoint.transport.rpc.connection import LATE, LOST, Connection, RpcError
 from counterpoint.transport.rpc.curve import connect_curve
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import connect_unix
@@ -98,18 +97,6 @@ class Request:
                 self.call.set_result(result)
 
 
-class Condition(Enum):
-    """Whether a worker takes calls."""
-
-    CONNECTED = "connected"
-    CONNECTING = "connecting"
-    """Its address is new; calls wait for the connection, for two heartbeats at most."""
-    RESTARTING = "restarting"
-    """It has no address now, or does not answer there."""
-    GONE = "gone"
-    """It will not take calls any more."""
-
-
 class Peer:
     """One worker of a role that this process calls, over all its incarnations."""
 
@@ -129,13 +116,9 @@ class Peer:
         return f"{self.member.worker} (incarnation {self.member.incarnation})"
 
     @property
-    def condition(self) -> Condition:
-        """Whether it takes calls."""
-        if self.has_left or (not self.member.address and self.member.stage in (Stage.FINISH, Stage.FAILED)):
-            return Condition.GONE
-        if self.connection is not None:
-            return Condition.CONNECTED
-        return Condition.CONNECTING if self.member.address and not self.trouble else Condition.RESTARTING
+    def is_gone(self) -> bool:
+        """Whether it will not take calls any more."""
+        return self.has_left or (not self.member.address and self.member.stage in (Stage.FINISH, Stage.FAILED))
 
     @property
     def why_not(self) -> str:
@@ -145,20 +128,15 @@ class Peer:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether a call may be given to it."""
-        return self.condition in (Condition.CONNECTED, Condition.CONNECTING)
+        """Whether a call may be given to it: its address answers, or is new, and calls wait for it for two heartbeats."""
+        return self.connection is not None or (bool(self.member.address) and not self.trouble and not self.is_gone)
 
 
 class Caller:
     """Makes `RoleGroup`s, and carries their calls. Use it in a `with` statement, or `close` it."""
 
-    def __init__(
-        self,
-        keys: CurveKeys | None = None,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        max_frame_bytes: int = MOST_BYTES,
-    ) -> None:
-        self._keys, self._heartbeat_seconds, self._max_frame_bytes = keys, heartbeat_seconds, max_frame_bytes
+    def __init__(self, keys: CurveKeys | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._keys, self._heartbeat_seconds = keys, heartbeat_seconds
         self._name = os.urandom(16)
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
@@ -308,17 +286,14 @@ class Caller:
     async def _connect(self, peer: Peer, seconds: float) -> Connection:
         member, beat = peer.member, self._heartbeat_seconds
         if member.address.startswith(IPC):
-            path = member.address.removeprefix(IPC)
-            connection = await connect_unix(path, str(peer), beat, self._max_frame_bytes)
+            connection = await connect_unix(member.address.removeprefix(IPC), str(peer), beat)
         elif self._keys is None:
             raise OSError(errno.EINVAL, f"Invalid argument: {member.address!r} needs keys")
         else:
-            connection = connect_curve(
-                member.address, member.server_key, self._keys, str(peer), beat, self._max_frame_bytes
-            )
+            connection = connect_curve(member.address, member.server_key, self._keys, str(peer), beat)
         try:
-            said = await connection.ask([HELLO], seconds)
-            self._methods[peer.role] = msgspec.msgpack.decode(as_bytes_view(said[0]), type=Methods).idempotent
+            methods, *_ = await connection.ask([HELLO], seconds)
+            self._methods[peer.role] = msgspec.msgpack.decode(as_bytes_view(methods), type=METHODS)
         except BaseException:
             connection.close()
             raise
@@ -356,7 +331,6 @@ class Caller:
         if request.call.done():  # it was cancelled
             self._finish(request, None)
             return
-        condition = Condition.RESTARTING if peer is None else peer.condition
         if peer is None and self._members:
             self._finish(request, NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent"))
         elif peer is not None and peer.connection is not None:
@@ -365,9 +339,9 @@ class Caller:
             frames, seconds = [msgspec.msgpack.encode(header), *request.frames], request.deadline - time.monotonic()
             request.answer = peer.connection.ask(frames, seconds)
             request.answer.add_done_callback(partial(self._answered, request, peer, str(peer)))
-        elif peer is not None and condition == Condition.CONNECTING:
+        elif peer is not None and peer.takes_calls:
             request.wait_in(peer.waiting)
-        elif condition == Condition.GONE:
+        elif peer is not None and peer.is_gone:
             self._finish(request, ActorDied(f"{request}: {peer} takes no calls any more; the method was not sent"))
         elif self._is_repeatable(request):
             request.wait_in(self._held[request.role])
@@ -382,7 +356,7 @@ class Caller:
             return named
         peers = [peer for peer in self._peers.values() if peer.role == request.role]
         best = [peer for peer in peers if peer.takes_calls]
-        best = best or [peer for peer in peers if peer.condition == Condition.RESTARTING] or peers
+        best = best or [peer for peer in peers if not peer.is_gone] or peers
         self._turns[request.role] += 1
         return best[self._turns[request.role] % len(best)] if best else None
 

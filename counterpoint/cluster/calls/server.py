@@ -47,7 +47,7 @@ KEPT_ANSWERS, KEPT_BYTES = 256, 16 * 2**20
 """Most answers kept, and most bytes of them. A larger answer is not kept: its method runs again, which does no harm."""
 
 HELLO = b"HELLO"
-"""The first frame of what a caller asks first; it is answered with `Methods`."""
+"""The first frame of what a caller asks first; it is answered with `METHODS`."""
 
 RAISED, REFUSED, BUSY = "raised ", "refused", "busy"
 """How a call fails: the method raised, and the exception's type follows; another incarnation is there; a method hangs."""
@@ -56,6 +56,8 @@ _GRACE_SECONDS = 1.0
 """How long a method may run beyond the deadline of its call before others are no longer kept waiting for it."""
 
 Name = Annotated[str, Meta(max_length=256)]
+METHODS = dict[Name, bool]
+"""What a worker offers: whether each method is idempotent."""
 
 
 class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -68,14 +70,6 @@ class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     incarnation: int
     """The worker that is meant; another one refuses."""
     method: Name
-
-
-class Methods(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a worker offers: whether each method is idempotent."""
-
-    worker: Name
-    incarnation: int
-    idempotent: dict[Name, bool]
 
 
 @dataclass(slots=True)
@@ -210,7 +204,7 @@ class CallServer:
             self._listener.authorize(public_keys)
 
     def close(self, seconds: float = END_SECONDS) -> None:
-        """Ends, after the answers that are on their way. A plain method that does not end within `seconds` is left behind."""
+        """Ends. What a caller has not read of a long answer is lost; a method that does not end in `seconds` is left behind."""
         if self._closing:
             return
         self._closing = True
@@ -245,7 +239,7 @@ class CallServer:
             first = as_bytes_view(ask.frames[0])
             if first == HELLO:
                 offered = {method.name: method.idempotent for method in self._methods.values()}
-                ask.answer([msgspec.msgpack.encode(Methods(self._worker, self._incarnation, offered))])
+                ask.answer([msgspec.msgpack.encode(offered)])
                 return
             header = msgspec.msgpack.decode(first, type=CallHeader)
         except (ValueError, LookupError) as error:

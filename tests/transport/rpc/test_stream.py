@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.rpc.connection import LATE, LOST, Ask, Connection, RpcError
-from counterpoint.transport.rpc.stream import StreamReader, UnixListener, connect_pair, connect_unix, framed
+from counterpoint.transport.rpc.stream import StreamReader, UnixListener, connect_unix, framed
 from tests.support.freezing import freeze
 
 DEADLINE = 60.0
@@ -99,14 +98,6 @@ async def test_each_end_that_an_ask_can_have(
     assert answering.given_up == ["keep"] * 3
     for kept in answering.kept:
         kept.answer([b"too late"])  # harms nobody
-
-
-async def test_both_ends_of_a_pair_may_ask(answering: Answering) -> None:
-    near, far = socket.socketpair()
-    left, right = await connect_pair(near, "right", answering), await connect_pair(far, "left", answering)
-    assert [bytes(*await left.ask([b"1"], DEADLINE)), bytes(*await right.ask([b"2"], DEADLINE))] == [b"1", b"2"]
-    left.close()
-    assert "broke" in await right.ended
 
 
 async def test_who_asks_too_much_is_not_read_until_some_is_answered(
