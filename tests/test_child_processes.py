@@ -20,8 +20,9 @@ STARTS = re.compile(
 EXCEPTIONS = {
     "transport/process/child.py": "here it is done",
     "transport/process/launch.py": "the guardian becomes the parent of its command",
+    "transport/process/keeper/": "a keeper becomes the parent of its worker",
     "transport/process/first_process.py": "the first process of a container stays behind, and is no parent by choice",
-    "counterpoint/cluster/": "its agents and actors hold their workers by another rule: they outlive a master",
+    "counterpoint/cluster/": "its keepers and actors hold their workers by another rule: they outlive a master",
     "counterpoint/environments/sandbox/": "its processes have namespaces of their own, in which a guardian cannot look",
     "counterpoint/environments/gateway/agent_guard.py": "the guard of an agent, which a template may have forked",
     "counterpoint/environments/gateway/agent_template.py": "a fork server of agents",
@@ -37,7 +38,7 @@ UNGUARDED = {
     "counterpoint/job/start.py": "a job outlives the notebook that started it",
     "counterpoint/job/admin/join.py": "a guest outlives the command that joined it",
     "counterpoint/job/serving/usage_file.py": "nvidia-smi starts nothing, and is asked every few seconds",
-    "counterpoint/tune/runs/host_job.py": "its roles outlive it for the lease of their agent; it is bound to its parent",
+    "counterpoint/tune/runs/host_job.py": "its roles outlive it for the lease of their keepers; it is bound to its parent",
     "counterpoint/environments/rewards/processes.py": "a worker's processes are counted; it is bound to its parent",
     "counterpoint/environments/gateway/agent_process.py": "an agent has a guard of its own (`agent_guard.py`)",
 }

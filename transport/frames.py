@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
 
+TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes a keeper 5 ms
 if TYPE_CHECKING:
     from asyncio import StreamReader
+    from typing import Literal
 
 _READ_BYTES = 2**18
 """Memory is taken for so much at once, and for more only once that has come."""

@@ -27,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -52,7 +52,7 @@ SHARED_TMPDIR = "X_SHARED_TMPDIR"
 """The variable with the temporary directory that is nobody's own, for what processes of a job must find there."""
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-"""Variables by which systemd, or an agent of `cluster`, supervises a process; none is for its children."""
+"""Variables by which systemd, or a keeper of `cluster`, supervises a process; none is for its children."""
 
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
@@ -214,29 +214,42 @@ def reap() -> list[tuple[int, int]]:
 
 
 def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
-    """Kills and reaps everything below this process, which must be a subreaper, until nothing is left.
+    """Does all of `kill_steps`; returns what did not die in time (it sleeps uninterruptibly), or what may not be killed."""
+    deadline = time.monotonic() + timeout_seconds
+    remaining: list[int] = []
+    for left in kill_steps({}):
+        remaining = left
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    reap()  # what ended before the last look and after the last reaping
+    return remaining
 
-    Returns the processes that did not die in time (one in an uninterruptible sleep), or that may not be killed (another
-    user's), for which it does not wait.
+
+def kill_steps(codes: dict[int, int]) -> Iterator[list[int]]:
+    """Kills and reaps everything below this process, which must be a subreaper; yields what is left, until nothing is.
+
+    The caller waits a moment after each step. `codes` gets the exit codes by pid. Processes that may not be killed (another
+    user's) are not waited for: they are the last that is yielded.
 
     Python's resource trackers are killed last: each removes the shared memory and the semaphores of the killed processes,
     which would stay in /dev/shm for ever, and then ends by itself.
     """
     refused: set[int] = set()
-    deadline = time.monotonic() + timeout_seconds
     trackers_until = time.monotonic() + TRACKER_SECONDS
     while True:
-        reap()
+        codes.update(reap())
         remaining = descendants(os.getpid())
-        if not set(remaining) - refused or time.monotonic() > deadline:
-            reap()  # what ended before this look and after the last reaping
-            return remaining
+        if not set(remaining) - refused:
+            codes.update(reap())  # what ended before this look and after the last reaping
+            yield remaining
+            return
         others = [pid for pid in remaining if pid not in refused and not is_resource_tracker(pid)]
         if others:
             trackers_until = time.monotonic() + TRACKER_SECONDS
         victims = remaining if time.monotonic() > trackers_until else others
         refused |= {pid for pid in victims if not _send(pid, signal.SIGKILL)}
-        time.sleep(0.005)
+        yield remaining
 
 
 def kill_orphans(guardians: Sequence[int]) -> None:
@@ -280,8 +293,8 @@ def is_resource_tracker(pid: int) -> bool:
         return False
 
 
-def _execute(command: list[str], nice: int, guardian: int) -> None:
-    """Becomes the command, in the child. Never returns."""
+def execute(command: list[str], nice: int, guardian: int) -> None:
+    """Becomes the command, in a child that `guardian` has just forked, and that dies with it. Never returns."""
     try:
         # A process group, not a session: the kernel shares the CPU among sessions first (autogroup), and a nice value counts
         # within one only.
@@ -335,7 +348,7 @@ def _attend(command: list[str], nice: int, watched: set[signal.Signals], fence_s
     guardian = os.getpid()
     worker = os.fork()
     if worker == 0:
-        _execute(command, nice, guardian)
+        execute(command, nice, guardian)
     heard = alive_clock()
     while True:
         number = _wait(watched, heard + fence_seconds if fence_seconds > 0 else None)

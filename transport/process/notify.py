@@ -1,6 +1,6 @@
 """systemd's notification protocol, both ends: a role calls `notify`, and a supervisor reads a `NotifySocket`.
 
-A role sends to `$NOTIFY_SOCKET`, whether it runs under systemd, in a container or under an agent of `cluster`; without that
+A role sends to `$NOTIFY_SOCKET`, whether it runs under systemd, in a container or under a keeper of `cluster`; without that
 variable it sends nothing. Source of the protocol: sd_notify(3).
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from counterpoint.transport.printable import clipped
+from counterpoint.transport.process.keeper.notify_socket import NotifySocket as NotifySocket
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +40,6 @@ MAX_STATUS = 1000
 
 MAX_FAILURE = 800
 """Characters of a failure's reason."""
-
-MAX_DATAGRAM = 4096
-CREDENTIALS = struct.Struct("3i")
-"""`struct ucred`: pid, uid, gid."""
-
 
 _stopping = threading.Event()
 """Whether `STOPPING=1` was sent after the last call of `notify_ready`."""
@@ -179,45 +173,3 @@ def beating() -> Iterator[None]:
 def _path(address: str) -> str:
     """Returns an address as the kernel expects it: `@name` is a name in the abstract namespace."""
     return "\0" + address[1:] if address.startswith("@") else address
-
-
-class NotifySocket:
-    """Receives the notifications of one worker.
-
-    The socket is in the abstract namespace: nothing is on disk, and nothing is left there. Any process of the machine could
-    send to it, so messages are accepted from this user's processes only.
-    """
-
-    def __init__(self) -> None:
-        self.address = f"@counterpoint-{os.getpid()}-{secrets.token_hex(8)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket.bind(_path(self.address))
-
-    def fileno(self) -> int:
-        """Returns the descriptor, for a selector or `loop.add_reader`."""
-        return self._socket.fileno()
-
-    def receive(self) -> dict[str, str] | None:
-        """Returns the next message's assignments, `{"READY": "1"}`; None when nothing is queued."""
-        while True:
-            try:
-                data, ancillary, _flags, _sender = self._socket.recvmsg(
-                    MAX_DATAGRAM, socket.CMSG_SPACE(CREDENTIALS.size)
-                )
-            except BlockingIOError:
-                return None
-            uids = [
-                CREDENTIALS.unpack(content[: CREDENTIALS.size])[1]
-                for level, kind, content in ancillary
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS
-            ]
-            if uids != [os.getuid()]:
-                logger.warning("dropped a notification from another user (uid %s)", uids)
-                continue
-            lines = data.decode(errors="replace").splitlines()
-            return {key: value for key, separator, value in (line.partition("=") for line in lines) if separator}
-
-    def close(self) -> None:
-        """Frees the address. Safe to call twice."""
-        self._socket.close()

@@ -68,7 +68,12 @@ def test_what_dies_between_the_reaping_and_the_look_is_reaped(monkeypatch: pytes
         return {os.getpid(): [*living]}
 
     monkeypatch.setattr(launch, "_children", look)
-    monkeypatch.setattr(launch, "reap", zombies.clear)
+
+    def reap() -> list[tuple[int, int]]:
+        zombies.clear()
+        return []
+
+    monkeypatch.setattr(launch, "reap", reap)
     monkeypatch.setattr(os, "kill", lambda pid, number: dying.add(pid))
     assert launch.kill_descendants() == []
     assert not living
