@@ -32,7 +32,7 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An id that becomes part of a path or of a frame: letters, digits, `_`, `.`, `-`, 64 characters at most."""
 
 
-# pydantic looks for plugins of its own in every installed package, which took a quarter of the CPU time in which an agent starts.
+# pydantic looks for plugins of its own in every installed package, which took a quarter of a small process's start.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 

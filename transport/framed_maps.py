@@ -1,11 +1,11 @@
-"""MessagePack maps with a `kind`, each in a frame: between an agent and its workers, a tuner and its trials. Never pickle."""
+"""MessagePack maps with a `kind`, each in a frame: between a tuner and its trials. Never pickle."""
 
 from __future__ import annotations
 
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 
@@ -58,13 +58,23 @@ class FramedMaps:
         return map(self.unpack, self._framing.cut(received))
 
 
+class Frames(Protocol):
+    """How the messages of a channel are written and read, as by `FramedMaps`."""
+
+    def frame(self, message: Mapping[str, Any]) -> bytes:
+        """Returns a message after its length. Raises `BadFrame`."""
+
+    def cut(self, received: bytearray) -> Iterator[dict[str, Any]]:
+        """Removes the whole messages from the beginning of what was received; yields each. Raises `BadFrame`."""
+
+
 class FramedChannel:
     """One end of a socket of such maps on an event loop: it never waits to send, and hands over each message that comes."""
 
     def __init__(
         self,
         connection: socket.socket,
-        messages: FramedMaps,
+        messages: Frames,
         on_message: Callable[[dict[str, Any]], None],
         on_bad: Callable[[str], None],
         on_gone: Callable[[], None] = lambda: None,

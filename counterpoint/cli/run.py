@@ -19,7 +19,7 @@ from counterpoint.cli.arguments.command import Command, parse
 from counterpoint.cli.display.console import console_for, lasting, printed_beside
 from counterpoint.cli.display.progress import choose
 from counterpoint.cli.display.summary_tables import print_summary
-from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.attended.left_running import has_workers
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.worker_view import State, WorkerView
@@ -87,7 +87,7 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
     if config.backend == "local":
         servers = SERVING if needs_servers(config) and config.inference.replicas else ()
         require("a job's trainer and its servers" if servers else "a job's trainer", *TRAINING, *servers)
-    left_running = has_agents(control_directory(config.output_dir))  # by a killed command
+    left_running = has_workers(control_directory(config.output_dir))  # by a killed command
     with held_ports(config, left_running=left_running) as config:
         say = partial(console.print, highlight=False)
         reload = Reload(config.output_dir, name, arguments, config, say, variables)

@@ -49,7 +49,7 @@ class BackendError(ClusterError):
 
 
 class StaleMasterError(ClusterError):
-    """An agent has obeyed a master of a higher epoch: this one must stop acting at once."""
+    """A keeper has obeyed a master of a higher epoch: this one must stop acting at once."""
 
 
 class JobExists(ClusterError):

@@ -200,7 +200,7 @@ class JobSpec(Config):
     stay: bool = False
     """Whether the services run on after all tasks have ended, until a stop request."""
     lease_seconds: float = Field(default=10.0, ge=2.0)
-    """How long the job goes on without a master: then a standby may take over, and agents stop their workers in order."""
+    """How long the job goes on without a master: then a standby may take over, and keepers stop their workers in order."""
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:

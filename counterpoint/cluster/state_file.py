@@ -68,7 +68,7 @@ class SavedState:
     job: JobState
     """What the manager knows."""
     handles: Mapping[str, Any] = field(default_factory=dict)
-    """What the backend needs to find its agents again."""
+    """What the backend needs to find its keepers again."""
     changes: Sequence[Change] = ()
     """The newest `MOST_CHANGES`, the newest last."""
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from counterpoint.cluster.attended.attended_job import end_earlier
-from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.attended.left_running import has_workers
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
@@ -55,7 +55,9 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
             f"output_dir = {str(directory)!r} holds a job already. --resume goes on where it stopped; "
             f"--fresh moves it to {_aside(directory)} and starts anew"
         )
-    if fresh and not has_agents(control_directory(directory)):  # else `claim_directory` ends what a killed command left
+    if fresh and not has_workers(
+        control_directory(directory)
+    ):  # else `claim_directory` ends what a killed command left
         _check_no_run_lives(directory)
     if config.resume:
         check_resumed(config, any(map(committed_steps, config.every_run)))

@@ -77,7 +77,7 @@ class _Job(BaseModel):
 
 
 def control_directory(directory: Path) -> Path:
-    """Returns where `cluster` keeps what it needs to run the job: its state, and the endpoints of its agents."""
+    """Returns where `cluster` keeps what it needs to run the job: its state, and the endpoints of its keepers."""
     return directory / "control"
 
 

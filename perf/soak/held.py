@@ -49,7 +49,7 @@ if "{COUNTS_VARIABLE}" in os.environ:
 
 _NAMES = (
     ("launch.py", "guardians"),
-    ("counterpoint.cluster.agent", "agent"),
+    ("keeper/main.py", "keepers"),
     ("counterpoint.cli.main run", "supervisor"),
     ("counterpoint.cli.main orchestrator", "orchestrator"),
     ("counterpoint.cli.main trainer", "trainer"),

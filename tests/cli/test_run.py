@@ -23,7 +23,7 @@ import tomli_w
 
 import counterpoint.cli.run
 from counterpoint.cli.run import _how_to_go_on, resuming_command
-from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.attended.left_running import has_workers
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.job_files import control_path, read_outcome
 from counterpoint.cluster.manager.events import Outcome
@@ -42,8 +42,8 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.notify import NotifySocket
-from tests.support.agents import end_agents
 from tests.support.jobs import shipped_line
+from tests.support.keepers import end_keepers
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from tests.transport.telemetry.scraping import families
@@ -103,7 +103,7 @@ def job(job_file: Path, tmp_path: Path) -> Iterator[FakeJob]:
     for process in fake.started:
         process.kill()
         process.communicate()
-    end_agents(control_directory(fake.output))
+    end_keepers(control_directory(fake.output))
 
 
 def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_copy_of_a_running_jobs_directory_is_another_job(job: FakeJob, tmp_pat
         second.kill()
         second.communicate()
     finally:
-        end_agents(control_directory(copy))
+        end_keepers(control_directory(copy))
     assert orchestrator_of(job.output, "test") == before
 
 
@@ -218,7 +218,7 @@ def test_jobs_of_one_file_that_sets_no_port_run_at_once(
         assert f"servers at http://127.0.0.1:{ports[1]}\n" in shown
         assert "changed since the last start" not in shown
     finally:
-        end_agents(control_directory(outputs[1]))
+        end_keepers(control_directory(outputs[1]))
 
 
 def test_a_run_that_was_stopped_while_its_command_was_dead_goes_on_with_resume(job: FakeJob) -> None:
@@ -245,7 +245,7 @@ def test_a_fresh_job_begins_after_the_end_of_what_a_killed_command_left(job: Fak
     second = job.start("hang", "--fresh")
     moved = job.output.with_name("out.1")
     wait_until(moved.exists, "the earlier job to be moved")
-    assert not has_agents(control_directory(moved))
+    assert not has_workers(control_directory(moved))
     assert not Path(f"/proc/{earlier.pid}").exists()
     ended = read_outcome(control_directory(moved))
     assert ended is not None
@@ -277,7 +277,7 @@ def test_sigterm_while_what_a_killed_command_left_is_stopped_ends_the_command(jo
     wait_until(ended, "the end of the command")
     assert second.returncode in (143, -signal.SIGTERM), "a late one may meet no handler any more"
     assert not job.output.with_name("out.1").exists()
-    assert not has_agents(control_directory(job.output))
+    assert not has_workers(control_directory(job.output))
 
 
 def status_of(job: FakeJob) -> str:

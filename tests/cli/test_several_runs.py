@@ -21,7 +21,7 @@ from counterpoint.job.claim_directory import NothingLeft
 from counterpoint.job.directory import control_directory, is_running, orchestrator_of
 from counterpoint.models import write_tokenizer
 from counterpoint.transport.errors import UserError
-from tests.support.agents import end_agents
+from tests.support.keepers import end_keepers
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 
@@ -94,7 +94,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
     for process in sweep.started:
         process.kill()
         process.communicate()
-    end_agents(control_directory(sweep.output))
+    end_keepers(control_directory(sweep.output))
 
 
 def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -> None:

@@ -10,13 +10,13 @@ from typing import BinaryIO
 
 import pytest
 
-from counterpoint.cluster.agent import owned_process
-from counterpoint.cluster.agent.owned_process import rotate_if_full
+from counterpoint.cluster import log_rotation
+from counterpoint.cluster.log_rotation import rotate_if_full
 
 
 @pytest.fixture(autouse=True)
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owned_process, "LOG_BYTES", 100)
+    monkeypatch.setattr(log_rotation, "LOG_BYTES", 100)
 
 
 def test_a_full_log_is_put_aside_under_its_writer(tmp_path: Path) -> None:

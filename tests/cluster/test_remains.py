@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from counterpoint.cluster.agent.protocol import MARK
-from counterpoint.cluster.agent.remains import clear_dead, start_of
+from counterpoint.cluster.remains import MARK, clear_dead, start_of
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster.agent.main import _bound
-from counterpoint.cluster.agent.settings import AgentSettings
+from counterpoint.cluster.backends.base import Bundle
+from counterpoint.cluster.backends.keeper_link import WORKERS
+from counterpoint.cluster.backends.local import LocalBackend
+from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.master import control
 from counterpoint.cluster.master.control import ControlServer
+from counterpoint.cluster.spec import JobSpec, Resources, RoleSpec
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.gateway import server as gateway
 from counterpoint.environments.workers import pool
@@ -112,16 +115,15 @@ def test_who_is_ours_at_the_control_socket(monkeypatch: pytest.MonkeyPatch) -> N
     assert [control._is_ours(Writer(user)) for user in (0, 1000, 1001)] == [True, True, False]  # type: ignore[arg-type]
 
 
-async def test_an_agent_listens_for_its_user_alone(short: Path) -> None:
-    settings = AgentSettings(agent="a", job="j", node="n", name="n", directory=short)
-    with _bound(settings) as (_, announced):
-        path = Path(announced.address.removeprefix("ipc://"))
-        assert mode(path) == 0o600
-    with (
-        pytest.raises(ValueError, match="needs master_key"),
-        _bound(settings.model_copy(update={"listen": "tcp://0.0.0.0"})),
-    ):
-        pass
+@pytest.mark.slow
+async def test_a_keeper_listens_for_its_user_alone(short: Path) -> None:
+    backend = LocalBackend(JobSpec(name="j", roles=(RoleSpec(name="r", command=("sleep", "600")),)), short, 1)
+    await backend.allocate(Bundle("r-0", {"r-0": Resources()}), ())
+    await backend.create(WorkerOrder("r-0", 1, "r-0", ("sleep", "600"), {}, str(short / "log")))
+    (path,) = (short / WORKERS).glob("*.sock")
+    assert mode(path) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    await backend.close(end=True)
 
 
 async def test_workers_of_an_environment_are_their_users_alone(short: Path) -> None:

@@ -11,7 +11,7 @@ from tests.support.polling import wait_until
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Returns the processes that name a directory in their commands, such as the masters and agents of a job."""
+    """Returns the processes that name a directory in their commands, such as the masters and keepers of a job."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

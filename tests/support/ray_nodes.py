@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent.protocol import MARK
+from counterpoint.cluster.remains import MARK
 from counterpoint.transport.process.launch import live_processes
 from tests.support.polling import DEADLINE_SECONDS
 

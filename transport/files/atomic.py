@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-if TYPE_CHECKING:  # an agent has no other use for numpy, whose import took a fifth of its start
+if TYPE_CHECKING:  # a small process has no other use for numpy, whose import took a fifth of its start
     import numpy.typing as npt
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[Any]"

@@ -32,7 +32,7 @@ SOCKET_NAME = "transport.sock"
 IPC = "ipc://"
 
 NODE_ADDRESS = "CLUSTER_ADDRESS"
-"""The variable in which an agent tells its workers where other nodes reach theirs."""
+"""The variable in which an actor on Ray tells its worker where other nodes reach theirs."""
 
 TOLD = "transport.address"
 """A file in the job's directory: where a trainer is reached that listens on every address of its node."""

@@ -2,7 +2,7 @@
 
 In `counterpoint run ... | tee log`, Ctrl-C ends `tee` as well as it drains the job, and a closed connection takes its terminal
 away. Output after that must not raise an error that ends the job before it has drained. Nor may a reader that pauses, as after
-Ctrl-S, hold up the event loop of a job: its agents would take the command for dead.
+Ctrl-S, hold up the event loop of a job: its keepers would take the command for dead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A job whose master is this process: it shows the job while it runs, and the job ends with it unless another takes over.
 
 `submit` (`counterpoint/cluster/job_handle.py`) is for jobs whose masters are processes of their own; both run `MasterProcess`. If
-this process is killed, the agents stop the workers in order after a lease; a later one in the same directory adopts them before
+this process is killed, the keepers stop the workers in order after a lease; a later one in the same directory adopts them before
 that.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 REPLACED = StopRequested("replaced by a job with another configuration", 143, "", 0.0)
 
 LEASES_OF_AN_END = 5
-"""Leases within which agents without a master have ended, killed workers included."""
+"""Leases within which keepers without a master have ended, killed workers included."""
 
 POLL_SECONDS = 0.05
 
@@ -58,7 +58,7 @@ class AttendedJob(Observer):
         on_reload: Callable[[], object] | None = None,
         on_trouble: Callable[[str], None] | None = None,
     ) -> None:
-        """Takes the job, the directory for its state and its agents, and callbacks.
+        """Takes the job, the directory for its state and its keepers, and callbacks.
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
         job's guests, for which the services go on; it is called in a thread, and may block. An exception of either is logged and
@@ -94,7 +94,7 @@ class AttendedJob(Observer):
         return self._views.all()
 
     async def run(self, *, adopt: bool = False) -> Outcome:
-        """Runs the job to its end, and ends its agents.
+        """Runs the job to its end, and ends its keepers.
 
         With `adopt` it goes on with what an earlier process left running, if that is the same job; else that is stopped in order
         first. Raises `ClusterError` or `StoreError` if the job cannot begin.
@@ -167,7 +167,7 @@ class AttendedJob(Observer):
 
 
 async def end_earlier(directory: Path) -> Outcome | None:
-    """Stops what an earlier process left running in the directory, in order, and returns once its agents have ended.
+    """Stops what an earlier process left running in the directory, in order, and returns once its keepers have ended.
 
     Returns the outcome of this process if a signal asked it to end meanwhile, else None. Raises `ClusterError` if they do
     not end.
@@ -189,7 +189,7 @@ async def end_earlier(directory: Path) -> Outcome | None:
             while await left_running(directory):  # noqa: ASYNC110 - other processes
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        raise ClusterError(f"{directory}: the agents that an earlier command left there do not end") from None
+        raise ClusterError(f"{directory}: the keepers that an earlier command left there do not end") from None
     return None if signalled is None else Outcome(signalled.code, signalled.reason)
 
 

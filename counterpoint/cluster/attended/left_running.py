@@ -1,4 +1,4 @@
-"""Whether an earlier process left a job running in a directory: its agents, on this machine or on a Ray cluster."""
+"""Whether an earlier process left a job running in a directory: its workers, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import contextlib
 import logging
 from pathlib import Path
 
-from counterpoint.cluster.agent.agent import LEASES_OF_THE_FENCE
-from counterpoint.cluster.agent.starting import agent_in
-from counterpoint.cluster.backends.local import AGENTS
+from counterpoint.cluster.backends.keeper_link import SUFFIX, WORKERS, lives
 from counterpoint.cluster.errors import BackendError, ClusterError
 from counterpoint.cluster.job_files import JobFile, read_job, read_outcome
+from counterpoint.cluster.remains import has_agents_of_old
 
 logger = logging.getLogger(__name__)
 
 
-def has_agents(directory: Path) -> bool:
-    """Whether agents of a job in this directory live on this machine, or its actors may on Ray, which is not asked."""
-    agents = directory / AGENTS
+def has_workers(directory: Path) -> bool:
+    """Whether workers of a job in this directory live on this machine, or may on Ray, which is not asked."""
     with contextlib.suppress(ClusterError):
         if read_job(directory).backend == "ray" and read_outcome(directory) is None:
             return True
-    return any(agent_in(agents, path.stem) is not None for path in agents.glob("*.json"))
+    return any(map(lives, (directory / WORKERS).glob(f"*{SUFFIX}"))) or has_agents_of_old(directory)
 
 
 async def left_running(directory: Path) -> bool:
-    """Whether agents of a job in this directory live, wherever its backend put them.
+    """Whether workers of a job in this directory live, wherever its backend put them.
 
     If its Ray cluster does not answer, returns once nothing that was there can run any more.
     """
     try:
         job = read_job(directory)
     except ClusterError:  # none, or a damaged one
-        return has_agents(directory)
+        return has_workers(directory)
     if job.backend != "ray":
-        return has_agents(directory)
+        return has_workers(directory)
     return read_outcome(directory) is None and await _has_actors(job, directory)
 
 
 async def _has_actors(job: JobFile, directory: Path) -> bool:
     """Asks Ray."""
     from counterpoint.cluster.backends.on_ray import CALL_SECONDS, CONNECT_SECONDS
+    from counterpoint.cluster.backends.ray_actor import LEASES_OF_THE_FENCE
     from counterpoint.cluster.backends.ray_cluster import RayCluster
     from counterpoint.cluster.backends.ray_places import job_key
     from counterpoint.cluster.backends.ray_threads import in_thread

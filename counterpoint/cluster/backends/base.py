@@ -1,8 +1,8 @@
 """The contract of a backend: it places, creates, stops, kills and reports. It never restarts anything by itself.
 
-The local backend and that for Ray implement it, both over agents (`counterpoint/cluster/agent`); users may name
+The local backend, over keepers (`transport/process/keeper`), and that for Ray, over actors, implement it; users may name
 another by import path. One suite of tests (`tests/cluster/backends`) runs against each. Every method is idempotent, carries out
-orders of the highest epoch only, and raises `StaleMasterError` once an agent has obeyed a higher one. What happens to workers
+orders of the highest epoch only, and raises `StaleMasterError` once a keeper has obeyed a higher one. What happens to workers
 arrives by `events`, as the manager's own events.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
+from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.manager.events import Event
 from counterpoint.cluster.spec import Resources
 from counterpoint.cluster.worker import Member
@@ -91,17 +91,17 @@ class Backend(Protocol):
         """Tells the backend that what follows from an event is durable (or it was stale), so that it need not be repeated."""
 
     def handles(self) -> Mapping[str, Any]:
-        """Returns what a later master needs to find the agents again (JSON values, no secrets); kept with its state."""
+        """Returns what a later master needs to find the keepers again (JSON values, no secrets); kept with its state."""
 
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
-        """Connects to the agents of an earlier master, in the name of the new epoch; returns every worker that lives.
+        """Connects to the keepers of an earlier master, in the name of the new epoch; returns every worker that lives.
 
-        What was reported and not acknowledged is among the `events` when this returns. A node whose agent is gone by then is
-        not told as lost: its workers are neither among those that live nor among the events.
+        What was reported and not acknowledged is among the `events` when this returns. A worker whose keeper is gone by then is
+        not told as lost: it is neither among those that live nor among the events.
         """
 
     async def nodes(self) -> Sequence[Node]:
         """Returns the nodes."""
 
     async def close(self, *, end: bool) -> None:
-        """Disconnects. With `end`, ends every agent and removes every actor and placement group of the job, too."""
+        """Disconnects. With `end`, ends every keeper and removes every actor and placement group of the job, too."""

@@ -22,20 +22,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.agent.reports import event_of
 from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat, Node
 from counterpoint.cluster.backends.capacity import require_capacity, require_place
+from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.backends.ray_actor import LEASES_OF_THE_FENCE
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_key
 from counterpoint.cluster.backends.ray_threads import in_thread
+from counterpoint.cluster.backends.reports import event_of
 from counterpoint.cluster.clock import RunningClock
 from counterpoint.cluster.errors import BackendError, StaleMasterError
 from counterpoint.cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
 from counterpoint.cluster.member import Member
 from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
+from counterpoint.transport.process.keeper import messages
 
 logger = logging.getLogger(__name__)
 
@@ -219,17 +219,17 @@ class RayBackend(Backend):
 
     async def start(self, worker: str, incarnation: int) -> None:
         """See `Backend.start`."""
-        await self._order(worker, incarnation, protocol.START)
+        await self._order(worker, incarnation, messages.START)
 
     async def check_children(self, worker: str, incarnation: int, check: int, children: Sequence[Member]) -> None:
         """See `Backend.check_children`."""
         maps = [asdict(child) for child in children]
-        await self._order(worker, incarnation, protocol.CHECK_CHILDREN, check=check, children=maps)
+        await self._order(worker, incarnation, messages.CHECK_CHILDREN, check=check, children=maps)
 
     async def failover(self, worker: str, incarnation: int, notice: int, failed: Sequence[Member]) -> None:
         """See `Backend.failover`."""
         maps = [asdict(member) for member in failed]
-        await self._order(worker, incarnation, protocol.FAILOVER, notice=notice, failed=maps)
+        await self._order(worker, incarnation, messages.FAILOVER, notice=notice, failed=maps)
 
     async def publish(self, members: Sequence[Member]) -> None:
         """Does as `Backend.publish`; a lost actor has nobody to tell."""
@@ -245,11 +245,11 @@ class RayBackend(Backend):
 
     async def stop(self, worker: str, incarnation: int) -> None:
         """See `Backend.stop`."""
-        await self._end_worker(protocol.STOP, worker, incarnation)
+        await self._end_worker(messages.STOP, worker, incarnation)
 
     async def kill(self, worker: str, incarnation: int) -> None:
         """See `Backend.kill`."""
-        await self._end_worker(protocol.KILL, worker, incarnation)
+        await self._end_worker(messages.KILL, worker, incarnation)
 
     async def _end_worker(self, kind: str, worker: str, incarnation: int) -> None:
         async with self._lock_of(worker):
@@ -270,7 +270,7 @@ class RayBackend(Backend):
         """Kills a worker, and returns once nothing of it is left; its end is among the events then."""
         with contextlib.suppress(BackendError, TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                await self._ask(one, END_SECONDS, "obey", {"kind": protocol.KILL})
+                await self._ask(one, END_SECONDS, "obey", {"kind": messages.KILL})
                 await one.gone.wait()
         one.lose("it did not end")
         await one.gone.wait()
@@ -551,7 +551,7 @@ class RayBackend(Backend):
 
 
 def _news(members: Iterable[Member]) -> dict[str, Any]:
-    return {"kind": protocol.MEMBERS, "members": [asdict(member) for member in members]}
+    return {"kind": messages.MEMBERS, "members": [asdict(member) for member in members]}
 
 
 def _answer_of(reference: Any) -> asyncio.Future[Any]:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.agent.reports import cut
+from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
+from counterpoint.cluster.backends.reports import cut
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.spec import role_of, sub_master_name
 from counterpoint.transport.process.exit_codes import ASKED_TO_END
+from counterpoint.transport.process.keeper import messages
 
 LONGEST_ADDRESS = 1000
 """Characters of the address, and of the key, with which a worker takes calls."""
@@ -70,11 +70,11 @@ class OneWorker:
     def answer(self, order: Mapping[str, Any]) -> bool:
         """Answers an order that needs no word of the process; False for one that is to be passed on to it."""
         kind, is_command = order["kind"], not self.order.description
-        if kind == protocol.START and (self.started or is_command):  # a command's work began with its process
+        if kind == messages.START and (self.started or is_command):  # a command's work began with its process
             self.started = True
             self._report(events.WorkerStarted)
             return True
-        if kind == protocol.FAILOVER and is_command:
+        if kind == messages.FAILOVER and is_command:
             self._report(events.FailoverDone, notice=order["notice"])
         return is_command
 
@@ -84,30 +84,30 @@ class OneWorker:
             return
         own, incarnation = self.order.worker, self.order.incarnation
         match message:
-            case {"kind": protocol.READY, **rest}:
+            case {"kind": messages.READY, **rest}:
                 self._ready(str(rest.get("address", "")), str(rest.get("server_key", "")))
-            case {"kind": protocol.STARTED}:
+            case {"kind": messages.STARTED}:
                 self.started = True
                 self._report(events.WorkerStarted)
-            case {"kind": protocol.FINISHED}:
+            case {"kind": messages.FINISHED}:
                 self.finished = True
                 self._report(events.WorkFinished)
-            case {"kind": protocol.FAILED, "reason": str(reason)}:
+            case {"kind": messages.FAILED, "reason": str(reason)}:
                 self.failure = cut(reason)
-            case {"kind": protocol.ENDING}:
+            case {"kind": messages.ENDING}:
                 self._report(events.EndAnnounced)
-            case {"kind": protocol.EXTEND, "seconds": float(seconds)}:
+            case {"kind": messages.EXTEND, "seconds": float(seconds)}:
                 self._report(events.ExtensionRequested, seconds=seconds)
-            case {"kind": protocol.CHILDREN_CHECKED, "check": int(check)}:
+            case {"kind": messages.CHILDREN_CHECKED, "check": int(check)}:
                 self._report(events.ChildrenChecked, check=check)
-            case {"kind": protocol.FAILOVER_DONE, "notice": int(notice)}:
+            case {"kind": messages.FAILOVER_DONE, "notice": int(notice)}:
                 self._report(events.FailoverDone, notice=notice)
-            case {"kind": protocol.REPLACE, "worker": str(other), "incarnation": int(its), "reason": str(reason)}:
+            case {"kind": messages.REPLACE, "worker": str(other), "incarnation": int(its), "reason": str(reason)}:
                 by = {"by": own, "by_incarnation": incarnation}
                 self.tell(events.ReplaceRequested, {**by, "worker": other, "incarnation": its, "reason": cut(reason)})
-            case {"kind": protocol.SCALE, "count": int(count)} if own == sub_master_name(role_of(own)):
+            case {"kind": messages.SCALE, "count": int(count)} if own == sub_master_name(role_of(own)):
                 self.tell(events.ScaleRequested, {"role": role_of(own), "count": count})
-            case {"kind": protocol.STOP_JOB, "reason": str(reason), "code": int(code)}:
+            case {"kind": messages.STOP_JOB, "reason": str(reason), "code": int(code)}:
                 code = code if 0 <= code <= LARGEST_CODE else 1
                 self.tell(events.StopRequested, {"reason": cut(reason), "code": code, "by": own})
 

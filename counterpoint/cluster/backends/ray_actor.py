@@ -23,16 +23,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.agent.order import WorkerOrder
-from counterpoint.cluster.agent.owned_process import OwnedProcess
-from counterpoint.cluster.agent.remains import clear_dead, kill_marked, start_of
-from counterpoint.cluster.agent.reports import Reports
 from counterpoint.cluster.backends.one_worker import OneWorker
+from counterpoint.cluster.backends.order import WorkerOrder
+from counterpoint.cluster.backends.owned_process import NEWS, OwnedProcess
 from counterpoint.cluster.backends.ray_places import ActorName, node_name
+from counterpoint.cluster.backends.reports import Reports
 from counterpoint.cluster.manager.events import Event
+from counterpoint.cluster.remains import MARK, clear_dead, kill_marked, start_of
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.process import launch
+from counterpoint.transport.process.keeper import messages
 from counterpoint.transport.wires.endpoint import NODE_ADDRESS
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class WorkerActor:
         _own_threads()
         remove_left(Path(os.environ.get(launch.SHARED_TMPDIR) or tempfile.gettempdir()), launch.TEMPORARY)
         clear_dead(f"{name.partition('/')[0]}/")
-        os.environ |= {protocol.MARK: self._mark, NODE_ADDRESS: address}
+        os.environ |= {MARK: self._mark, NODE_ADDRESS: address}
         self._epoch = 0
         self._heard = launch.alive_clock()
         self._ending = ""
@@ -89,16 +89,16 @@ class WorkerActor:
         return {"node": self._node}
 
     async def obey(self, epoch: int, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carries out an order, or passes it on to the process (`counterpoint/cluster/agent/protocol.py`)."""
+        """Carries out an order, or passes it on to the process (`transport/process/keeper/messages.py`)."""
         if refused := self._refusal(epoch):
             return refused
         if self._worker is None or self._process is None:
             return {}
         match order["kind"]:
-            case protocol.STOP:
+            case messages.STOP:
                 self._worker.asked = True
                 self._process.terminate()
-            case protocol.KILL:
+            case messages.KILL:
                 self._kill()
             case _ if not self._worker.answer(order):
                 self._process.send(order)
@@ -157,13 +157,13 @@ class WorkerActor:
         self._process = process
         worker.spawned(process.guardian_pid)
         own = {"node": self._node, "listen": f"tcp://{self._listen}"}
-        process.send({"kind": protocol.DESCRIPTION, "description": {**worker.order.description, **own}})
+        process.send({"kind": messages.DESCRIPTION, "description": {**worker.order.description, **own}})
         descriptor = os.pidfd_open(process.guardian_pid)
         asyncio.get_running_loop().add_reader(descriptor, self._on_exit, descriptor)
 
     def _hear(self, worker: str, incarnation: int, message: Mapping[str, Any]) -> None:
-        if message["kind"] in (protocol.ALIVE, protocol.NEWS):
-            self._note_beat(alive=message["kind"] == protocol.ALIVE)
+        if message["kind"] in (messages.ALIVE, NEWS):
+            self._note_beat(alive=message["kind"] == messages.ALIVE)
         elif self._worker is not None:
             self._worker.hear(message)
 

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from counterpoint.cluster.agent.remains import clear_dead
 from counterpoint.cluster.backends.base import Node
 from counterpoint.cluster.backends.ray_actor import WorkerActor
 from counterpoint.cluster.backends.ray_places import (
@@ -27,6 +26,7 @@ from counterpoint.cluster.backends.ray_places import (
     node_of,
 )
 from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.remains import clear_dead
 from counterpoint.cluster.spec import Resources
 
 ADDRESS = "RAY_ADDRESS"

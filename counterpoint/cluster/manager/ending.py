@@ -2,7 +2,7 @@
 
 By its role's restart scope the worker alone is created again, or all of its role, or the whole job: those are asked to end
 first, *recycled*. The scope counts for a worker that had begun to work; one that died before that has left no mark on others, and
-is created again alone. The deaths of a worker in a row are bounded; those with a lost node or an agent, and those of a full disk,
+is created again alone. The deaths of a worker in a row are bounded; those with a lost node or a keeper, and those of a full disk,
 do not count. A command that was never ready and gives the same reason for its second death has no third one, unless an obstacle
 ended it that may pass.
 

@@ -144,7 +144,7 @@ class WorkerExited:
     reason: str
     at: float
     lost: bool = False
-    """Whether it ended with its agent, and not by itself: it is created again as after the loss of its node."""
+    """Whether it ended with its keeper, and not by itself: it is created again as after the loss of its node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class ScaleRequested:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone, with everything on it (its agent does not answer, or the backend says so)."""
+    """A node is gone, with everything on it (its keeper does not answer, or the backend says so)."""
 
     node: str
     reason: str

@@ -304,7 +304,7 @@ ANSWER_SECONDS = 120.0
 """Longest time for a worker's process to be created, and for `start` to be called; else it is killed."""
 
 CREATIONS_AT_ONCE = 16
-"""Creations that are carried out at a time; the others wait, and their deadlines are later. An agent starts one process after the
+"""Creations that are carried out at a time; the others wait, and their deadlines are later. A keeper starts one process after the
 other, so more would only wait there, beside their repetitions."""
 
 KILL_GRACE_SECONDS = 15.0

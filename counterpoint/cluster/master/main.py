@@ -1,7 +1,7 @@
 """The master's process: takes the lock, runs one term after the other until the job has ended, and says how it ended.
 
 A master that another one has replaced ends at once (`LOST`). An exception in a term, a bug of ours, begins another one that stops
-the job in order; a second one ends everything at once. While the state cannot be written, a term waits, and keeps the agents
+the job in order; a second one ends everything at once. While the state cannot be written, a term waits, and keeps the keepers
 informed: the workers go on. A process that is `alone` in the job's directory does not wait once a signal asks it to end: a last
 term goes on from what was written last, stops the job in order, and writes nothing.
 """
@@ -63,7 +63,7 @@ LOOK_SECONDS = 0.1
 """Seconds between two tries of a waiting master to take the lock."""
 
 END_SECONDS = 60.0
-"""Longest time to end the agents after the job."""
+"""Longest time to end the keepers after the job."""
 
 
 class MasterProcess:

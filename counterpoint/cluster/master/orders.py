@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from counterpoint.cluster.agent.order import WorkerOrder
 from counterpoint.cluster.backends.base import Bundle
+from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.manager.starting import needs_of
 from counterpoint.cluster.manager.state import BundleRecord, WorkerRecord
 from counterpoint.cluster.spec import JobSpec, role_of

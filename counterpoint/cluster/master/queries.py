@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent.table import LARGEST_CODE
 from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.backends.one_worker import LARGEST_CODE
 from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
 from counterpoint.cluster.manager.state import JobState, WorkerRecord

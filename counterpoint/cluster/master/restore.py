@@ -1,7 +1,7 @@
 """What a new master begins with: the state of the job that the last one wrote, compared with what it finds alive.
 
 Agents repeat every report that was not acknowledged, so most differences explain themselves. What is left: processes that the
-state does not know any more, and workers of the state that no agent has.
+state does not know any more, and workers of the state that no keeper has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from counterpoint.cluster.agent.order import LivingWorker
+from counterpoint.cluster.backends.order import LivingWorker
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.events import Event
 from counterpoint.cluster.manager.state import ALIVE, JobState, Phase
@@ -17,12 +17,12 @@ from counterpoint.cluster.manager.state import ALIVE, JobState, Phase
 KILLED = 137
 """The exit code of a process whose end nobody saw: as if killed."""
 
-GONE = "it had ended, and its agent with it, when a master looked again"
-"""Why a worker is counted as ended that neither lives nor has its end reported: an agent that lives would have kept the
+GONE = "it had ended, and its keeper with it, when a master looked again"
+"""Why a worker is counted as ended that neither lives nor has its end reported: a keeper that lives would have kept the
 report."""
 
 REPORT_SECONDS = 0.5
-"""How long the report of an end may take to arrive, before a worker that no agent has counts as dead without one."""
+"""How long the report of an end may take to arrive, before a worker that no keeper has counts as dead without one."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ ALLOCATE_SECONDS = 120.0
 CREATE_SECONDS = 180.0
 ORDER_SECONDS = 15.0
 """Longest time for an instruction of each kind to be accepted; what follows from it comes as an event. A backend's own
-deadlines are shorter, together: on Ray, an agent's start, its first answer, and the order to it."""
+deadlines are shorter, together: on Ray, a keeper's start, its first answer, and the order to it."""
 
 TRIES = 4
 """How often an order to a living worker is tried before the worker counts as silent."""

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.02
 
 HANGS_SHARE = 0.4
 """The share of the job's lease for which a master may not answer, at least `HANGS_SECONDS`: its successor has the rest of it to
-reach the agents, which then stop."""
+reach the keepers, which then stop."""
 
 HANGS_SECONDS = 3.0
 

@@ -1,1 +1,1 @@
-"""The process of a worker of a class: calls its hooks in order, and tells its agent."""
+"""The process of a worker of a class: calls its hooks in order, and tells its keeper."""

@@ -1,4 +1,4 @@
-"""A worker of a class as a process: `python -m counterpoint.cluster.worker_process`, started by an agent."""
+"""A worker of a class as a process: `python -m counterpoint.cluster.worker_process`, started by a keeper."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import logging
 import sys
 import threading
 
-from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.worker_process.agent_link import AgentLink
 from counterpoint.cluster.worker_process.description import Description
-from counterpoint.cluster.worker_process.host import AGENT_GONE, Host, end_at_once, end_soon
+from counterpoint.cluster.worker_process.host import KEEPER_GONE, Host, end_at_once, end_soon
+from counterpoint.cluster.worker_process.link import Link
+from counterpoint.transport.process.keeper import messages
 
 
 def main() -> int:
-    """Runs the worker that the agent describes; returns the exit code."""
+    """Runs the worker that the keeper describes; returns the exit code."""
     # The lines go into the worker's log.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    link = AgentLink()
-    messages = link.messages()
-    first = next(messages, None)
-    if first is None or first["kind"] != protocol.DESCRIPTION:
-        print(f"expected a description from the agent, got {first}", file=sys.stderr)  # noqa: T201 - into the log
-        return AGENT_GONE
+    link = Link()
+    orders = link.messages()
+    first = next(orders, None)
+    if first is None or first["kind"] != messages.DESCRIPTION:
+        print(f"expected a description from the keeper, got {first}", file=sys.stderr)  # noqa: T201 - into the log
+        return KEEPER_GONE
     host = Host(link, Description.model_validate(first["description"]))
 
     def obey() -> None:
         try:
-            for message in messages:
+            for message in orders:
                 host.obey(message)
         except Exception:
             logging.exception("an order of the agent cannot be carried out")
         finally:
-            end_at_once(AGENT_GONE)
+            end_at_once(KEEPER_GONE)
 
     threading.Thread(target=obey, name="cluster-orders", daemon=True).start()
     code = host.run()

@@ -37,9 +37,9 @@ class Description(Config):
     directory: str
     """The directory of the job."""
     node: str = ""
-    """Filled in by its agent."""
+    """Filled in by its keeper."""
     listen: str = "ipc"
-    """The address at which it takes calls: `ipc`, or `tcp://HOST` with keys. Filled in by its agent, which listens
+    """The address at which it takes calls: `ipc`, or `tcp://HOST` with keys. Filled in by its keeper, which listens
     there itself."""
     task: bool = False
     """Whether the process ends once `start` has returned."""

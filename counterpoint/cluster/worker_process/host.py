@@ -1,7 +1,7 @@
-"""Runs one worker of a class from its construction to its end: the hooks in order, and the agent's orders beside them.
+"""Runs one worker of a class from its construction to its end: the hooks in order, and the keeper's orders beside them.
 
 `__init__`, `setup`, `self_check` and `start` run in the main thread, since signal handlers, torch and many native libraries want
-that. The agent's orders are read in a thread; `stop`, `on_failover`, `check_child` and `status` have one each, and heartbeats
+that. The keeper's orders are read in a thread; `stop`, `on_failover`, `check_child` and `status` have one each, and heartbeats
 another, so that they show that the interpreter lives whatever a hook does. A hook that fails outside the main thread ends the
 process at once: nothing could interrupt `start`.
 """
@@ -22,18 +22,18 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from counterpoint.cluster.agent import protocol
 from counterpoint.cluster.calls.group import RoleGroup
 from counterpoint.cluster.manager.events import LONGEST_REASON
 from counterpoint.cluster.spec import MASTER, role_of, sub_master_name
 from counterpoint.cluster.worker import Context, Member, SubMaster, Worker
-from counterpoint.cluster.worker_process.agent_link import AgentLink
 from counterpoint.cluster.worker_process.description import Description
+from counterpoint.cluster.worker_process.link import Link
 from counterpoint.cluster.worker_process.worker_calls import WorkerCalls
 from counterpoint.transport.printable import clipped
+from counterpoint.transport.process.keeper import messages
 
-AGENT_GONE = 70
-"""Exit code when the agent is gone; its guardian kills the process at the same time."""
+KEEPER_GONE = 70
+"""Exit code when the keeper is gone; the kernel kills the process at the same time."""
 
 EXIT_SECONDS, FAILED_EXIT_SECONDS = 10.0, 1.0
 """How long the threads that the worker left may keep the process from its end; after a failure, which is to be known soon."""
@@ -47,7 +47,7 @@ FAILED = 1
 class Host:
     """One worker's process."""
 
-    def __init__(self, link: AgentLink, description: Description) -> None:
+    def __init__(self, link: Link, description: Description) -> None:
         self._link = link
         self._description = description
         self._calls = WorkerCalls(description)
@@ -95,17 +95,17 @@ class Host:
         for name, hook in (("status", self._ask_status), ("failover", self._fail_over), ("check", self._check)):
             self._spawn(name, hook)
         address = call("listen", lambda: self._calls.listen(self._worker))
-        self._link.send(protocol.READY, address=address, server_key=self._calls.public_key)
+        self._link.send(messages.READY, address=address, server_key=self._calls.public_key)
         self._may_start.wait()
         if not context.stop.is_set():
-            self._link.send(protocol.STARTED)
+            self._link.send(messages.STARTED)
             call("start", self._work)
             with self._stopping:
                 self._finished = not context.stop.is_set()
                 if self._finished and hooks.task:
                     context.stop.set()  # so that a request to stop, from now on, does not stop it a second time
             if self._finished:
-                self._link.send(protocol.FINISHED)
+                self._link.send(messages.FINISHED)
                 if hooks.task:
                     call("stop", self._worker.stop)  # the manager's deadline holds, as after a request
                     return
@@ -138,17 +138,17 @@ class Host:
     # --- the other threads ---
 
     def obey(self, message: dict[str, Any]) -> None:
-        """Carries out one order of the agent, or hands it to the thread that does. Called in the thread that reads."""
+        """Carries out one order of the keeper, or hands it to the thread that does. Called in the thread that reads."""
         match message:
-            case {"kind": protocol.START}:
+            case {"kind": messages.START}:
                 self._may_start.set()
-            case {"kind": protocol.STOP}:
+            case {"kind": messages.STOP}:
                 self._spawn("stop", self._stop)
-            case {"kind": protocol.MEMBERS, "members": list(members)}:
+            case {"kind": messages.MEMBERS, "members": list(members)}:
                 self._context.update(members_of(members))
-            case {"kind": protocol.FAILOVER}:
+            case {"kind": messages.FAILOVER}:
                 self._failovers.put(message)
-            case {"kind": protocol.CHECK_CHILDREN}:
+            case {"kind": messages.CHECK_CHILDREN}:
                 self._checks.put(message)
 
     def _stop(self, by_signal: bool = False) -> None:
@@ -166,7 +166,7 @@ class Host:
 
     def _beat(self) -> None:
         while True:
-            self._link.send(protocol.ALIVE, status=self._status)
+            self._link.send(messages.ALIVE, status=self._status)
             threading.Event().wait(self._description.heartbeat_seconds)
 
     def _ask_status(self) -> None:
@@ -178,20 +178,20 @@ class Host:
             status = " ".join(status.split())[:LONGEST_STATUS]
             if status != self._status:
                 self._status = status
-                self._link.send(protocol.ALIVE, status=status)
+                self._link.send(messages.ALIVE, status=status)
             threading.Event().wait(self._description.heartbeat_seconds)
 
     def _fail_over(self) -> None:
         while True:
             order = self._failovers.get()
             call("on_failover", cast(Worker, self._worker).on_failover, members_of(order["failed"]))
-            self._link.send(protocol.FAILOVER_DONE, notice=order["notice"])
+            self._link.send(messages.FAILOVER_DONE, notice=order["notice"])
 
     def _check(self) -> None:
         while True:
             order = self._checks.get()
             call("check_child", cast(SubMaster, self._worker).check_child, members_of(order["children"]))
-            self._link.send(protocol.CHILDREN_CHECKED, check=order["check"])
+            self._link.send(messages.CHILDREN_CHECKED, check=order["check"])
 
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
         threading.Thread(target=self._guarded, args=(name, work), name=f"cluster-{name}", daemon=True).start()
@@ -204,17 +204,17 @@ class Host:
             self._report_end(end)
             end_at_once(end.code)
         except OSError as error:
-            print(f"the agent is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
-            end_at_once(AGENT_GONE)
+            print(f"the keeper is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
+            end_at_once(KEEPER_GONE)
         except BaseException as error:  # noqa: BLE001 - a bug of ours, or a message that makes no sense
             self._report_end(HookEndedError(f"its {name} thread raised {last_line(error)}", 1))
             end_at_once(1)
 
     def _report_end(self, end: HookEndedError) -> None:
         try:
-            self._link.send(protocol.FAILED, reason=str(end))
+            self._link.send(messages.FAILED, reason=str(end))
         except OSError as error:
-            print(f"the agent is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
+            print(f"the keeper is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
 
 
 def end_at_once(code: int) -> None:
@@ -284,7 +284,7 @@ def members_of(maps: Iterable[Any]) -> tuple[Member, ...]:
 class HostedContext(Context):
     """What `Worker` gets here."""
 
-    def __init__(self, description: Description, link: AgentLink, calls: WorkerCalls) -> None:
+    def __init__(self, description: Description, link: Link, calls: WorkerCalls) -> None:
         known = description.model_dump()
         super().__init__(**{each.name: known[each.name] for each in fields(Context) if each.name in known})
         self._link = link
@@ -315,7 +315,7 @@ class HostedContext(Context):
             raise PermissionError(
                 f"{self.worker} may not have {worker} replaced: only {self.role}-{MASTER} may, a worker of its role"
             )
-        self._link.send(protocol.REPLACE, worker=worker, incarnation=incarnation, reason=reason)
+        self._link.send(messages.REPLACE, worker=worker, incarnation=incarnation, reason=reason)
 
     def scale(self, count: int) -> None:
         """See `Context.scale`."""
@@ -325,8 +325,8 @@ class HostedContext(Context):
             )
         if not self.fewest <= count <= self.most:
             raise ValueError(f"role {self.role!r} may have {self.fewest} to {self.most} workers, not {count}")
-        self._link.send(protocol.SCALE, count=count)
+        self._link.send(messages.SCALE, count=count)
 
     def stop_job(self, reason: str, code: int = 0) -> None:
         """See `Context.stop_job`."""
-        self._link.send(protocol.STOP_JOB, reason=reason, code=int(code))
+        self._link.send(messages.STOP_JOB, reason=reason, code=int(code))

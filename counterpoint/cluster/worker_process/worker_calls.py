@@ -1,6 +1,6 @@
 """Both ends of the calls of one worker's process: those to its own methods, and those that it makes.
 
-On one machine they go over a socket in the job's directory. Where the agent listens for other machines, the process makes a pair
+On one machine they go over a socket in the job's directory. Where the keeper listens for other machines, the process makes a pair
 of CURVE keys for itself. The public one travels with its address, so exactly the members of the job can call each other.
 """
 
@@ -20,7 +20,7 @@ from counterpoint.cluster.worker_process.description import Description
 from counterpoint.transport.wires.endpoint import CurveKeys
 
 _END_SECONDS = 0.2
-"""How long the end of the process waits for a method that runs. The agent is not to be kept waiting."""
+"""How long the end of the process waits for a method that runs. The keeper is not to be kept waiting."""
 
 
 class WorkerCalls:

@@ -1,6 +1,6 @@
 """Starts a guest of a live job from a TOML text, as `counterpoint orchestrator FILE --join DIRECTORY` does.
 
-A job's workers are fixed when it starts, so its agents cannot host a guest. The guest becomes a process of its own: in its own
+A job's workers are fixed when it starts, so its keepers cannot host a guest. The guest becomes a process of its own: in its own
 session, with its output in `guests/<run id>.log`, so that it outlives whoever started it. The job knows it by its lock, stays for
 it, and `stop`, `evict` and the others reach it like any run. Nobody restarts it: join again with `resume`.
 """

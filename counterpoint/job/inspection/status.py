@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent.remains import start_of
+from counterpoint.cluster.remains import start_of
 from counterpoint.cluster.worker_view import ENDED, State
 from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from counterpoint.job.inspection.fine_tuning import FINE_TUNING, FineTuning, fine_tuning_of

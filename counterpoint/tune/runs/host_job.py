@@ -1,7 +1,7 @@
 """The job whose runs are the trials: it runs already, or is started for the experiment by `counterpoint run FILE`.
 
 Its trainer and servers hold no state of the tuner. If the tuner is killed, a job that it started goes on for the lease of its
-agent (`docs/operations.md`); the next `start` takes it over, or starts it anew from its checkpoints.
+keeper (`docs/operations.md`); the next `start` takes it over, or starts it anew from its checkpoints.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HostJob:
         ]
         allowed = {variable("trainer.allowed_imports"): json.dumps(self._imports)} if self._imports else {}
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        # No guardian, which would kill the job's roles, too: they outlive it for the lease of their agent.
+        # No guardian, which would kill the job's roles, too: they outlive it for the lease of their keeper.
         variables = {**os.environ, **SAFE_PATH, **allowed}
         self._process = Child(
             "the job", bound_command(command), environment=variables, log=self.log_file, guarded=False

@@ -1,13 +1,13 @@
 """Kills and stops the processes of real jobs of the controller, round after round, and audits what each job left.
 
-A fault comes at a random moment: SIGKILL or SIGSTOP (and SIGCONT later) of the master, its standby, an agent or a worker of
-any role; a node with all its processes; a node or all masters that cannot be reached for longer than the lease; a full disk under
+A fault comes at a random moment: SIGKILL or SIGSTOP (and SIGCONT later) of the master, its standby, a keeper or a worker of
+any role; a node of Ray with all its processes; a node or all masters out of reach for longer than the lease; a full disk under
 the state. In some a worker or the master is killed beside it. Every fault is done `--each` times at least: with few rounds,
 several in a round, one after the other. A round ends once every worker has shown life again and records are committed. Several
 rounds are done to one job; then it is let to its end, often with one more kill meanwhile, and audited
 (`perf/chaos/cluster/audit.py`).
 
-On the local backend no network can be cut, since its sockets are files: there a node is cut off by stopping its agent.
+On the local backend no network can be cut, since its sockets are files: there a worker is cut off by stopping its keeper.
 On Ray each node has a network of its own (`perf/chaos/cluster/ray_nodes.py`), whose cable is pulled for up to 40 s.
 """
 
@@ -48,10 +48,9 @@ FAULTS_OF = {
     "local": (
         "kill standby",
         "stop standby",
-        "kill agent",
-        "stop agent",
-        "lose node",
-        "cut agent",
+        "kill keeper",
+        "stop keeper",
+        "cut keeper",
         "cut masters",
         "fill disk",
     ),

@@ -107,18 +107,18 @@ class ClusterJob:
     # --- the processes ---
 
     def one_of(self, target: str, chance: random.Random) -> str:
-        """Returns what a fault's target stands for now: a worker of a role, an agent, a node; or itself."""
+        """Returns what a fault's target stands for now: a worker of a role, a keeper or an actor, a node of Ray; or itself."""
         if target in ROLES:
             return chance.choice(ROLES[target])
-        if target in ("agent", "actor"):
-            return f"{target} {chance.choice(WORKERS if target == 'actor' else self.nodes)}"
+        if target in ("keeper", "actor"):
+            return f"{target} {chance.choice(WORKERS)}"
         return chance.choice(self.nodes) if target == "node" else target
 
     @property
     def nodes(self) -> list[str]:
-        """The names of the nodes, or of those of Ray that have a worker now."""
+        """The names of the nodes of Ray that have a worker now."""
         if self.ray is None:
-            return [f"node-{rank}" for rank in range(NODES)]
+            return []
         actors = {pid for worker in WORKERS for pid in self.processes(f"actor {worker}")}
         return [name for name in self.ray.names if actors.intersection(self.ray.processes(name))]
 
@@ -134,18 +134,16 @@ class ClusterJob:
                 masters if target == "masters" else [pid for pid in masters if (pid == acting) == (target == "master")]
             )
         what, _, whose = target.partition(" ")
-        if what == "agent":
-            agent = self._agent(whose)
-            return [agent] if self._mark_of(whose) in environment_of(agent) else []
+        if what == "keeper":
+            return [pid for pid in map(parent_of, self.processes(whose)) if "keeper/main.py" in command_line(pid)]
         if what == "actor":  # below it is a guardian, and below that the worker
             return [parent_of(parent_of(pid)) for pid in self.processes(whose)]
         if target in WORKERS:
             self.witness.read()
             pid = next((line[2] for line in reversed(self.witness.lines) if line[0] == target), 0)
             return [pid] if f"{MARK}={self.mark}".encode() in environment_of(pid) else []
-        if self.ray is not None:
-            return self.ray.processes(target)
-        return [pid for pid in marked(self.mark) if self._mark_of(target) in environment_of(pid)]
+        assert self.ray is not None, target
+        return self.ray.processes(target)
 
     def left(self) -> list[int]:
         """Returns all processes of the job."""
@@ -159,14 +157,6 @@ class ClusterJob:
         with suppress(OSError, ValueError):
             return int(json.loads((self.directory / "master.json").read_text())["pid"])
         return 0
-
-    def _agent(self, name: str) -> int:
-        with suppress(OSError, ValueError):
-            return int(json.loads((self.directory / "agents" / f"{name}.json").read_text())["pid"])
-        return 0
-
-    def _mark_of(self, agent: str) -> bytes:
-        return f"CLUSTER_AGENT={self.directory.resolve() / 'agents'}:{agent}".encode()
 
     def send(self, target: str, number: int) -> list[int]:
         """Sends a signal to each process of a target; returns those that there were."""

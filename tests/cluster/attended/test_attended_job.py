@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from counterpoint.cluster.attended.attended_job import AttendedJob
-from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.attended.left_running import has_workers
 from counterpoint.cluster.job_files import read_job
 from counterpoint.cluster.master.main import MasterProcess
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.cluster.state_file import StateError, read_state
 from counterpoint.transport.process.child import last_lines
-from tests.support.agents import end_agents
+from tests.support.keepers import end_keepers, keepers
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,8 @@ class Supervised:
         return (self.directory / f"{name}.log").read_text()
 
     def marked(self) -> list[int]:
-        return [pid for pid in every_pid() if self.mark in command_line(pid)]
+        """Returns the keepers, the workers, and what these left."""
+        return [*keepers(self.directory / "control"), *(pid for pid in every_pid() if self.mark in command_line(pid))]
 
 
 def every_pid() -> list[int]:
@@ -137,7 +138,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for supervised in started:
         supervised.process.kill()
         supervised.process.wait()
-        end_agents(supervised.directory / "control")
+        end_keepers(supervised.directory / "control")
         wait_until(lambda: not supervised.marked(), "every process of the test to be gone")  # noqa: B023
 
 
@@ -234,16 +235,16 @@ def test_a_service_that_is_not_essential_may_be_killed_and_may_hang_in_the_end(s
     assert job.marked() == []
 
 
-def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(start: Start) -> None:
+def test_what_a_killed_keeper_left_is_gone_before_the_worker_starts_again(start: Start) -> None:
     job = start(service("server", DAEMONISE + STUBBORN, max_restarts=1), service("task", task=True))
     ready(job, "server", "task")
-    wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    wait_until(lambda: len(job.marked()) >= 5, "keepers, workers and a daemon to be there")
     left = set(job.marked())
     worker = job.state("server")["pid"]
     os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
     wait_until(lambda: job.state("server")["pid"] not in (None, worker), "another server")
     ready(job, "server")
-    task = {pid for pid in left if pid == job.state("task")["pid"] or "launch.py" in command_line(pid)}
+    task = {pid for pid in left if pid == job.state("task")["pid"] or "keeper/main.py" in command_line(pid)}
     wait_until(lambda: not (left - task) & set(job.marked()), "what the first one left to be gone")
     assert job.process.poll() is None
 
@@ -331,7 +332,7 @@ def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) 
 def test_nothing_survives_a_killed_supervisor(start: Start, short_lease: None) -> None:
     job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
     ready(job, "server", "task")
-    wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    wait_until(lambda: len(job.marked()) >= 5, "keepers, workers and a daemon to be there")
     job.process.send_signal(signal.SIGKILL)
     wait_until(lambda: not job.marked(), "everything to be gone")
 
@@ -357,25 +358,25 @@ def test_the_shared_memory_of_what_is_killed_is_removed(start: Start, short_leas
     assert not shared.exists()
 
 
-def test_nothing_survives_a_killed_guardian(start: Start) -> None:
+def test_nothing_survives_a_killed_keeper(start: Start) -> None:
     job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
     ready(job, "server", "task")
     status = Path(f"/proc/{job.state('server')['pid']}/stat").read_text()
-    guardian = int(status.rpartition(")")[2].split()[1])
-    assert guardian != job.process.pid
-    os.kill(guardian, signal.SIGKILL)
+    keeper = int(status.rpartition(")")[2].split()[1])
+    assert keeper != job.process.pid
+    os.kill(keeper, signal.SIGKILL)
     assert job.finish()["failed_worker"] == "server"
     assert job.marked() == []
 
 
-def test_nothing_survives_a_guardian_and_its_supervisor_killed_one_after_the_other(
-    start: Start, short_lease: None
+def test_nothing_survives_a_keeper_and_its_supervisor_killed_one_after_the_other(
+    start: Start, short_lease: None, tmp_path: Path
 ) -> None:
     job = start(service("server", STUBBORN), service("task", task=True))
     ready(job, "server", "task")
-    guardians = [pid for pid in job.marked() if "launch.py" in command_line(pid)]
-    assert len(guardians) == 2
-    for pid in (*guardians, job.process.pid):
+    owners = keepers(tmp_path / "control")
+    assert len(owners) == 2
+    for pid in (*owners, job.process.pid):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not job.marked(), "everything to be gone")
 
@@ -398,13 +399,13 @@ def test_what_a_killed_supervisor_left_goes_on_below_the_next_one(start: Start, 
 def test_a_job_that_was_suspended_for_longer_than_its_lease_goes_on_at_no_cost(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-Z: the agent has stopped the workers in order meanwhile."""
+    """As by Ctrl-Z: the keepers have stopped the workers in order meanwhile."""
     monkeypatch.setenv("CLUSTER_LEASE", "3")
     job = start(service("server"), service("task", task=True))
     ready(job, "server", "task")
     before = [job.state(name)["pid"] for name in ("server", "task")]
     job.process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: not has_agents(tmp_path / "control"), "the end of the agent")
+    wait_until(lambda: not has_workers(tmp_path / "control"), "the end of the keepers")
     assert "drained" in job.log("server")
     assert "drained" in job.log("task")
     job.process.send_signal(signal.SIGCONT)
@@ -436,7 +437,7 @@ def test_another_job_in_the_directory_of_a_killed_supervisor_begins_after_the_en
 
 
 @pytest.mark.parametrize("left", ["damage", "the journal of an earlier version"])
-def test_a_state_that_is_of_no_use_while_an_earlier_job_lives_is_said_and_the_agents_end_by_themselves(
+def test_a_state_that_is_of_no_use_while_an_earlier_job_lives_is_said_and_the_keepers_end_by_themselves(
     start: Start, tmp_path: Path, short_lease: None, left: str
 ) -> None:
     job = start(service("server"), service("task", task=True))
@@ -540,7 +541,7 @@ def test_ctrl_c_drains_in_order_though_the_state_cannot_be_written(
     assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
     assert job.log("server") == job.log("task") == "drained\n"
     assert job.marked() == []
-    assert not has_agents(tmp_path / "control")
+    assert not has_workers(tmp_path / "control")
 
 
 def test_a_full_disk_is_waited_for_with_true_states_and_the_job_goes_on_in_place(

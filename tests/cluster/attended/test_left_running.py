@@ -32,7 +32,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-async def test_a_cluster_that_is_gone_is_waited_for_until_its_agents_have_ended(
+async def test_a_cluster_that_is_gone_is_waited_for_until_its_keepers_have_ended(
     tmp_path: Path, slept: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     write_privately(tmp_path / JOB_FILE, JobFile(spec=SPEC, backend="ray", options={"address": "10.0.0.5:6379"}))

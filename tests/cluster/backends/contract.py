@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from counterpoint.cluster.agent.order import WorkerOrder
 from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat
+from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
 from counterpoint.cluster.manager.events import (
     ChildrenChecked,
@@ -36,7 +36,7 @@ WORKERS = "tests.cluster.worker_process.workers"
 
 JOB = JobSpec(
     name="contract",
-    lease_seconds=60.0,  # a busy machine's test may not speak to its agents for a while
+    lease_seconds=60.0,  # a busy machine's test may not speak to its keepers for a while
     roles=(
         RoleSpec(name="plain", count=2, worker=f"{WORKERS}:Plain", sub_master=f"{WORKERS}:Leader"),
         RoleSpec(name="fails", worker=f"{WORKERS}:FailsInSetup"),

@@ -181,7 +181,7 @@ async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, con
     await until(lambda: not connection.groups(world.key), "the end of the placement group")
 
 
-async def test_the_next_master_places_anew_what_the_agents_have_left(world: RayWorld, connection: RayCluster) -> None:
+async def test_the_next_master_places_anew_what_the_keepers_have_left(world: RayWorld, connection: RayCluster) -> None:
     """Without a master they end, and the last one removes the placement group."""
     world.job = JOB.model_copy(update={"lease_seconds": 2.0})
     async with await watch(world) as master:

@@ -1,7 +1,9 @@
-"""The backend of one machine: what every backend must do, and what becomes of its agents."""
+"""The backend of one machine: what every backend must do, and what becomes of its keepers."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -9,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.agent.remains import marked
-from counterpoint.cluster.agent.settings import mark_of, read_endpoint
-from counterpoint.cluster.backends.local import AGENTS, DEVICES, LocalBackend
-from counterpoint.cluster.errors import ClusterError
-from counterpoint.cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
+from counterpoint.cluster.attended.left_running import has_workers
+from counterpoint.cluster.backends.keeper_link import SUFFIX, WORKERS, mark_of
+from counterpoint.cluster.backends.local import DEVICES, LocalBackend
+from counterpoint.cluster.errors import BackendError, ClusterError, StaleMasterError
+from counterpoint.cluster.manager.events import Created, CreateFailed, NodeLost, WorkerExited, WorkerReady
+from counterpoint.cluster.remains import marked, start_of
+from counterpoint.transport.files.lock import take_lock
 from tests.cluster.backends.contract import *  # noqa: F403
-from tests.cluster.backends.contract import JOB, SERVICE, bundle, log_of, watch
+from tests.cluster.backends.contract import JOB, SERVICE, Watched, bundle, log_of, raises, watch
+from tests.support.keepers import keeper_of
+from tests.support.polling import until
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +38,12 @@ class LocalWorld:
         self.backends.append(LocalBackend(self.job, self.directory, epoch, nodes=2))
         return self.backends[-1]
 
-    def agent(self, node: str) -> int:
-        endpoint = read_endpoint(self.directory / AGENTS, node)
-        assert endpoint is not None
-        return endpoint.pid
+    @property
+    def sockets(self) -> list[Path]:
+        return sorted((self.directory / WORKERS).glob(f"*{SUFFIX}"))
 
-    def processes(self, node: str) -> list[int]:
-        return marked(mark_of(self.directory / AGENTS, node))
+    def processes(self) -> list[int]:
+        return [pid for path in self.sockets for pid in marked(mark_of(path))]
 
 
 @pytest.fixture
@@ -47,74 +52,159 @@ async def world(tmp_path: Path) -> AsyncIterator[LocalWorld]:
     try:
         yield made
     finally:
-        last = LocalBackend(JOB, tmp_path, 1000)
+        last = LocalBackend(JOB, made.directory, 1000)
+        left = [mark_of(path) for path in made.sockets]
         await last.adopt({})
         await last.close(end=True)
         for backend in made.backends:
             await backend.close(end=False)
-        assert not made.processes("node-0") + made.processes("node-1")
+        assert not [pid for mark in left for pid in marked(mark)]
+        assert not made.sockets
 
 
-async def test_a_killed_agent_is_a_lost_node_and_its_place_is_used_again(world: LocalWorld) -> None:
+WITH_CHILD = """
+import subprocess, sys
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("memory", memory.name, flush=True)
+"""
+"""A child in a session of its own, and shared memory that its resource tracker must remove."""
+
+
+async def test_a_killed_keeper_leaves_nothing_before_its_worker_s_end_is_told(world: LocalWorld) -> None:
     async with await watch(world) as master:
-        await master.run("program-0")
+        await master.run("program-0", code=WITH_CHILD + SERVICE)
         await master.run("program-1")
         node = (await master.get(Created, "program-0")).node
-        other = (await master.get(Created, "program-1")).node
-        assert node != other, "the one with more room is taken"
-        os.kill(world.agent(node), signal.SIGKILL)
-        lost = await master.get(NodeLost)
-        assert lost.node == node
-        assert not world.processes(node), "told only when nothing of it runs any more"
+        assert node != (await master.get(Created, "program-1")).node, "the one with more room is taken"
+        memory = Path("/dev/shm") / log_of(world, "program-0").split("memory ")[1].split()[0]
+        assert memory.exists()
+        mark = mark_of(world.sockets[0])
+        os.kill(keeper_of(world.directory, "program-0"), signal.SIGKILL)
+        ended = await master.get(WorkerExited, "program-0")
+        assert (ended.code, ended.lost) == (137, False)
+        assert not marked(mark)
+        assert not memory.exists()
         await master.run("program-0", 2)
         assert (await master.get(Created, "program-0", 2)).node == node
-        assert not master.of(WorkerExited)
+        assert not master.of(WorkerExited, "program-1")
 
 
-async def test_a_frozen_agent_is_a_lost_node(world: LocalWorld) -> None:
+async def test_a_frozen_keeper_s_worker_is_lost(world: LocalWorld) -> None:
     world.job = JOB.model_copy(update={"lease_seconds": 10.0})
     async with await watch(world) as master:
         await master.run("program-0")
-        node = (await master.get(Created, "program-0")).node
-        os.kill(world.agent(node), signal.SIGSTOP)
-        assert "did not answer" in (await master.get(NodeLost)).reason
-        assert not world.processes(node)
+        mark = mark_of(world.sockets[0])
+        os.kill(keeper_of(world.directory, "program-0"), signal.SIGSTOP)
+        ended = await master.get(WorkerExited, "program-0")
+        assert ended.lost
+        assert "did not answer" in ended.reason
+        assert not marked(mark)
+        assert not world.sockets
+        assert not master.of(NodeLost)
 
 
-async def test_an_agent_that_was_told_to_end_is_replaced_for_the_next_worker(world: LocalWorld) -> None:
+async def test_a_signal_to_a_keeper_is_its_worker_s(world: LocalWorld) -> None:
     async with await watch(world) as master:
         await master.run("program-0")
-        agent = world.agent((await master.get(Created, "program-0")).node)
-        os.kill(agent, signal.SIGTERM)
+        os.kill(keeper_of(world.directory, "program-0"), signal.SIGTERM)
         assert (await master.get(WorkerExited, "program-0")).code == 7
+        await master.run("program-0", 2)
+        os.kill(keeper_of(world.directory, "program-0"), signal.SIGHUP)
+        assert (await master.get(WorkerExited, "program-0", 2)).code == 137
+
+
+async def test_a_later_incarnation_begins_after_the_end_of_the_earlier_one(world: LocalWorld) -> None:
+    async with await watch(world) as master:
+        await master.run("program-0")
+        first = (await master.get(Created, "program-0")).pid
         await master.backend.create(master.order("program-0", 2))
+        assert start_of(first) is None
         await master.get(WorkerReady, "program-0", 2)
-        assert world.agent((await master.get(Created, "program-0", 2)).node) != agent
-        assert not master.of(NodeLost), "nothing was lost"
+        await raises(BackendError, lambda: master.backend.create(master.order("program-0")))
 
 
-async def test_a_master_without_a_journal_finds_the_agents_by_their_files(world: LocalWorld) -> None:
+async def test_a_master_without_a_journal_finds_the_keepers_by_their_sockets(world: LocalWorld) -> None:
+    world.directory /= "a-long-name" * 12  # longer than the kernel's limit for the path of a socket
+    world.directory.mkdir()
     async with await watch(world) as first:
         await first.run("program-0")
         await first.backend.close(end=False)
+    assert has_workers(world.directory)
     async with await watch(world, 2) as second:
         (living,) = await second.backend.adopt({})
         assert (living.worker, living.bundle) == ("program-0", "program-0")
         await second.backend.close(end=True)
-        assert not world.processes(living.node)
+        assert start_of(living.pid) is None
+        assert not has_workers(world.directory)
 
 
-async def test_a_master_finds_that_an_agent_died_meanwhile(world: LocalWorld) -> None:
+async def test_a_master_finds_that_a_keeper_died_meanwhile(world: LocalWorld) -> None:
     async with await watch(world) as first:
-        await first.run("program-0")
+        await first.run("program-0", code=WITH_CHILD + SERVICE)
         handles, node = first.backend.handles(), (await first.get(Created, "program-0")).node
         await first.backend.close(end=False)
-    os.kill(world.agent(node), signal.SIGKILL)
+    mark = mark_of(world.sockets[0])
+    os.kill(keeper_of(world.directory, "program-0"), signal.SIGKILL)
+    await until(lambda: not has_workers(world.directory), "the end of the keeper")
     async with await watch(world, 2) as second:
         assert list(await second.backend.adopt(handles)) == []
-        assert not world.processes(node)
+        assert not marked(mark), "what the keeper left is gone"
         await second.backend.create(second.order("program-0", 2))
         assert (await second.get(Created, "program-0", 2)).node == node, "its bundle kept the place"
+
+
+async def test_a_frozen_keeper_is_not_adopted(world: LocalWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await watch(world) as first:
+        await first.run("program-0")
+        await first.backend.close(end=False)
+    mark = mark_of(world.sockets[0])
+    os.kill(keeper_of(world.directory, "program-0"), signal.SIGSTOP)
+    monkeypatch.setattr("counterpoint.cluster.backends.local.CONNECT_SECONDS", 1.0)
+    async with await watch(world, 2) as second:
+        assert list(await second.backend.adopt({})) == []
+        assert not marked(mark)
+
+
+async def test_an_end_that_nobody_has_acknowledged_is_told_to_the_next_master(world: LocalWorld) -> None:
+    async with await watch(world, acknowledge=False) as first:
+        await first.run("program-0")
+        await first.backend.stop("program-0", 1)
+        await first.get(WorkerExited, "program-0")
+        await first.backend.close(end=False)
+    async with await watch(world, 2) as second:
+        assert list(await second.backend.adopt({})) == []
+        assert (await second.get(WorkerExited, "program-0")).code == 7
+        await until(lambda: not world.sockets, "the end of the keeper")
+
+
+async def test_what_an_earlier_master_starts_after_a_later_one_has_looked_ends_at_once(world: LocalWorld) -> None:
+    first, second = await world.backend(1), await world.backend(2)
+    assert list(await second.adopt({})) == []
+    with pytest.raises(StaleMasterError):
+        await (await world.backend(1)).adopt({})
+    async with Watched(first, world.directory) as master:  # as one that was frozen and has not looked again
+        await master.backend.allocate(bundle("program-0"), ())
+        await master.backend.create(master.order("program-0"))
+        await master.get(CreateFailed, "program-0")
+        assert not master.of(Created)
+        assert not (world.directory / "logs" / "program-0.log").read_text()
+
+
+async def test_agents_of_an_earlier_version_are_waited_for(world: LocalWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = world.directory / "agents"
+    agents.mkdir()
+    lock = take_lock(agents / "node-0.lock", "taken")
+    (agents / "node-0.json").write_text(json.dumps({"pid": os.getpid(), "started": start_of(os.getpid())}))
+    assert has_workers(world.directory)
+    backend = await world.backend(1)
+    adopting = asyncio.create_task(backend.adopt({}))
+    await asyncio.sleep(0)
+    assert not adopting.done()
+    os.close(lock)
+    assert list(await adopting) == []
+    assert not has_workers(world.directory)
 
 
 async def test_workers_get_accelerators_of_their_own(world: LocalWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ class Driver:
         return self.handle(ScaleRequested(role, count, self.at(at)))
 
     def lose(self, node: str, at: float | None = None) -> list[str]:
-        return self.handle(NodeLost(node, "its agent does not answer", self.at(at)))
+        return self.handle(NodeLost(node, "its keeper does not answer", self.at(at)))
 
     def no_place(self, bundle: str, final: bool = False, at: float | None = None) -> list[str]:
         attempt = self.manager.state.bundles[bundle].attempt

@@ -215,7 +215,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.go_on()
 
     @rule(number=st.integers(0, 7))
-    def end_with_the_agent(self, number: int) -> None:
+    def end_with_the_keeper(self, number: int) -> None:
         if name := self.living(number):
             self.backend.end(name, 137, lost=True)
         self.go_on()

@@ -69,7 +69,7 @@ def test_the_workers_of_a_lost_node_move_together_at_no_cost_to_their_budgets() 
     job = two_nodes()
     job.answers = False
     assert job.lose("one", 10.0) == ["release group:near", "allocate group:near"]
-    assert job["actor-0"].last_death == "was lost with node one: its agent does not answer"
+    assert job["actor-0"].last_death == "was lost with node one: its keeper does not answer"
     assert job.tick() == [], "they have no place yet"
     assert job.place("group:near", "three") == ["create actor-0 again", "create critic-0 again"]
     assert job["actor-0"].deaths == 0

@@ -110,10 +110,10 @@ def test_a_silent_worker_whose_node_is_gone_was_not_killed() -> None:
     for lost in (True, False):
         job = three(max_restarts=1).running()
         job.silent("trainer-0", 60.0, 61.0)
-        job.exit("trainer-0", 137, 61.2, "its agent is gone: no answer for 10 s", lost=lost)
+        job.exit("trainer-0", 137, 61.2, "its keeper is gone: no answer for 10 s", lost=lost)
         said = job["trainer-0"].last_death
         assert said.startswith("was silent for 60 s, and ")
-        assert "its agent is gone: no answer for 10 s" in said
+        assert "its keeper is gone: no answer for 10 s" in said
 
 
 def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
@@ -200,17 +200,17 @@ def test_a_bad_configuration_and_an_eviction_are_final(code: int) -> None:
     assert job.exit("task-0", code, 4.0) == ["stop trainer-0"]
 
 
-def test_a_worker_that_ended_with_its_agent_is_created_again_at_once_and_at_no_cost() -> None:
+def test_a_worker_that_ended_with_its_keeper_is_created_again_at_once_and_at_no_cost() -> None:
     job = in_a_row(max_restarts=0).running()
     for at in (4.0, 5.0, 6.0):
-        job.exit("trainer-0", 137, at, "its agent had ended", lost=True)
-        assert job["trainer-0"].last_death == "was lost: its agent had ended"
+        job.exit("trainer-0", 137, at, "its keeper had ended", lost=True)
+        assert job["trainer-0"].last_death == "was lost: its keeper had ended"
         assert job.tick(at) == ["create trainer-0 again"]
         job.ready("trainer-0", at + 0.5)
     assert job["trainer-0"].restarts == 3
-    job.exit("task-0", 137, 7.0, "its agent had ended", lost=True)
+    job.exit("task-0", 137, 7.0, "its keeper had ended", lost=True)
     assert job.stop(at=8.0) == ["stop trainer-0"]
-    assert job.exit("trainer-0", 137, 9.0, "its agent had ended", lost=True) == ["stop server-0"]
+    assert job.exit("trainer-0", 137, 9.0, "its keeper had ended", lost=True) == ["stop server-0"]
     job.exits("server-0", code=143)
     assert job.outcome == Outcome(143, "asked")
 

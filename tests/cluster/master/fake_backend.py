@@ -1,4 +1,4 @@
-"""A backend in memory: agents and workers that outlive any master, as the real ones do."""
+"""A backend in memory: keepers and workers that outlive any master, as the real ones do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.backends.base import Bundle, Heartbeat, Node
+from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
 from counterpoint.cluster.manager.events import (
     ChildrenChecked,
@@ -35,7 +35,7 @@ class FakeWorker:
 
 @dataclass
 class World:
-    """One node with its agent and all processes: what is there whether or not a master is."""
+    """One node with its keeper and all processes: what is there whether or not a master is."""
 
     epoch: int = 0
     workers: dict[str, FakeWorker] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class FakeBackend:
         if self._closed:
             raise AssertionError(f"{what} after close")
         if self.epoch < self.world.epoch:
-            raise StaleMasterError(f"the agent has seen epoch {self.world.epoch}, this master has {self.epoch}")
+            raise StaleMasterError(f"the keeper has seen epoch {self.world.epoch}, this master has {self.epoch}")
         self.world.epoch = self.epoch
         self.world.commands.append(what)
         method = what.split()[0]

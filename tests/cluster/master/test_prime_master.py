@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from counterpoint.cluster.backends import agent_link, local, on_ray
+from counterpoint.cluster.backends import local, on_ray
 from counterpoint.cluster.backends.base import Backend
 from counterpoint.cluster.errors import StaleMasterError
 from counterpoint.cluster.manager.events import (
@@ -115,10 +115,9 @@ async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_creation_has_the_time_of_all_that_its_backend_waits_for() -> None:
-    """Else a busy machine's agent or actor is given up while its backend still waits for it."""
-    local_seconds = local.SEAT_SECONDS + agent_link.CONNECT_SECONDS + agent_link.COMMAND_SECONDS
+    """Else a busy machine's worker or actor is given up while its backend still waits for it."""
     ray_seconds = on_ray.PLACE_SECONDS + 2 * on_ray.CALL_SECONDS + on_ray.START_SECONDS
-    assert max(local_seconds, ray_seconds) < scheduler.CREATE_SECONDS
+    assert max(local.PREDECESSOR_SECONDS, ray_seconds) < scheduler.CREATE_SECONDS
 
 
 @pytest.mark.slow
@@ -233,7 +232,7 @@ async def test_what_died_while_there_was_no_master_is_repaired(tmp_path: Path) -
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
     job.world.workers.pop("service-0")  # nobody saw it die
-    job.world.end("task-1", 1)  # its agent did
+    job.world.end("task-1", 1)  # its keeper did
     job.world.on_start = lambda world, worker, _: world.finish(worker) if worker.startswith("task") else None
     second = job.master()
     run = asyncio.create_task(second.run())

@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def processes_of(directory: Path) -> list[int]:
-    """The masters and agents of a job, which name its directory in their commands."""
+    """The masters and keepers of a job, which name its directory in their commands."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -63,7 +63,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def two_roles() -> JobSpec:
     return (
-        JobBuilder("tiny", lease_seconds=60.0)  # the agents wait for the next master, however slow its start
+        JobBuilder("tiny", lease_seconds=60.0)  # the keepers wait for the next master, however slow its start
         .role("service", worker=f"{WORKERS}:Service")
         .role("counter", worker=f"{WORKERS}:Counter", count=2, task=True, after=("service",))
         .build()

@@ -1,4 +1,4 @@
-"""A worker's process for the tests, with a test in the place of its agent."""
+"""A worker's process for the tests, with a test in the place of its keeper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.agent.protocol import MESSAGES
+from counterpoint.transport.process.keeper import messages
+from counterpoint.transport.process.keeper.messages import MESSAGES
 from tests.support.polling import wait_until
 
 
@@ -22,7 +22,7 @@ class WorkerProcess:
     def __init__(self, directory: Path, class_name: str, **fields: Any) -> None:
         self._socket, other = socket.socketpair()
         self.log_file = directory / "log"
-        environment = os.environ | {protocol.CONTROL_FD: str(other.fileno()), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {messages.CONTROL_FD: str(other.fileno()), "PYTHONUNBUFFERED": "1"}
         with other, self.log_file.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "counterpoint.cluster.worker_process"],
@@ -36,7 +36,7 @@ class WorkerProcess:
         known = {"job": "j", "role": "role", "rank": 0, "count": 1, "worker": "role-0", "incarnation": 1}
         path = f"tests.cluster.worker_process.workers:{class_name}"
         own = {"directory": str(directory), "import_path": path, "heartbeat_seconds": 0.1}
-        self.send(protocol.DESCRIPTION, description=known | own | fields)
+        self.send(messages.DESCRIPTION, description=known | own | fields)
 
     def send(self, kind: str, **fields: Any) -> None:
         self._socket.sendall(MESSAGES.frame({"kind": kind, **fields}))
@@ -50,9 +50,9 @@ class WorkerProcess:
         return self.said(kind)[0]
 
     def wait_for_start(self) -> None:
-        self.wait_for(protocol.READY)
-        self.send(protocol.START)
-        self.wait_for(protocol.STARTED)
+        self.wait_for(messages.READY)
+        self.send(messages.START)
+        self.wait_for(messages.STARTED)
 
     @property
     def log(self) -> str:
@@ -74,7 +74,7 @@ class WorkerProcess:
         return self.process.returncode
 
     def leave(self) -> None:
-        """Goes, as an agent that dies."""
+        """Goes, as a keeper that dies."""
         self._socket.close()
 
     def _read(self) -> None:

@@ -1,8 +1,8 @@
-"""What an agent reports of its workers: numbered, kept until the master has it in its journal, and bounded.
+"""What an actor on Ray reports of its worker: numbered, kept until the master has it in its journal, and bounded.
 
 A report is an event of `counterpoint/cluster/manager/events.py` without its time. Of each worker at most one report of a kind is
 kept, for the newest incarnation, and at most `MOST_REQUESTS` requests to replace others; so neither a worker in a loop nor a
-master that stays away fills the agent's memory.
+master that stays away fills the actor's memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPORTED: Mapping[str, type[Event]] = {
         events.StopRequested,
     )
 }
-"""The events that an agent may report."""
+"""The events that an actor may report."""
 
 
 def cut(reason: str) -> str:
@@ -52,7 +52,7 @@ def event_of(report: Mapping[str, Any], at: float) -> Event:
     name, fields = report.get("event"), report.get("fields")
     kind = REPORTED.get(name) if isinstance(name, str) else None
     if kind is None or not isinstance(fields, dict):
-        raise BadFrame(f"a report of {shown(name)} with fields {type(fields).__name__} is none that agents send")
+        raise BadFrame(f"a report of {shown(name)} with fields {type(fields).__name__} is none that actors send")
     if fields.keys() != (expected := {field.name for field in dataclasses.fields(kind)} - {"at"}):
         raise BadFrame(f"a report of {name} has the fields {sorted(fields)}; expected {sorted(expected)}")
     return typed({**fields, "at": at}, kind, f"a report of {name}", BadFrame)

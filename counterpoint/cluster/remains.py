@@ -1,7 +1,6 @@
-"""Finds and ends what an agent left: normally nothing, since each guardian kills everything below it when the agent dies.
+"""Finds and ends what the keeper of a worker, or an agent, left when it was killed.
 
-All processes of an agent, itself included, carry its mark in the environment with which they were started. What began a new life
-without that environment is still below a guardian, which ends it.
+All processes of a keeper, itself included, carry its mark in the environment with which they were started.
 """
 
 from __future__ import annotations
@@ -12,9 +11,17 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
-from counterpoint.cluster.agent.protocol import MARK
+from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
+
+MARK = "CLUSTER_AGENT"
+"""The variable by which every process of a keeper is known, or of an agent: `<job's directory>/...`."""
+
+MOST_BYTES = 64 * 1024
+"""Longest file of an agent that is read."""
 
 _OF_AN_ACTOR = re.compile(rf"{MARK}=(?P<mark>(?P<name>[^:]+):(?P<pid>\d{{1,9}}):(?P<start>\d{{1,20}}))")
 
@@ -90,3 +97,18 @@ def _environment(pid: int) -> list[bytes]:
             return file.read().split(b"\0")
     except OSError:  # it has ended, or belongs to somebody else
         return []
+
+
+def has_agents_of_old(directory: Path) -> bool:
+    """Whether an agent of a job in this directory lives, which versions up to 0.1 had on one machine; it ends within its lease.
+
+    A copy of a job's directory names the agents of the original, which are none of its own: nobody holds the lock there.
+    """
+    for path in (directory / "agents").glob("*.json"):
+        try:
+            known = read_json(path, MOST_BYTES)
+            if start_of(int(known["pid"])) == known["started"] and holder_of(path.with_suffix(".lock")) is not None:
+                return True
+        except (OSError, ValueError, UntrustedFileError, KeyError, TypeError):
+            continue
+    return False

@@ -1,25 +1,23 @@
-"""One worker's process as its agent has it: the guarded process, its notifications and, of a class, its control socket."""
+"""One worker's process as its actor on Ray has it: the guarded process, its notifications and, of a class, its control socket."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 import socket
-import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from counterpoint.cluster.agent import protocol
-from counterpoint.cluster.agent.order import WorkerOrder
-from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
+from counterpoint.cluster.backends.order import WorkerOrder
+from counterpoint.cluster.log_rotation import rotate_if_full
 from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.printable import clipped, printable
 from counterpoint.transport.process.child import INHERITED, Command, Process
+from counterpoint.transport.process.keeper import messages
+from counterpoint.transport.process.keeper.messages import MAX_MESSAGE, MESSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +29,9 @@ BEATS_APART_SECONDS = 0.05
 Hear = Callable[[str, int, Mapping[str, Any]], None]
 """Takes a worker, its incarnation, and a message of its process (`protocol`)."""
 
+
+NEWS = "news"
+"""The kind of a message of an `OwnedProcess`: a command's process id, or what it says of itself, has changed. No sign of life."""
 
 MOST_SAID = 1000
 """Characters of what a worker says of itself."""
@@ -53,7 +54,7 @@ class OwnedProcess:
         self._late_beat: asyncio.TimerHandle | None = None
         environment = dict(order.environment)
         if self._control is not None:
-            environment[protocol.CONTROL_FD] = str(INHERITED)
+            environment[messages.CONTROL_FD] = str(INHERITED)
         command = Command(
             order.worker,
             order.command,
@@ -75,7 +76,7 @@ class OwnedProcess:
         self._loop.add_reader(self._process.notifications.fileno(), self._read_notifications)
 
     def _open_control(self) -> tuple[FramedChannel, socket.socket]:
-        """Returns the agent's end of a control socket, and the process's."""
+        """Returns the actor's end of a control socket, and the process's."""
         own, other = socket.socketpair()
 
         def warn(error: str) -> None:
@@ -100,7 +101,7 @@ class OwnedProcess:
             reason = str(error)
         if reason:
             logger.warning("%s is killed: %s", self.order.worker, reason)
-            self._hear({"kind": protocol.FAILED, "reason": reason})
+            self._hear({"kind": messages.FAILED, "reason": reason})
             self.kill()
 
     def terminate(self) -> None:
@@ -108,20 +109,20 @@ class OwnedProcess:
         if self._control is None:
             self._process.terminate()
         else:
-            self.send({"kind": protocol.STOP})
+            self.send({"kind": messages.STOP})
 
     def kill(self) -> None:
         """Kills it and everything below it."""
         self._process.kill()
 
     def show_life(self) -> None:
-        """Shows its guardian that the agent lives."""
+        """Shows its guardian that the actor lives."""
         self._process.show_life()
 
     def beat(self, *, alive: bool) -> dict[str, Any]:
         """Returns its heartbeat, or the news of it, for the master."""
         return {
-            "kind": protocol.BEAT,
+            "kind": messages.BEAT,
             "worker": self.order.worker,
             "incarnation": self.order.incarnation,
             "status": clipped(printable(self.status or self._process.status), MOST_SAID),
@@ -150,7 +151,7 @@ class OwnedProcess:
             self._control.close()
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        if message["kind"] == protocol.ALIVE:
+        if message["kind"] == messages.ALIVE:
             self.status = str(message.get("status", ""))
             self._pass_beat_on(alive=True)
         else:
@@ -164,7 +165,7 @@ class OwnedProcess:
             self._late_beat = self._loop.call_at(max(now, self._beaten + BEATS_APART_SECONDS), self._beat)
 
     def _beat(self) -> None:
-        kind, self._alive = protocol.ALIVE if self._alive else protocol.NEWS, False
+        kind, self._alive = messages.ALIVE if self._alive else NEWS, False
         self._late_beat, self._beaten = None, self._loop.time()
         self._hear({"kind": kind})
 
@@ -174,59 +175,15 @@ class OwnedProcess:
         received = self._process.read_notifications()
         changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
         if "READY" in received and (changed or self._late_beat is not None):
-            self._hear({"kind": protocol.NEWS})  # what it said before it was ready is known first
+            self._hear({"kind": NEWS})  # what it said before it was ready is known first
         if self._control is None:
-            for word, kind in (("READY", protocol.READY), ("STOPPING", protocol.ENDING)):
+            for word, kind in (("READY", messages.READY), ("STOPPING", messages.ENDING)):
                 if word in received:
                     self._hear({"kind": kind})
             if self._process.failure:
-                self._hear({"kind": protocol.FAILED, "reason": self._process.failure})
+                self._hear({"kind": messages.FAILED, "reason": self._process.failure})
             if (seconds := self._process.take_extension()) > 0:
-                self._hear({"kind": protocol.EXTEND, "seconds": seconds})
+                self._hear({"kind": messages.EXTEND, "seconds": seconds})
         of_life = "WATCHDOG" in received or "READY" in received
         if of_life or changed:
             self._pass_beat_on(alive=of_life)
-
-
-LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
-"""Size at which a worker's log is rotated, and how many old logs are kept, as `<name>.1` (the newest) and so on."""
-
-
-def rotate_if_full(log_file: Path) -> bool:
-    """Rotates the log if it is full; returns whether it was. Ignores anything but a regular file. Raises `OSError`.
-
-    A worker goes on writing to the file that it was started with, so that file is copied and then emptied. The worker opened it
-    for appending, so its next line begins the empty file. A line that is written between the copy and the emptying is lost.
-    """
-    try:
-        descriptor = os.open(log_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size < LOG_BYTES:
-            return False
-        copy = _copy(file, log_file)  # first: if the disk has no room for it, the old logs stay as they are
-        for number in range(OLD_LOGS - 1, 0, -1):
-            if (old := _old(log_file, number)).exists():
-                old.replace(_old(log_file, number + 1))
-        copy.replace(_old(log_file, 1))
-        os.ftruncate(descriptor, 0)
-    return True
-
-
-def _copy(file: BinaryIO, log_file: Path) -> Path:
-    """Copies the log to a file beside it. Raises `OSError`, after removing the partial copy."""
-    path = log_file.with_name(f"{log_file.name}.partial")
-    path.unlink(missing_ok=True)  # left by a supervisor that was killed
-    try:
-        with path.open("xb") as copy:
-            shutil.copyfileobj(file, copy)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _old(log_file: Path, number: int) -> Path:
-    return log_file.with_name(f"{log_file.name}.{number}")

@@ -1,4 +1,4 @@
-"""What an agent is told of a worker that it is to start, and what it tells of one that lives."""
+"""What a keeper is told of a worker that it is to start, and what it tells of one that lives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """All that an agent needs to start one worker's process."""
+    """All that a keeper needs to start one worker's process."""
 
     worker: str
     incarnation: int
@@ -17,7 +17,7 @@ class WorkerOrder:
     command: tuple[str, ...]
     """The interpreter with `-m counterpoint.cluster.worker_process`, where the worker is of a class."""
     environment: Mapping[str, str]
-    """Added to the agent's. May hold secrets: it is neither journalled nor logged."""
+    """Added to the keeper's. May hold secrets: it is neither journalled nor logged."""
     log_file: str
     nice: int = 0
     notifies: bool = True
@@ -30,7 +30,7 @@ class WorkerOrder:
 
 @dataclass(frozen=True, slots=True)
 class LivingWorker:
-    """A worker's process that an agent has, as a new master finds it."""
+    """A worker's process that a keeper has, as a new master finds it."""
 
     worker: str
     incarnation: int
