@@ -161,13 +161,16 @@ class MasterProcess:
         Raises `ClusterError` if it cannot be taken for another reason.
         """
         clock = RunningClock()
-        began = clock.read()
+        began, said = clock.read(), ""
         while True:
             if self._hung is not None and not job_files.holds_job(self._directory):
                 return None  # the directory was removed: there is no job to take over
             try:
                 return take_lock(self._directory / job_files.LOCK_FILE, "the job has another master")
             except OSError as error:
+                if error.errno != errno.EADDRINUSE and str(error) != said:
+                    said = str(error)
+                    logger.error("the master's lock cannot be taken, and it is tried again: %s", said)
                 if self.signalled is not None or clock.read() - began >= self._patience:
                     if error.errno == errno.EADDRINUSE:
                         return None

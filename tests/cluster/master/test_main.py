@@ -215,6 +215,7 @@ async def test_a_master_that_was_frozen_while_another_took_over_ends_and_says_no
     world.on_start = lambda world, worker, incarnation: None
     run = asyncio.create_task(process(tmp_path).run())
     await until(lambda: "start task-0 1" in world.commands)
+    await until(lambda: not world.reports and read_state(tmp_path).job.stage == "RUNNING")  # it writes nothing now
     other = StateWriter(open_state(tmp_path, None))
     saved = other.read()
     assert saved is not None
@@ -252,6 +253,22 @@ async def test_of_two_masters_one_waits_and_is_the_next(tmp_path: Path, world: W
     world.finish("task-0")
     async with asyncio.timeout(DEADLINE):
         assert await second == 0
+
+
+async def test_a_lock_that_cannot_be_taken_is_tried_again_and_said_once(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = 0
+
+    def fail_first(path: Path, taken: str) -> int:
+        nonlocal tries
+        tries += 1
+        return take_lock(path, taken) if tries > 3 else full()
+
+    monkeypatch.setattr(main_module, "take_lock", fail_first)
+    async with asyncio.timeout(DEADLINE):
+        assert await process(tmp_path).run() == 0
+    assert caplog.text.count("No space left on device") == 1
 
 
 @pytest.mark.parametrize("left", ["nothing", "damage"])
