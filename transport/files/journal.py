@@ -83,7 +83,10 @@ class Journal:
             if durable:
                 sync(self._descriptor)
         except OSError:
-            os.ftruncate(self._descriptor, self.length)
+            try:
+                os.ftruncate(self._descriptor, self.length)
+            except OSError:
+                self.close()  # nothing may follow half an entry
             raise
         self.length = os.fstat(self._descriptor).st_size
 

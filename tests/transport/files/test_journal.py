@@ -168,6 +168,23 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was(
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
 
 
+def test_a_journal_that_keeps_half_an_entry_takes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = made(tmp_path / "journal", [b"state"], [])
+
+    def broken(descriptor: int, *_: object) -> None:
+        os.write(descriptor, b"half") if descriptor >= 0 else None
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "write_buffers", broken)
+        patched.setattr(os, "ftruncate", broken)
+        with pytest.raises(OSError, match="broken"):
+            journal.append([[b"one"]])
+    with pytest.raises(OSError, match="descriptor"):
+        journal.append([[b"two"]])
+    assert replayed(journal.path) == [b"state"]
+
+
 def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
     journal = made(tmp_path / "journal", [], [])
     journal.flush()
