@@ -21,7 +21,7 @@ import orjson
 
 from counterpoint.serve.errors import StorageFull
 from counterpoint.transport.exact_json import dumps
-from counterpoint.transport.files.atomic import write_buffers
+from counterpoint.transport.files.json_lines import append_bytes
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.printable import printable
 
@@ -79,18 +79,7 @@ class AuditLog:
         lock = self._lock()
         try:
             self._make_room(len(data))
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self.path, flags, 0o600)
-            try:
-                size = os.fstat(descriptor).st_size
-                try:
-                    write_buffers(descriptor, [data])
-                    os.fsync(descriptor)
-                except OSError:
-                    os.ftruncate(descriptor, size)
-                    raise
-            finally:
-                os.close(descriptor)
+            append_bytes(self.path, data, durable=True, mode=0o600, flags=os.O_NOFOLLOW)
         finally:
             os.close(lock)
 

@@ -38,8 +38,12 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: boo
     `durable` waits until these lines and all before them are on the disk; others may be lost when the machine ends. Raises
     `OSError` (disk full): the file then ends with the line before.
     """
-    data = b"".join(dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    append_bytes(path, b"".join(dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines), durable=durable)
+
+
+def append_bytes(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666, flags: int = 0) -> None:
+    """Does as `append_lines` with lines as they are, also with none. `mode` is a new file's, `flags` are added to `os.open`'s."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, mode)
     try:
         size = os.fstat(descriptor).st_size
         end = _end_of_last_line(descriptor, size)
@@ -48,11 +52,11 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: boo
             os.ftruncate(descriptor, end)
         try:
             write_buffers(descriptor, [data])
+            if durable:
+                sync(descriptor)
         except OSError:
             os.ftruncate(descriptor, end)
             raise
-        if durable:
-            sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
-from counterpoint.transport.files.atomic import write_buffers
+from counterpoint.transport.files.json_lines import append_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -42,31 +43,15 @@ class NumberedLines:
 
     def write(self, data: bytes) -> None:
         """Appends bytes as they are, such as the header. A failed write leaves nothing."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            end = os.fstat(descriptor).st_size
-            try:
-                write_buffers(descriptor, [data])
-            except OSError:
-                os.ftruncate(descriptor, end)
-                raise
-        finally:
-            os.close(descriptor)
+        append_bytes(self.path, data)
 
     def _repair(self) -> int:
         """Removes a torn last line; returns how many results there are."""
         if not self.path.exists():
             return 0
-        lines = end = size = 0
+        append_bytes(self.path, b"")
         with self.path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                lines += block.count(b"\n")
-                if (newline := block.rfind(b"\n")) >= 0:
-                    end = size + newline + 1
-                size += len(block)
-        if end < size:
-            logger.warning("%s: removing %d bytes of a line that was never finished", self.path, size - end)
-            os.truncate(self.path, end)
+            lines = sum(block.count(b"\n") for block in iter(partial(file.read, _BLOCK_BYTES), b""))
         return max(0, lines - self._header_lines)
 
     def _cut(self, keep: int) -> None:

@@ -71,3 +71,17 @@ def test_only_whole_objects_are_read(tmp_path_factory: pytest.TempPathFactory, p
 
 def test_nothing_is_read_where_there_is_no_file(tmp_path: Path) -> None:
     assert steps_in(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_line_that_cannot_be_flushed_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_line(path, {"step": 1}, durable=True)
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "the disk is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("counterpoint.transport.files.json_lines.sync", broken)
+        with pytest.raises(OSError, match="broken"):
+            append_line(path, {"step": 2}, durable=True)
+    assert steps_in(path) == [1]

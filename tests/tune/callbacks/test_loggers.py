@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("counterpoint.tune.callbacks.numbered_lines.write_buffers", half_a_line)
+        patch.setattr("counterpoint.transport.files.json_lines.write_buffers", half_a_line)
         for logger in loggers:
             with pytest.raises(OSError, match="No space left"):
                 logger.on_trial_result(0, [trial], trial, result_of(2), number=2)
