@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 OPEN_SECONDS, CLOSE_SECONDS = 60.0, 1.0
 HEARTBEAT_SECONDS, RETRY_SECONDS = 2.0, 0.05
-FOREVER_SECONDS = 1e6
+WELCOME_SECONDS, FOREVER_SECONDS = 10.0, 1e6
 MAX_ASKS = 16
 """Asks of one end that its host holds."""
 
@@ -236,7 +236,8 @@ class End:
                 return None
             heads, done, frames = said or ((), (), ())
             turn = Turn(self._who, session, [*heads], [*done], leaving)
-            answer = connection.ask(pack(turn, frames), CLOSE_SECONDS if leaving else FOREVER_SECONDS)
+            seconds = CLOSE_SECONDS if leaving else FOREVER_SECONDS if session else WELCOME_SECONDS
+            answer = connection.ask(pack(turn, frames), seconds)
             answer.add_done_callback(self._answered)
             asked.append(answer)
             return answer

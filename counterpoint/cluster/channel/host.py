@@ -223,7 +223,9 @@ class ChannelHost:
                 self._log.note(logging.WARNING, f"channel {self.config.name}: refused {turn.who.name!r}: {reason}")
                 ask.fail(messages.REJECTED, reason)
                 return
-            if peer is not None:
+            if peer is not None and peer.who.started == turn.who.started:
+                self._end_turns(peer)  # the same end has connected again
+            elif peer is not None:
                 self._end_turns(peer, messages.REJECTED, f"a later process of the name {turn.who.name} has connected")
             peer = _Peer(turn.who, number=next(self._numbers))
             self._queue.join(peer)

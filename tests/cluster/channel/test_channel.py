@@ -181,6 +181,10 @@ async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeyp
         heads = [Head(messages.PUT, number, "source-0", number, 1) for number in range(30)]
         with pytest.raises(RpcError, match="ahead of the answers"):
             await ask(connection, pack(Turn(who, session, heads), [b""] * 30))
+        await ask(connection, pack(Turn(who, 0)))
+        for turn in turns[-messages.TURNS :]:  # not "rejected": it is the same end, which goes on
+            with pytest.raises(RpcError, match="the session is over"):
+                await turn
         connection.close()
 
 
