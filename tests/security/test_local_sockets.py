@@ -26,6 +26,9 @@ from counterpoint.environments.workers import pool
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.loopback import is_loopback
 from counterpoint.transport.process.notify import NotifySocket, notify
+from counterpoint.transport.rpc import stream
+from counterpoint.transport.rpc.connection import Ask, RpcError
+from counterpoint.transport.rpc.stream import UnixListener, connect_unix
 from counterpoint.transport.telemetry import endpoint
 from counterpoint.transport.wires.endpoint import socket_path
 from counterpoint.transport.wires.zmq_wire import ZmqListener
@@ -113,6 +116,21 @@ def test_who_is_ours_at_the_control_socket(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     assert [control._is_ours(Writer(user)) for user in (0, 1000, 1001)] == [True, True, False]  # type: ignore[arg-type]
+
+
+async def test_calls_of_another_user_are_not_heard(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
+    asked: list[Ask] = []
+    listener = UnixListener(asked.append, most_asks=4)
+    await listener.start(str(short / "calls"))
+    try:
+        assert mode(short / "calls") == 0o600
+        monkeypatch.setattr(stream, "_peer", lambda end: (os.getpid(), os.getuid() + 1))
+        stranger = await connect_unix(str(short / "calls"), "a worker", 60.0)
+        with pytest.raises(RpcError, match="broke"):
+            await stranger.ask([b"x"], 60.0)
+    finally:
+        listener.close()
+    assert not asked
 
 
 @pytest.mark.slow

@@ -263,25 +263,26 @@ class Caller:
     async def _keep_connected(self, peer: Peer) -> None:
         """Connects to one incarnation, and again when the connection breaks. Calls wait for the first one for two heartbeats."""
         patience = 2 * self._heartbeat_seconds
-        until = time.monotonic() + patience
-        for attempt in itertools.count():
+        until, failures = time.monotonic() + patience, 0
+        while True:
             seconds = patience if peer.trouble else max(0.0, until - time.monotonic())
             try:
                 connection = await self._connect(peer, seconds)
             except (OSError, RpcError, ValueError, LookupError) as error:  # the latter: an answer that makes no sense
+                failures += 1
                 is_final = isinstance(error, OSError) and error.errno == errno.EINVAL
                 if is_final or time.monotonic() >= until:
                     peer.trouble = f"{peer.member.address} does not answer: {error}"
                     self._route_all(peer.waiting)
             else:
-                attempt, peer.trouble, peer.connection = 0, "", connection
+                failures, peer.trouble, peer.connection = 0, "", connection
                 for request in [*peer.waiting]:
                     self._give(request, peer)
                 self._route_all(self._held[peer.role])
                 connection.ended.add_done_callback(partial(self._note_lost, peer, connection))
                 await asyncio.shield(connection.ended)
             first, longest = _BACKOFF_SECONDS
-            await asyncio.sleep(min(longest, first * 2 ** min(attempt, 16)) * _JITTER.uniform(0.5, 1.0))
+            await asyncio.sleep(min(longest, first * 2 ** min(failures, 16)) * _JITTER.uniform(0.5, 1.0))
 
     async def _connect(self, peer: Peer, seconds: float) -> Connection:
         member, beat = peer.member, self._heartbeat_seconds
