@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
 import tempfile
 import time
 from collections import deque
@@ -34,6 +33,7 @@ from counterpoint.cluster.spec import JobSpec
 from counterpoint.transport.config import machine_memory
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.own_directory import remove_left
+from counterpoint.transport.process.child import ChildError, run
 from counterpoint.transport.process.keeper import messages
 from counterpoint.transport.process.keeper.main import EPOCH_FILE, epoch_in
 from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY
@@ -445,13 +445,7 @@ def visible_devices() -> list[str]:
     if (listed := os.environ.get(DEVICES)) is not None:
         return [device for device in listed.split(",") if device.strip() and device.strip() != "-1"]
     try:
-        shown = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        shown = run("nvidia-smi", ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], 10.0, guarded=False)
+    except (OSError, ChildError):
         return []
-    return shown.stdout.split() if shown.returncode == 0 else []
+    return shown.output.decode().split() if shown.code == 0 else []
