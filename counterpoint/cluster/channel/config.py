@@ -21,7 +21,7 @@ class ChannelConfig(Config):
     """The names of all workers that put into the channel. The stream ends when every one of them has ended."""
 
     capacity: int = Field(default=1024, ge=1)
-    """Most records that are stored and not acknowledged. Further ones wait for room, some 8 MB of each producer in the host."""
+    """Most records that are stored and not acknowledged. Others wait for room, up to 64 MB of each producer in the host."""
 
     max_record_bytes: int = Field(default=64 * 2**20, gt=0)
     """Largest record."""

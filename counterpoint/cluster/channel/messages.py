@@ -29,7 +29,7 @@ REJECTED = "rejected"
 MAX_HEADER_BYTES, MAX_RECORDS, MAX_FRAMES = 2**20, 2**12, 2**14
 RECORDS_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
 """A message takes no further record once it has so many, or so many bytes: the other end sees it only when all has come."""
-RECORDS_AHEAD, BYTES_AHEAD = 512, 2**22
+RECORDS_AHEAD, BYTES_AHEAD = 512, 2**25
 """A producer sends further records while fewer of them, and fewer bytes, are unanswered."""
 TURNS = 3
 """Turns that are open: the host keeps one, and while the answer to another is on its way, it can answer the third."""
