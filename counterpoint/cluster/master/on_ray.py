@@ -1,8 +1,10 @@
-"""The master of a job that was submitted to Ray: a detached actor, which Ray starts again whenever its process dies.
+"""The masters of a job that was submitted to Ray: detached actors, which Ray starts again whenever their processes die.
 
-Its process runs the master as a process of one machine does (`counterpoint/cluster/master/main.py`), in the main thread: a plain
-actor has it for one method, and nobody calls another. A call is not repeated once its caller is gone, so the actor calls itself
-each time that it is made. It is on the node where the job was submitted: the job's directory is there, with its state and socket.
+There are two, unless the job is to have no standby: whoever has the lock acts, and the other waits for it.
+
+Each runs a master as a process of one machine does (`counterpoint/cluster/master/main.py`), in the main thread: a plain actor has
+it for one method, and nobody calls another. A call is not repeated once its caller is gone, so the actor calls itself each time
+that it is made. Both are on the node where the job was submitted: its directory is there, with its state, lock and socket.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ POLL_SECONDS = 0.05
 
 
 class MasterActor:
-    """The master of one job."""
+    """A master of one job."""
 
-    def __init__(self, directory: str, address: str) -> None:
-        """Begins at once. `address`: that of Ray."""
+    def __init__(self, directory: str, address: str, flags: Sequence[str]) -> None:
+        """Begins at once. `address`: that of Ray; `flags`: those of a master's process."""
         import ray
 
-        self._directory, self._address = directory, address
+        self._directory, self._address, self._flags = directory, address, flags
         ray.get_runtime_context().current_actor.run.remote()
 
     def run(self) -> None:
@@ -49,13 +51,13 @@ class MasterActor:
         keep_connection(self._address)
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())  # Ray's own is uvloop's
         try:
-            main([self._directory])
+            main([self._directory, *self._flags])
         finally:  # `exit_actor` would wait for this call, which is the actor's own
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def start(arguments: Sequence[str]) -> int:
-    """Runs a master in this process, or has Ray run that of a job that was submitted to it; returns the exit code."""
+    """Runs a master in this process, or has Ray run those of a job that was submitted to it; returns the exit code."""
     try:
         directory = Path(next(given for given in arguments if not given.startswith("-"))).resolve()
         job = job_files.read_job(directory)
@@ -65,16 +67,16 @@ def start(arguments: Sequence[str]) -> int:
         return main(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
     try:
-        return start_actor(directory, job)
+        return start_actors(directory, job)
     except ClusterError as error:
         logger.error("%s", error)
         return CANNOT_RUN
 
 
-def start_actor(directory: Path, job: job_files.JobFile) -> int:
-    """Makes the actor of a job's master, if there is none, and returns 0 once it answers or the job has ended.
+def start_actors(directory: Path, job: job_files.JobFile) -> int:
+    """Makes the actors of a job's masters that are not there; returns 0 once one answers or the job has ended.
 
-    Raises `BackendError` if Ray cannot be reached, or cannot make it.
+    Raises `BackendError` if Ray cannot be reached, or cannot make them.
     """
     cluster = RayCluster(str(job.options.get("address", "")))
     cluster.connect()  # says what to do where Ray is not installed
@@ -83,7 +85,6 @@ def start_actor(directory: Path, job: job_files.JobFile) -> int:
 
     here = ray.get_runtime_context().get_node_id()
     options: dict[str, Any] = {
-        "name": f"{job_key(job.spec.name, directory)}/master",
         "namespace": NAMESPACE,
         "get_if_exists": True,
         "lifetime": "detached",
@@ -92,18 +93,22 @@ def start_actor(directory: Path, job: job_files.JobFile) -> int:
         "num_cpus": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
     }
-    actor = ray.remote(MasterActor).options(**options).remote(str(directory), cluster.address)
-    made = actor.__ray_ready__.remote()
+    key, flags = job_key(job.spec.name, directory), ["--standby"] if job.standby else []
+    actors = [
+        ray.remote(MasterActor).options(name=f"{key}/{name}", **options).remote(str(directory), cluster.address, flags)
+        for name in (["master", "standby"] if job.standby else ["master"])
+    ]
+    made = [actor.__ray_ready__.remote() for actor in actors]
     while job_files.read_outcome(directory) is None:
         with contextlib.suppress(NoMaster):
             ask(job_files.control_path(directory), {"ask": "status"})
             if (directory / job_files.MASTER_FILE).exists():  # before that it has not begun the job
                 break
         time.sleep(POLL_SECONDS)
-        if ray.wait([made], timeout=0)[0]:
+        if done := ray.wait(made, timeout=0)[0]:
             try:
-                ray.get(made)
+                ray.get(done)
             except ray.exceptions.RayError as error:
-                raise BackendError(f"the actor of the job's master cannot be made: {error}") from None
+                raise BackendError(f"an actor of the job's masters cannot be made: {error}") from None
     cluster.disconnect()
     return 0
