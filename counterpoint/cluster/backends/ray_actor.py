@@ -249,17 +249,18 @@ class WorkerActor:
         name = ActorName.parse(self._name)
         assert name is not None
         deadline = time.monotonic() + LAST_SECONDS
-        while others := [
-            other
-            for other in map(ActorName.parse, ray.util.list_named_actors())
-            if other is not None and (other.job, other.bundle) == (name.job, name.bundle) and other != name
-        ]:
-            if min(map(str, others)) < self._name or time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-        else:
+        try:
+            while others := [
+                other
+                for other in map(ActorName.parse, ray.util.list_named_actors())
+                if other is not None and (other.job, other.bundle) == (name.job, name.bundle) and other != name
+            ]:
+                if min(map(str, others)) < self._name or time.monotonic() > deadline:
+                    return
+                time.sleep(0.2)
             ray.util.remove_placement_group(self._group)
-        self._me.leave.remote()
+        finally:
+            self._me.leave.remote()
 
 
 def _own_threads() -> None:
