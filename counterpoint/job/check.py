@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.errors import BackendError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import variable_of
@@ -167,6 +166,8 @@ def check_backend(config: JobConfig) -> dict[str, Any]:
     """
     if config.backend == "local":
         return {}
+    from counterpoint.cluster.backends.ray_cluster import RayCluster  # for no job on this machine alone
+
     cluster = RayCluster()
     try:
         cluster.require()

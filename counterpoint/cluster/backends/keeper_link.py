@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.backends.base import Heartbeat
-from counterpoint.cluster.backends.one_worker import LONGEST_ADDRESS, OneWorker
+from counterpoint.cluster.backends.one_worker import LONGEST_ADDRESS, OneWorker, cut
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.backends.reports import cut
 from counterpoint.cluster.clock import RunningClock
 from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.manager import events

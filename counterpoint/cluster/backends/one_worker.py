@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.backends.reports import cut
 from counterpoint.cluster.manager import events
+from counterpoint.cluster.manager.events import LONGEST_REASON
 from counterpoint.cluster.spec import role_of, sub_master_name
+from counterpoint.transport.printable import clipped, printable
 from counterpoint.transport.process.exit_codes import ASKED_TO_END
 from counterpoint.transport.process.keeper import messages
 
@@ -32,6 +33,11 @@ BY_ANOTHER_HAND = ASKED_TO_END | {128 + signal.SIGKILL}
 
 Tell = Callable[[type[events.Event], Mapping[str, Any]], None]
 """Takes an event's class, and its fields but `at`."""
+
+
+def cut(reason: str) -> str:
+    """Returns a reason for people, at its greatest length: a worker may have said it."""
+    return clipped(printable(reason), LONGEST_REASON)
 
 
 @dataclass(slots=True)

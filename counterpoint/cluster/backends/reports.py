@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from counterpoint.cluster.manager import events
-from counterpoint.cluster.manager.events import LONGEST_REASON, Event
+from counterpoint.cluster.manager.events import Event
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.printable import clipped, printable
 from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown
 
@@ -40,11 +39,6 @@ REPORTED: Mapping[str, type[Event]] = {
     )
 }
 """The events that an actor may report."""
-
-
-def cut(reason: str) -> str:
-    """Returns a reason for people, at its greatest length: a worker may have said it."""
-    return clipped(printable(reason), LONGEST_REASON)
 
 
 def event_of(report: Mapping[str, Any], at: float) -> Event:
