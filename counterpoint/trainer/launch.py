@@ -20,7 +20,7 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.process.imports import trainer_imports
-from counterpoint.transport.process.notify import Heartbeat, NotifySocket, StatusLine, notify, notify_failure
+from counterpoint.transport.process.notify import Heartbeat, StatusLine, notify, notify_failure
 from counterpoint.transport.process.permanent_errors import exit_code_of
 from counterpoint.transport.process.ranks.node import RanksProcess, alone, python_command
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
@@ -73,9 +73,7 @@ def run_ranks(config: TrainerConfig, module: str, given: Config, on_ready: Calla
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(given.model_dump(mode="json", exclude_unset=True))  # pydantic's own JSON has no infinity
     write_atomically(file, text.encode())
-    socket = NotifySocket()
     environment = {
-        "NOTIFY_SOCKET": socket.address,
         "OMP_NUM_THREADS": str(config.threads or 1),
         "PYTHONSAFEPATH": "1",  # as -P does, which the agent itself is started with
     }
@@ -85,25 +83,18 @@ def run_ranks(config: TrainerConfig, module: str, given: Config, on_ready: Calla
     ranks = alone(command, config.processes, environment)
     try:
         with StopSignals(end_at_second_request) as stop:
-            return _supervise(ranks, socket, stop, on_ready)
+            return _supervise(ranks, stop, on_ready)
     finally:
         ranks.end(AGENT_STOP_SECONDS)
-        socket.close()
 
 
-def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_ready: Callable[[], object]) -> int:
-    rank_zero: int | None = None
-    forwarded = False
-    ready = False
+def _supervise(ranks: RanksProcess, stop: StopSignals, on_ready: Callable[[], object]) -> int:
+    forwarded = ready = ended = False
     heartbeat, status = Heartbeat(), StatusLine()
-    code: int | None = None
-    ended = False
     while not ended:
-        if not (ended := ranks.poll() is not None):
-            select.select([socket], [], [], 0.2)
-        while (message := socket.receive()) is not None:
-            if "MAINPID" in message:
-                rank_zero = int(message["MAINPID"])
+        if not (ended := ranks.code is not None):
+            select.select([ranks], [], [], 0.2)
+        for message in ranks.hear():
             if message.get("READY") == "1" and not ready:
                 ready = True
                 on_ready()
@@ -115,16 +106,16 @@ def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_
                 notify(f"EXTEND_TIMEOUT_USEC={message['EXTEND_TIMEOUT_USEC']}")
             if "X_FAILURE" in message:
                 notify_failure(message["X_FAILURE"])
-            if "EXIT_STATUS" in message:
-                code = int(message["EXIT_STATUS"])
         if stop.count and not forwarded and not ended:
             forwarded = True
-            if rank_zero is None:
+            if (rank_zero := ranks.number("MAINPID")) is None:
                 logger.info("stopped before the ranks had started")
                 ranks.terminate()
             else:
                 with suppress(ProcessLookupError):  # it has died, and the agent will notice
                     os.kill(rank_zero, signal.SIGTERM)
+    ranks.poll()
+    code = ranks.number("EXIT_STATUS")
     if code is None and forwarded and not ready:
         return stop.exit_code
     if code is None or (code == TERMINATED and not forwarded):

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from typing import Any
+from contextlib import closing
 
 import pytest
 
 from counterpoint.trainer.launch import _supervise
-from counterpoint.transport.process.notify import NotifySocket, notify
+from counterpoint.transport.process.notify import NotifySocket
+from counterpoint.transport.process.ranks.node import RanksOrder
 from counterpoint.transport.process.stop_requests import StopSignals
+from tests.support.fake_ranks import FakeRanks
 
 
-class EndingRanks:
+class EndingRanks(FakeRanks):
     """Ranks that live for so many looks, and of which one has then died."""
 
-    failure = "rank 1 was ended by SIGKILL"
-
     def __init__(self, looks: int) -> None:
+        super().__init__(RanksOrder("run", "host", 1, 1, 2, ("true",), directory="/nowhere"), None)
         self._looks = looks
+        self.failure = "rank 1 was ended by SIGKILL"
         self.terminated = False
 
-    def poll(self) -> int | None:
+    @property
+    def code(self) -> int | None:
         self._looks -= 1
         return None if self._looks >= 0 else 1
 
@@ -54,47 +57,29 @@ def ended_pid() -> int:
 def test_the_exit_code_is_rank_zeros_unless_another_one_died(
     monkeypatch: pytest.MonkeyPatch, said: list[str], stop: signal.Signals | None, code: int
 ) -> None:
-    socket = NotifySocket()
-    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
-    ranks: Any = EndingRanks(looks=0 if stop is None else 1)
-    for state in [f"MAINPID={ended_pid()}", *said]:
-        assert notify(state)
-    try:
-        with StopSignals() as requests:
-            if stop is not None:
-                signal.raise_signal(stop)
-            assert _supervise(ranks, socket, requests, lambda: None) == code
-    finally:
-        socket.close()
+    monkeypatch.setenv("NOTIFY_SOCKET", "")
+    with closing(EndingRanks(looks=0 if stop is None else 1)) as ranks, StopSignals() as requests:
+        ranks.says(f"MAINPID={ended_pid()}", *said)
+        if stop is not None:
+            signal.raise_signal(stop)
+        assert _supervise(ranks, requests, lambda: None) == code
     assert not ranks.terminated, "a stop is for rank 0 alone"
 
 
 def test_ranks_that_are_stopped_before_rank_zero_is_there_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket = NotifySocket()
-    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
-    assert notify("STATUS=spares a wait")
-    ranks: Any = EndingRanks(looks=1)
-    try:
-        with StopSignals() as requests:
-            signal.raise_signal(signal.SIGINT)
-            assert _supervise(ranks, socket, requests, lambda: None) == 130
-    finally:
-        socket.close()
+    monkeypatch.setenv("NOTIFY_SOCKET", "")
+    with closing(EndingRanks(looks=1)) as ranks, StopSignals() as requests:
+        ranks.says("STATUS=spares a wait")
+        signal.raise_signal(signal.SIGINT)
+        assert _supervise(ranks, requests, lambda: None) == 130
     assert ranks.terminated
 
 
 def test_what_ranks_say_of_their_start_and_their_end_reaches_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, supervisor = NotifySocket(), NotifySocket()
-    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
-    for state in ("EXTEND_TIMEOUT_USEC=60000000", "X_FAILURE=no memory", "EXIT_STATUS=1"):
-        assert notify(state)
-    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
-    ranks: Any = EndingRanks(looks=0)
-    try:
-        with StopSignals() as requests:
-            assert _supervise(ranks, socket, requests, lambda: None) == 1
+    monkeypatch.setenv("NOTIFY_SOCKET", "")
+    with closing(EndingRanks(looks=0)) as ranks, closing(NotifySocket()) as supervisor, StopSignals() as requests:
+        ranks.says("EXTEND_TIMEOUT_USEC=60000000", "X_FAILURE=no memory", "EXIT_STATUS=1")
+        monkeypatch.setenv("NOTIFY_SOCKET", supervisor.address)
+        assert _supervise(ranks, requests, lambda: None) == 1
         assert supervisor.receive() == {"EXTEND_TIMEOUT_USEC": "60000000"}
         assert supervisor.receive() == {"X_FAILURE": "no memory"}
-    finally:
-        socket.close()
-        supervisor.close()

@@ -10,9 +10,10 @@ import asyncio
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +41,11 @@ class StaleCall(Exception):
 
 class ElasticWorker(Worker):
     """One node of the training."""
+
+    exit_seconds = 300.0
+    """How long a node's ranks, having succeeded, wait for those of the others."""
+    rank_environment: Mapping[str, str] = MappingProxyType({})
+    """Variables of each rank."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -144,9 +150,10 @@ class ElasticWorker(Worker):
             local_ranks=self.config.local_ranks,
             command=self.config.command(again=number > 1 or any(member.incarnation > 1 for member in ids)),
             directory=directory,
-            environment=interfaces(host) | {VARIABLE: directory},
+            environment=interfaces(host) | {VARIABLE: directory, **self.rank_environment},
             join_seconds=self.config.join_seconds,
             stop_seconds=self.config.stop_seconds,
+            exit_seconds=self.exit_seconds,
         )
         await self._keep(lambda: self._start_ranks(order, listener))
         return [host, port]
@@ -183,14 +190,14 @@ class ElasticWorker(Worker):
             reason, code = "", ranks.poll()
             if code is None:
                 activity = Activity.TRAINING if self._are_up(ranks) else Activity.JOINING
-            elif code == 0 and ranks.succeeded:
+            elif code == 0:
                 activity = Activity.SUCCEEDED
             else:
                 activity, reason = Activity.FAILED, ranks.failure or ""
         return Report(activity, self._round, self._members, reason, totals)
 
     def _are_up(self, ranks: RanksProcess) -> bool:
-        return ranks.joined
+        return ranks.node_rank is not None
 
     def _start_ranks(self, order: RanksOrder, listener: socket.socket | None) -> None:
         """Starts ranks, in the keeper; frees what the check used before, and ends ranks that nobody stopped."""

@@ -13,8 +13,8 @@ from counterpoint.cluster.elastic.elastic_worker import ElasticWorker
 from counterpoint.cluster.elastic.rounds import ElasticTrainingFailed, RoundsStage
 from counterpoint.cluster.worker import Stage
 from counterpoint.transport.files.atomic import write_atomically
-from tests.cluster.elastic.fake_ranks import FakeRanks
 from tests.cluster.elastic.troupe import Life, Troupe, mastered, troupe, until
+from tests.support.fake_ranks import FakeRanks
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.slow

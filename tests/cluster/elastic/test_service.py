@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -18,8 +17,7 @@ import pytest
 from counterpoint.cluster.elastic.service import RanksFailed, ServiceWorker
 from counterpoint.cluster.worker import Context, Member
 from counterpoint.cluster.worker_process.host import HookEndedError, call
-from counterpoint.transport.process.notify import notify
-from tests.cluster.elastic.fake_ranks import FakeRanks
+from tests.support.fake_ranks import FakeRanks
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
@@ -57,10 +55,7 @@ class Service:
         return FakeRanks.started[-1]
 
     def says(self, *lines: str) -> None:
-        """Rank 0 speaks."""
-        os.environ["NOTIFY_SOCKET"] = self.ranks.order.environment["NOTIFY_SOCKET"]
-        for line in lines:
-            assert notify(line)
+        self.ranks.says(*lines)
 
     def wait(self) -> BaseException | None:
         self.thread.join(60)
@@ -90,7 +85,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     yield make
     for each in made:
         each.worker.stop()
-        each.ranks.code = 137 if each.ranks.code is None else each.ranks.code
+        each.ranks.end(0.0)
         each.wait()
     FakeRanks.started.clear()
 
@@ -144,11 +139,10 @@ def raising(error: BaseException | None) -> Callable[[], None]:
 
 def test_ranks_that_compute_have_more_time(service: Any) -> None:
     job = service(ready_seconds=600.0)
-    rank_zero = job.worker._rank_zero
     job.says("EXTEND_TIMEOUT_USEC=60000000")
-    wait_until(lambda: rank_zero._extended_until > 0, "its message to be heard")
-    rank_zero._began -= 601.0
-    assert rank_zero.trouble(600.0) == ""
+    wait_until(lambda: "EXTEND_TIMEOUT_USEC" in job.ranks.said, "its message to be heard")
+    job.ranks.began -= 601.0
+    assert job.worker._trouble(job.ranks) == ""
     job.says("READY=1")
     wait_until(lambda: job.activity == "TRAINING", "the training")
 
@@ -162,7 +156,7 @@ def test_the_ranks_train_once_rank_zero_is_ready(service: Any) -> None:
 
 def test_a_node_without_rank_zero_does_not_wait_for_it(service: Any) -> None:
     job = service(ready_seconds=0.01)
-    job.ranks.node_rank = 1
+    job.ranks.said["X_NODE_RANK"] = ("1", 0.0)
     wait_until(lambda: job.activity == "TRAINING", "the training")
 
 

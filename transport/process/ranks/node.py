@@ -16,23 +16,23 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from ipaddress import ip_address
-from typing import Any
 
 from counterpoint.transport.process.child import Child
+from counterpoint.transport.process.notify import NotifySocket
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
-MAX_MESSAGES = 2**20
-"""Most bytes that the child may send in all; what is beyond is ignored."""
+AGENT = "counterpoint.transport.process.ranks.torch_agent"
 
-LONGEST_REASON = 2000
-"""Characters of a failure's reason."""
+NODE_RANK, RANKS_FAILURE = "X_NODE_RANK", "X_RANKS_FAILURE"
+"""What the agent sends beside what ranks do: its number in the rendezvous, once that is complete, and why a rank failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,64 +89,78 @@ def interfaces(host: str) -> dict[str, str]:
 
 
 class RanksProcess:
-    """The child of one round. Start it from a thread that outlives it: the kernel ties its life to that thread."""
+    """The child of one round. Start it from a thread that outlives it: the kernel ties its life to that thread.
+
+    The agent and its ranks say how they fare by systemd's protocol, at an address of the round.
+    """
 
     def __init__(self, order: RanksOrder, listener: socket.socket | None) -> None:
         """Starts it. `listener`: this node has the store, at that socket, which is closed here. Raises `OSError`."""
-        self.order = order
-        self.joined = False
-        """Whether the rendezvous is complete, and the ranks have been started."""
-        self.node_rank: int | None = None
-        """This node's, once it is complete: rank 0 is on that of number 0."""
+        self._notifications: NotifySocket | None = NotifySocket()
+        self.order = replace(order, environment={**order.environment, "NOTIFY_SOCKET": self._notifications.address})
+        self.said: dict[str, tuple[str, float]] = {}
+        """The newest value of each assignment that was sent, and when that came; of `X_FAILURE` the first."""
         self.failure: str | None = None
         """Why a rank failed, once one did."""
-        self.succeeded = False
-        self._received = bytearray()
+        self.began = time.monotonic()
         self._lock = threading.Lock()
-        """Guards what is received: one thread may look while another closes."""
-        self._messages, write_end = os.pipe()
-        os.set_blocking(self._messages, False)
-        descriptors = [write_end] if listener is None else [write_end, listener.fileno()]
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "counterpoint.transport.process.ranks.torch_agent",
-            *map(str, descriptors),
-        ]
+        """One thread may hear while another closes."""
+        descriptors = () if listener is None else (listener.fileno(),)
+        command = [sys.executable, "-P", "-m", AGENT, *map(str, descriptors)]
         try:
-            given = json.dumps(asdict(order)).encode()
+            given = json.dumps(asdict(self.order)).encode()
             self.child = Child("torch's elastic agent", command, given=given, pass_fds=descriptors)
         except OSError:
-            os.close(self._messages)
+            self._notifications.close()
             raise
         finally:
-            os.close(write_end)
             if listener is not None:
                 listener.close()
 
-    def poll(self) -> int | None:
-        """Reads what the child said; returns its exit code, None while it runs. 0: every rank of every node succeeded."""
-        code = self.child.code  # before reading: what it said last is there once it has ended
-        with self._lock, suppress(BlockingIOError):
-            while self._messages >= 0 and len(self._received) < MAX_MESSAGES:
-                if not (data := os.read(self._messages, 65536)):
-                    break
-                self._received += data
-        with self._lock:
-            while b"\n" in self._received:
-                line, _, self._received = self._received.partition(b"\n")
-                self._take(json.loads(line))
-        if code is not None and not self.succeeded and self.failure is None:
-            self.failure = f"torch's agent ended with exit code {code}; its output tells more"
-        return code
+    def fileno(self) -> int:
+        """Returns the descriptor at which something is to be heard."""
+        assert self._notifications is not None
+        return self._notifications.fileno()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "joined" in message:
-            self.joined, self.node_rank = True, int(message["joined"])
-        self.succeeded |= "succeeded" in message
-        if "failed" in message and self.failure is None:
-            self.failure = str(message["failed"])[:LONGEST_REASON]
+    def hear(self) -> list[dict[str, str]]:
+        """Takes what was said, and returns it."""
+        heard: list[dict[str, str]] = []
+        with self._lock:
+            while self._notifications is not None and (message := self._notifications.receive()) is not None:
+                heard.append(message)
+                for name, value in message.items():
+                    if name != "X_FAILURE" or name not in self.said:
+                        self.said[name] = value, time.monotonic()
+        return heard
+
+    def number(self, name: str) -> int | None:
+        """Returns the number that was last sent by that name."""
+        value, _ = self.said.get(name, ("", 0.0))
+        return int(value[:18]) if value.isdecimal() else None
+
+    @property
+    def node_rank(self) -> int | None:
+        """This node's, once the rendezvous is complete, and its ranks are being started: rank 0 is on that of number 0."""
+        return self.number(NODE_RANK)
+
+    @property
+    def code(self) -> int | None:
+        """The child's exit code; None while it runs."""
+        return self.child.code
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every rank of every node has succeeded."""
+        return self.code == 0
+
+    def poll(self) -> int | None:
+        """Hears what was said; returns the child's exit code, None while it runs."""
+        code = self.code  # before hearing: what it said last is there once it has ended
+        self.hear()
+        if code:
+            unsaid = f"torch's agent ended with exit code {code}; its output tells more"
+            self.failure = self.said.get(RANKS_FAILURE, (unsaid, 0.0))[0]
+        return code
 
     def terminate(self) -> None:
         """Asks all ranks to end by SIGTERM; torch's agent kills them after `stop_seconds`."""
@@ -159,13 +173,13 @@ class RanksProcess:
         self.close()
 
     def close(self) -> None:
-        """Kills what still runs, waits for it, and frees the descriptor and the order's directory."""
+        """Kills what still runs, waits for it, and frees the address and the order's directory."""
         self.child.close()
         self.poll()
         with self._lock:
-            if self._messages >= 0:
-                os.close(self._messages)
-                self._messages = -1
+            notifications, self._notifications = self._notifications, None
+        if notifications is not None:
+            notifications.close()
         shutil.rmtree(self.order.directory, ignore_errors=True)
 
 

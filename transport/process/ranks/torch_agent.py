@@ -1,6 +1,6 @@
 """torch's elastic agent, the child of `node.RanksProcess`.
 
-Its command is `python -m counterpoint.transport.process.ranks.torch_agent PIPE [LISTENER]`. It joins torch's c10d rendezvous,
+Its command is `python -m counterpoint.transport.process.ranks.torch_agent [LISTENER]`. It joins torch's c10d rendezvous,
 starts this node's ranks with torchrun's variables, and monitors them. It never starts ranks again: a round has fixed members, and
 whoever began it decides what follows a failure. The rendezvous's store also serves the ranks, at an address that is bound before
 (`node.listen`).
@@ -13,11 +13,14 @@ import logging
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
+from counterpoint.transport.printable import clipped
 from counterpoint.transport.process.imports import without_gc
-from counterpoint.transport.process.ranks.node import RanksOrder
+from counterpoint.transport.process.notify import notify
+from counterpoint.transport.process.ranks.node import NODE_RANK, RANKS_FAILURE, RanksOrder
 
 with without_gc():
     import torch.distributed as dist
@@ -31,6 +34,12 @@ with without_gc():
 MONITOR_SECONDS = 0.1
 """How often the agent looks at its ranks."""
 
+LONGEST_REASON = 2000
+"""Characters of a failure's reason."""
+
+SAY_SECONDS = 10.0
+"""How long the parent may not keep up."""
+
 
 class StoreRendezvous:
     """torch's rendezvous handler, whose own store serves the ranks as well.
@@ -40,15 +49,14 @@ class StoreRendezvous:
 
     use_agent_store = True
 
-    def __init__(self, handler: Any, order: RanksOrder, pipe: int) -> None:
+    def __init__(self, handler: Any, order: RanksOrder) -> None:
         self._handler = handler
         self._order = order
-        self._pipe = pipe
 
     def next_rendezvous(self) -> Any:
         """Waits for all nodes."""
         info = self._handler.next_rendezvous()
-        say(self._pipe, {"joined": info.rank})
+        say(NODE_RANK, info.rank)
         address = RendezvousStoreInfo(self._order.host, self._order.port)
         return RendezvousInfo(info.store, info.rank, info.world_size, address)
 
@@ -56,12 +64,12 @@ class StoreRendezvous:
         return getattr(self._handler, name)
 
 
-def say(pipe: int, message: dict[str, Any]) -> None:
-    """Sends the parent a line; it may have died."""
-    try:
-        os.write(pipe, json.dumps(message).encode() + b"\n")
-    except BrokenPipeError:
-        logging.getLogger(__name__).warning("nobody reads %s", message)
+def say(name: str, value: object) -> None:
+    """Tells the parent, who may not keep up for a moment, or have died."""
+    text = f"{name}={clipped(' '.join(str(value).split()), LONGEST_REASON)}"
+    deadline = time.monotonic() + SAY_SECONDS
+    while not notify(text) and time.monotonic() < deadline:
+        time.sleep(MONITOR_SECONDS)
 
 
 def first_failure(failures: dict[int, Any]) -> str:
@@ -80,7 +88,7 @@ def first_failure(failures: dict[int, Any]) -> str:
     return f"rank {rank} {how}" + (f": {text}" if text and text != "<NONE>" else "")
 
 
-def make_agent(order: RanksOrder, pipe: int, listener: int | None) -> LocalElasticAgent:
+def make_agent(order: RanksOrder, listener: int | None) -> LocalElasticAgent:
     """Returns the agent; the node with the listener has the store."""
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the handler is to start no second store
     store = dist.TCPStore(
@@ -103,7 +111,7 @@ def make_agent(order: RanksOrder, pipe: int, listener: int | None) -> LocalElast
     spec = WorkerSpec(
         role="ranks",
         local_world_size=order.local_ranks,
-        rdzv_handler=StoreRendezvous(handler, order, pipe),
+        rdzv_handler=StoreRendezvous(handler, order),
         entrypoint=order.command[0],
         args=order.command[1:],
         max_restarts=0,
@@ -118,33 +126,31 @@ def make_agent(order: RanksOrder, pipe: int, listener: int | None) -> LocalElast
     )
 
 
-def main(pipe: int, listener: int | None) -> int:
+def main(listener: int | None) -> int:
     """Runs the ranks until all nodes' have succeeded, or one of this node's failed; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     order = RanksOrder(**json.loads(sys.stdin.buffer.read()))
-    for descriptor in (pipe, listener):  # not for the ranks
-        if descriptor is not None:
-            os.set_inheritable(descriptor, False)
+    if listener is not None:
+        os.set_inheritable(listener, False)  # not for the ranks
     os.environ.update(order.environment)
     if order.local_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     try:
-        result = make_agent(order, pipe, listener).run()
+        result = make_agent(order, listener).run()
     except SignalException as error:
-        say(pipe, {"failed": f"ended by {signal.Signals(error.sigval).name}"})
+        say(RANKS_FAILURE, f"ended by {signal.Signals(error.sigval).name}")
         return 128 + int(error.sigval)
     except (RendezvousConnectionError, dist.DistError) as error:
-        say(pipe, {"failed": f"the store of {order.run_id} at {order.host}:{order.port} does not answer: {error}"})
+        say(RANKS_FAILURE, f"the store of {order.run_id} at {order.host}:{order.port} does not answer: {error}")
         return 1
     if result.is_failed():
-        say(pipe, {"failed": first_failure(result.failures)})
+        say(RANKS_FAILURE, first_failure(result.failures))
         return 1
-    say(pipe, {"succeeded": order.run_id})
     return 0
 
 
 if __name__ == "__main__":
-    exit_code = main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    exit_code = main(int(sys.argv[1]) if len(sys.argv) > 1 else None)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # torch's own teardown takes long on a busy machine, and there is nothing to keep
