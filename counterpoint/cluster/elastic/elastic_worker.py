@@ -187,7 +187,7 @@ class ElasticWorker(Worker):
             ranks = self._ranks
             if ranks is None:
                 return Report(Activity.IDLE, self._round, self._members)
-            reason, code = "", ranks.poll()
+            reason, code = "", self._code_to_report(ranks)
             if code is None:
                 activity = Activity.TRAINING if self._are_up(ranks) else Activity.JOINING
             elif code == 0:
@@ -195,6 +195,9 @@ class ElasticWorker(Worker):
             else:
                 activity, reason = Activity.FAILED, ranks.failure or ""
         return Report(activity, self._round, self._members, reason, totals)
+
+    def _code_to_report(self, ranks: RanksProcess) -> int | None:
+        return ranks.poll()
 
     def _are_up(self, ranks: RanksProcess) -> bool:
         return ranks.node_rank is not None

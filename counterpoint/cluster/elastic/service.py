@@ -81,6 +81,10 @@ class ServiceWorker(ElasticWorker):
         if code:
             raise SystemExit(code)
 
+    def _code_to_report(self, ranks: RanksProcess) -> int | None:
+        ranks.hear()
+        return None  # this worker's own end tells it: the master must not have it end ranks first
+
     def _are_up(self, ranks: RanksProcess) -> bool:
         return super()._are_up(ranks) and (ranks.node_rank != 0 or "READY" in ranks.said)
 

@@ -35,12 +35,14 @@ class Service:
     """A worker in a thread, whose round has been started."""
 
     worker: ServiceWorker
+    started: bool = True
     end: BaseException | None = None
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="start")
-        self.thread.start()
+        if self.started:
+            self.thread.start()
         asyncio.run(self.worker.start_elastic_job(1, 1, [["trainer-0", 1]]))
         wait_until(lambda: bool(FakeRanks.started), "the ranks")
 
@@ -58,8 +60,9 @@ class Service:
         self.ranks.says(*lines)
 
     def wait(self) -> BaseException | None:
-        self.thread.join(60)
-        assert not self.thread.is_alive()
+        if self.started:
+            self.thread.join(60)
+            assert not self.thread.is_alive()
         return self.end
 
     @property
@@ -75,11 +78,11 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     FakeRanks.started.clear()
     made: list[Service] = []
 
-    def make(**config: Any) -> Service:
+    def make(started: bool = True, **config: Any) -> Service:
         context = Alone(
             "job", "trainer", 0, 1, "trainer-0", 1, {"module": "train", "check": False, **config}, str(tmp_path), "node"
         )
-        made.append(Service(ServiceWorker(context)))
+        made.append(Service(ServiceWorker(context), started))
         return made[-1]
 
     yield make
@@ -135,6 +138,15 @@ def raising(error: BaseException | None) -> Callable[[], None]:
         raise error
 
     return hook
+
+
+def test_its_own_end_and_no_report_tells_that_its_ranks_have_ended(service: Any) -> None:
+    """The master would have it end ranks that are gone, and the worker would live on without rank 0's exit code."""
+    job = service(started=False)
+    for code in (0, 1):
+        job.ranks.ended = code
+        assert job.activity == "JOINING"
+    job.worker._close()
 
 
 def test_ranks_that_compute_have_more_time(service: Any) -> None:
