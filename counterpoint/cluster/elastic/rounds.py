@@ -167,6 +167,9 @@ class Rounds:
         passed = [worker for worker in workers if worker not in found.abnormal and worker not in found.gone]
         for worker in passed:
             self._check_failures.pop(worker.name, None)
+        for worker in found.gone:
+            if self._crew.living().get(worker.name) == worker:
+                self._crew.replace(worker, "it does not answer during the node check")
         is_complete = not found.gone
         for worker, reason in found.abnormal.items():
             count = self._check_failures[worker.name] = self._check_failures.get(worker.name, 0) + 1

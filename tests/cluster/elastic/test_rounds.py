@@ -69,6 +69,8 @@ class World(Crew):
     """Names of workers whose nodes are bad."""
     deaf: set[str] = field(default_factory=set)
     """Names of workers that do not end their ranks."""
+    mute: set[WorkerId] = field(default_factory=set)
+    """Workers that live and answer nothing."""
     rates: dict[str, float] = field(default_factory=dict)
     rebirth_seconds: float = 5.0
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -133,7 +135,7 @@ class World(Crew):
     async def call(self, worker: WorkerId, method: str, *arguments: Any, seconds: float = 1.0) -> Any:
         self.calls.append((method, worker.name))
         node = self.of(worker)
-        if node is None:
+        if node is None or worker in self.mute:
             raise ActorDied(f"{worker} died")
         match method, arguments:
             case "report", (known, patience):
@@ -297,26 +299,26 @@ def test_who_dies_during_the_check_is_awaited_and_blames_nobody(after: float) ->
     assert not world.replaced
 
 
-def test_a_death_stops_all_and_begins_the_next_round_with_the_successor() -> None:
+def test_who_lives_and_does_not_answer_is_replaced() -> None:
+    world = played(World(mute={WorkerId("trainer-1", 1)}).up(0, 1), lambda world: training(world, 1))
+    assert [worker for worker, _ in world.replaced] == [WorkerId("trainer-1", 1)]
+    assert members(world) == ["0.1", "1.2"]
+
+
+@pytest.mark.parametrize("end", [None, Activity.FAILED, Activity.IDLE])
+def test_a_death_or_failure_stops_all_and_begins_the_next_round(end: Activity | None) -> None:
     async def script(world: World) -> None:
         await training(world, 1)
         world.calls.clear()
-        world.down("trainer-1")
+        if end is None:
+            world.down("trainer-1")
+        else:
+            world.says("trainer-1", end, "exit code 1")
         await training(world, 2)
 
     world = played(World().up(0, 1, 2), script)
-    assert members(world) == ["0.1", "1.2", "2.1"]
+    assert members(world) == ["0.1", "1.2" if end is None else "1.1", "2.1"]
     assert world.calls.index(("stop_round", "trainer-0")) < world.calls.index(("do_node_check", "trainer-1"))
-
-
-@pytest.mark.parametrize(("activity", "reason"), [(Activity.FAILED, "exit code 1"), (Activity.IDLE, "")])
-def test_ranks_that_end_by_themselves_begin_again(activity: Activity, reason: str) -> None:
-    async def script(world: World) -> None:
-        await training(world, 1)
-        world.says("trainer-1", activity, reason)
-        await training(world, 2)
-
-    assert members(played(World().up(0, 1, 2), script)) == ["0.1", "1.1", "2.1"]
 
 
 def test_a_failing_script_is_started_again_within_its_budget() -> None:
