@@ -36,6 +36,7 @@ class Service:
 
     worker: ServiceWorker
     started: bool = True
+    real: bool = False
     end: BaseException | None = None
     thread: threading.Thread = field(init=False)
 
@@ -44,7 +45,7 @@ class Service:
         if self.started:
             self.thread.start()
         asyncio.run(self.worker.start_elastic_job(1, 1, [["trainer-0", 1]]))
-        wait_until(lambda: bool(FakeRanks.started), "the ranks")
+        wait_until(lambda: self.real or bool(FakeRanks.started), "the ranks")
 
     def _run(self) -> None:
         try:
@@ -219,3 +220,32 @@ def test_ranks_that_were_asked_by_the_master_end_idle(service: Any) -> None:
     asyncio.run(job.worker.start_elastic_job(1, 2, [["trainer-0", 1]]))
     wait_until(lambda: len(FakeRanks.started) == 2, "the next round")
     assert job.activity == "JOINING", "what rank 0 said in the round before does not count"
+
+
+SCRIPT = """
+import os, signal, sys, time
+from counterpoint.transport.process.notify import notify
+def end(*_):
+    notify("EXIT_STATUS=143")
+    sys.exit(143)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, end)
+    notify(f"MAINPID={os.getpid()}")
+    notify("READY=1")
+time.sleep(600)
+"""
+
+
+def test_real_ranks_are_heard_and_only_rank_zero_is_asked_to_end(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(SCRIPT)
+    config = {"script": str(tmp_path / "ranks.py"), "local_ranks": 2, "check": False}
+    context = Alone("job", "trainer", 0, 1, "trainer-0", 1, config, str(tmp_path), "node")
+    job = Service(ServiceWorker(context), real=True)
+    wait_until(lambda: job.activity == "TRAINING", "the training", details=lambda: f"{job.worker.status()} {job.end!r}")
+    assert job.worker._ranks is not None
+    ranks = job.worker._ranks
+    job.worker.stop()
+    end = job.wait()
+    assert isinstance(end, SystemExit)
+    assert end.code == 143
+    assert ranks.failure == "rank 0 ended with exit code 143"
