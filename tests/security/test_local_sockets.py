@@ -91,31 +91,12 @@ async def test_the_masters_control_socket_answers_its_user_alone(monkeypatch: py
         assert mode(path) == 0o600
         assert await asyncio.to_thread(control.ask, path, {"kind": "status"}) == {}
         with monkeypatch.context() as patched:
-            patched.setattr(control, "_is_ours", lambda writer: False)  # as of another user; root is always ours
+            patched.setattr(stream, "_peer", lambda end: (os.getpid(), os.getuid() + 1))
             with pytest.raises(control.NoMaster):
                 await asyncio.to_thread(control.ask, path, {"kind": "status"})
     finally:
         await server.close()
     assert len(asked) == 1
-
-
-def test_who_is_ours_at_the_control_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Connection:
-        def __init__(self, user: int) -> None:
-            self.user = user
-
-        def getsockopt(self, *_: object) -> bytes:
-            return control._CREDENTIALS.pack(1, self.user, 1)
-
-    class Writer:
-        def __init__(self, user: int) -> None:
-            self.user = user
-
-        def get_extra_info(self, name: str) -> Connection:
-            return Connection(self.user)
-
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    assert [control._is_ours(Writer(user)) for user in (0, 1000, 1001)] == [True, True, False]  # type: ignore[arg-type]
 
 
 async def test_calls_of_another_user_are_not_heard(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:

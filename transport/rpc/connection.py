@@ -34,8 +34,8 @@ LONGEST_TEXT, LONGEST_TRACE = 2_000, 16_000
 _MOST_HEADER_BYTES = 2**17
 _LONGEST_SECONDS = 1e6
 
-LOST, LATE, BAD = "lost", "late", "bad"
-"""Kinds of `RpcError` that are made here: the other end is gone, it did not answer in time, its answer makes no sense."""
+LOST, LATE = "lost", "late"
+"""Kinds of `RpcError` that are made here: the other end is gone, it did not answer in time."""
 
 
 class RpcError(Exception):
@@ -65,6 +65,21 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_Header).decode
+
+
+def ask_frame(number: int, seconds: float) -> bytes:
+    """Returns the first frame of an ask."""
+    return _pack(_Header(_Kind.ASK, number, max(0.0, seconds)))
+
+
+def read_answer(frames: Sequence[Buffer]) -> list[Buffer]:
+    """Returns the frames of an answer to the one thing that was asked. Raises `RpcError`; `ValueError` for anything else."""
+    header = _unpack(as_bytes_view(frames[0]))
+    if header.kind == _Kind.FAILURE:
+        raise RpcError(header.failure, header.text, header.trace)
+    if header.kind != _Kind.ANSWER:
+        raise ValueError(f"a message of kind {header.kind} is no answer")
+    return [*frames[1:]]
 
 
 class Link(Protocol):
@@ -147,7 +162,7 @@ class Connection:
                 self._send(_Header(_Kind.CANCEL, number))
 
         answer.add_done_callback(settle)
-        self._send(_Header(_Kind.ASK, number, max(0.0, seconds)), frames)
+        self.link.send([ask_frame(number, seconds), *frames])
         return answer
 
     def close(self, reason: str = "the connection was closed") -> None:

@@ -19,9 +19,12 @@ import numpy as np
 
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.rpc.connection import MOST_BYTES, MOST_FRAMES, Ask, Connection
+from counterpoint.transport.rpc.connection import MOST_BYTES, MOST_FRAMES, Ask, Connection, ask_frame, read_answer
 
 _COUNT = struct.Struct("<I")
+_LEAST_TOGETHER = 2**26
+"""A message may have four times the bytes of its largest frame, and so many in any case."""
+
 _SCRATCH_BYTES = 2**16
 """What is received at once; longer frames get a place of their own."""
 
@@ -93,10 +96,11 @@ class StreamReader:
             self._pieces.append(8 * count)
         elif len(self._frames) == 2:
             self._pieces = [size for (size,) in struct.iter_unpack("<Q", piece)][::-1]
-            if max(self._pieces) > self._most_bytes:
-                raise BadFrame(
-                    f"a frame of {max(self._pieces)} bytes is announced; at most {self._most_bytes} are read"
-                )
+            largest, whole = max(self._pieces), sum(self._pieces)
+            together = max(_LEAST_TOGETHER, 4 * self._most_bytes)
+            if largest > self._most_bytes or whole > together:
+                said = f"frames of {largest} bytes, and of {whole} together, are announced"
+                raise BadFrame(f"{said}; at most {self._most_bytes} are read, and {together} together")
         elif not self._pieces:
             messages.append(self._frames[2:])
             self._frames, self._pieces = [], [_COUNT.size]
@@ -192,6 +196,22 @@ async def connect_unix(path: str, name: str, heartbeat_seconds: float, most_byte
     return connection
 
 
+def ask_once(path: str, frames: Sequence[Buffer], seconds: float, most_bytes: int = MOST_BYTES) -> list[Buffer]:
+    """Asks one thing at a UNIX socket, and blocks until the answer.
+
+    Raises `RpcError`; `OSError` if nothing answers, also not within `seconds`; `ValueError` for an answer that is none.
+    """
+    with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(seconds)
+        end.connect(path)
+        end.sendall(b"".join(framed([ask_frame(1, seconds), *frames])))
+        reader = StreamReader(most_bytes)
+        while count := end.recv_into(reader.buffer()):
+            for message in reader.take(count):
+                return read_answer(message)
+    raise ConnectionResetError("the connection ended before the answer")
+
+
 class UnixListener:
     """Answers processes of this user, and of root, at a path. The path stays at the end: it may be a successor's by then."""
 
@@ -200,7 +220,8 @@ class UnixListener:
     ) -> None:
         self._on_ask, self._most_asks = on_ask, most_asks
         self._most_bytes, self._most_clients = most_bytes, most_clients
-        self._clients: set[Connection] = set()
+        self._clients: dict[Connection, None] = {}
+        """The latest last. With too many, the first that asks nothing makes place."""
         self._server: asyncio.Server | None = None
 
     async def start(self, path: str) -> None:
@@ -219,10 +240,15 @@ class UnixListener:
         return StreamLink(Connection("a caller", self._on_ask, self._most_asks), self._most_bytes, self._admit)
 
     def _admit(self, client: Connection, end: socket.socket) -> bool:
-        if len(self._clients) >= self._most_clients or _peer(end)[1] not in (0, os.getuid()):
+        if _peer(end)[1] not in (0, os.getuid()):
             return False
-        self._clients.add(client)
-        client.ended.add_done_callback(lambda _: self._clients.discard(client))
+        if len(self._clients) >= self._most_clients:
+            idle = next((one for one in self._clients if not one.is_asked), None)
+            if idle is None:
+                return False
+            idle.close("another client has its place")
+        self._clients[client] = None
+        client.ended.add_done_callback(lambda _: self._clients.pop(client, None))
         return True
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.rpc.connection import LATE, LOST, Ask, Connection, RpcError
-from counterpoint.transport.rpc.stream import StreamReader, UnixListener, connect_unix, framed
+from counterpoint.transport.rpc.stream import StreamReader, UnixListener, ask_once, connect_unix, framed
 from tests.support.freezing import freeze
 
 DEADLINE = 60.0
@@ -113,14 +113,29 @@ async def test_who_asks_too_much_is_not_read_until_some_is_answered(
     assert [bytes(*await ask) for ask in (*asks, behind)] == [b"done"] * 4 + [b"behind"]
 
 
-async def test_more_clients_than_agreed_are_turned_away(
-    connection: Connection, listener: UnixListener, tmp_path: Path
+async def test_one_more_client_than_agreed_takes_the_place_of_one_that_asks_nothing(
+    connection: Connection, tmp_path: Path
 ) -> None:
-    clients = [await connect_unix(str(tmp_path / "s"), "the other", DEADLINE) for _ in range(3)]
+    path = str(tmp_path / "s")
+    clients = [await connect_unix(path, "the other", DEADLINE) for _ in range(3)]
     async with asyncio.timeout(DEADLINE):
-        await clients[-1].ended
-    assert await connection.ask([b"still here"], DEADLINE)
-    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+        await connection.ended
+    asks = [client.ask([b"keep"], DEADLINE) for client in clients]
+    await asyncio.gather(*(client.ask([b"so it has arrived"], DEADLINE) for client in clients))
+    async with asyncio.timeout(DEADLINE):
+        await (await connect_unix(path, "the other", DEADLINE)).ended
+    assert not any(ask.done() for ask in asks)
+
+
+async def test_code_without_a_loop_asks_once(listener: UnixListener, tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    assert [bytes(frame) for frame in await asyncio.to_thread(ask_once, path, [b"a", b"b"], DEADLINE)] == [b"a", b"b"]
+    with pytest.raises(RpcError) as failed:
+        await asyncio.to_thread(ask_once, path, [b"fail"], DEADLINE)
+    assert failed.value.kind == "ValueError"
+    for nothing in (TimeoutError, FileNotFoundError):
+        with pytest.raises(nothing):
+            await asyncio.to_thread(ask_once, path if nothing is TimeoutError else f"{path}-", [b"keep"], 0.05)
 
 
 GARBAGE = [
@@ -128,6 +143,7 @@ GARBAGE = [
     struct.pack("<I", 0),
     struct.pack("<IQ", 1, 2**24 + 1),
     struct.pack("<IQ", 1, 2**64 - 1),
+    struct.pack("<I5Q", 5, *[2**24] * 5),
     struct.pack("<I", 2**14 + 5),
 ]
 MEANINGLESS: list[list[Buffer]] = [
