@@ -1,4 +1,4 @@
-"""Finds and ends what the keeper of a worker, or an agent, left when it was killed.
+"""Finds and ends what the keeper of a worker, or its actor on Ray, left when it was killed.
 
 All processes of a keeper, itself included, carry its mark in the environment with which they were started.
 """
@@ -18,7 +18,7 @@ from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
 
 MARK = "CLUSTER_AGENT"
-"""The variable by which every process of a keeper is known, or of an agent: `<job's directory>/...`."""
+"""The variable by which every process of a keeper is known, by its socket, or of an actor, by its name, process and start."""
 
 MOST_BYTES = 64 * 1024
 """Longest file of an agent that is read."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import tempfile
 import time
 from collections import deque
@@ -53,6 +54,9 @@ PULSE_SECONDS = 0.5
 
 ROTATION_SECONDS = 5.0
 """How often logs are looked at."""
+
+LEASES_ELSEWHERE = 2.0
+"""Leases within which the keepers of a master that is gone have ended, whatever they wait for."""
 
 OLD_LEASES = 3.0
 """Leases within which what an earlier version of the product left has ended by itself."""
@@ -371,7 +375,11 @@ class LocalBackend(Backend):
         for name, handle in handles.items():
             if name.startswith("bundle ") and handle["node"] in self._devices:
                 self._places[name.removeprefix("bundle ")] = _Place(**handle)
-        self._claim()
+        sockets = sorted(self._folder.glob(f"*{SUFFIX}"))
+        if self._claim() and sockets:
+            seconds = LEASES_ELSEWHERE * self.job.lease_seconds
+            logger.warning("waiting %g s, within which all ends that a master on another machine left", seconds)
+            await asyncio.sleep(seconds)
         # Keepers that were killed leave them.
         temporary = Path(os.environ.get(SHARED_TMPDIR) or tempfile.gettempdir())
         await asyncio.to_thread(remove_left, temporary, TEMPORARY)
@@ -389,15 +397,22 @@ class LocalBackend(Backend):
         self._raise_if_stale()
         return [living for link in self.links.values() if (living := link.living()) is not None]
 
-    def _claim(self) -> None:
-        """Says that this master looks for keepers now: none starts unseen in an earlier one's name. Raises `StaleMasterError`."""
+    def _claim(self) -> bool:
+        """Says that this master looks for keepers now: none starts unseen in an earlier one's name. Raises `StaleMasterError`.
+
+        Returns whether the master before it was on another machine, whose keepers nobody reaches from here.
+        """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (last := epoch_in(str(self._folder))) > self.epoch:
             raise StaleMasterError(
                 f"{self._folder}: a master of epoch {last} was here; this one has epoch {self.epoch}"
             )
+        file, here, there = self._folder / EPOCH_FILE, socket.gethostname(), ""
+        with suppress(OSError):
+            there = file.read_text().partition(" ")[2]
         with suppress(OSError):  # a full disk
-            write_atomically(self._folder / EPOCH_FILE, str(self.epoch).encode(), durable=False)
+            write_atomically(file, f"{self.epoch} {here}".encode(), durable=False)
+        return there not in ("", here)
 
     async def _wait_for_old(self) -> None:
         """Waits for the end of the agents of an earlier version, below which workers of this job may run."""

@@ -1,6 +1,6 @@
 """What a new master begins with: the state of the job that the last one wrote, compared with what it finds alive.
 
-Agents repeat every report that was not acknowledged, so most differences explain themselves. What is left: processes that the
+Keepers repeat every report that was not acknowledged, so most differences explain themselves. What is left: processes that the
 state does not know any more, and workers of the state that no keeper has.
 """
 

@@ -29,7 +29,7 @@ def main() -> int:
             for message in orders:
                 host.obey(message)
         except Exception:
-            logging.exception("an order of the agent cannot be carried out")
+            logging.exception("an order of the keeper cannot be carried out")
         finally:
             end_at_once(KEEPER_GONE)
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -190,6 +192,20 @@ async def test_what_an_earlier_master_starts_after_a_later_one_has_looked_ends_a
         await master.get(CreateFailed, "program-0")
         assert not master.of(Created)
         assert not (world.directory / "logs" / "program-0.log").read_text()
+
+
+async def test_what_a_master_on_another_machine_left_is_waited_for(world: LocalWorld) -> None:
+    """A directory that machines share; a socket there is reached from its own machine alone."""
+    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    folder = world.directory / WORKERS
+    folder.mkdir()
+    (folder / "epoch").write_text("1 elsewhere")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "program-0.1.1.sock"))
+    began = time.monotonic()
+    assert list(await (await world.backend(2)).adopt({})) == []
+    assert time.monotonic() - began >= 2 * world.job.lease_seconds
+    assert (folder / "epoch").read_text() == f"2 {socket.gethostname()}"
 
 
 async def test_agents_of_an_earlier_version_are_waited_for(world: LocalWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,8 @@ MOST_STATUS = 1000
 """Characters of a status or a problem that are passed on."""
 
 EPOCH_FILE = "epoch"
-"""The file beside the sockets with the highest epoch of a master: a keeper that an earlier one has just started ends."""
+"""The file beside the sockets with the highest epoch of a master, and the name of its machine: a keeper that an earlier master
+has just started ends."""
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -436,8 +437,8 @@ def epoch_in(directory: str) -> int:
     """Returns the epoch of the last master of that directory; 0 if none has left it."""
     try:
         with open(f"{directory}/{EPOCH_FILE}", encoding="ascii") as file:
-            return int(file.read(20))
-    except (FileNotFoundError, ValueError):
+            return int(file.read(300).split()[0])
+    except (FileNotFoundError, ValueError, IndexError):
         return 0
 
 
