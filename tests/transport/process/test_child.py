@@ -125,7 +125,7 @@ async def test_who_does_not_end_in_time_is_killed_with_all_that_it_started(
 
 
 def test_the_group_of_a_child_without_a_guardian_is_killed_with_it() -> None:
-    program = "import os, time; os.fork(); print(1, flush=True); time.sleep(600)"
+    program = "import os, time; os.fork(); os.write(1, b'1\\n'); time.sleep(600)"  # at once: both write
     with Child("the child", python(program), stdout=PIPE, guarded=False) as started:
         assert [started.stdout.readline() for _ in range(2)] == [b"1\n"] * 2
         started.kill()
