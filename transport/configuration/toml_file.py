@@ -23,7 +23,6 @@ BESIDE_THE_FILE = frozenset(
         "api_key_file",
         "authorized_keys_directory",
         "ca_file",
-        "headers_file",
         "identity_file",
         "keys_file",
         "read_token_file",
@@ -32,7 +31,6 @@ BESIDE_THE_FILE = frozenset(
         "tls_certificate",
         "tls_key",
         "token_file",
-        "url_file",
         "urls_file",
     }
 )
