@@ -78,7 +78,7 @@ class State:
         """What each stream has put or skipped."""
         self.ended: set[str] = set()
         self.kept: dict[int, Record] = {}
-        """By sequence number, ascending."""
+        """The stored records by their sequence number, ascending."""
         self.aside: dict[int, Record] = {}
 
     def apply(self, change: list[Any], frames: Sequence[Buffer] = ()) -> None:
@@ -127,9 +127,9 @@ class Queue:
         self.producers = frozenset(producers)
         self._max_deaths = max_deaths
         self.sessions: dict[tuple[str, str], Session] = {}
-        """By kind and name."""
+        """The ends by their kind and name."""
         self.notes: list[Note] = []
-        """To be written down before anybody is told anything."""
+        """The notes that the host writes down before it tells anybody anything."""
         self.told: dict[Session, None] = {}
         self._line: OrderedDict[Session, None] = OrderedDict()
         """The producers that wait for room."""

@@ -24,7 +24,7 @@ class Findings:
     gone: set[WorkerId] = field(default_factory=set)
     """Workers that died meanwhile; an unfinished test with one of them counts for nobody."""
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By the name of the rate, that of each node alone, or of its fastest pair; higher is better."""
+    """The rate of each node, alone or in its fastest pair, by the name of the rate; higher is better."""
 
     def slow_nodes(self) -> list[str]:
         """Returns a line for each rate of a node that is far below the median."""

@@ -26,7 +26,7 @@ class PairCheck:
 
     def __init__(self, nodes: Iterable[str] = (), most_rounds: int = MOST_ROUNDS) -> None:
         self._met: dict[str, dict[str, float | None]] = {node: {} for node in nodes}
-        """For each node those that it has met, with the seconds of their collective, None if it failed."""
+        """The nodes that each node has met, with the seconds of their collective, None if it failed."""
         self._left = most_rounds
 
     @property

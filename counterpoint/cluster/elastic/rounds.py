@@ -81,7 +81,7 @@ class Rounds:
     """The rounds of one training."""
 
     def __init__(self, crew: Crew, config: ElasticConfig, count: int, scaler: Scaler | None = None) -> None:
-        """For a role of `count` workers. A `scaler` gives it more or fewer, by the progress of the rounds."""
+        """Takes a role of `count` workers. A `scaler` gives it more or fewer, by the progress of the rounds."""
         self._crew, self._config, self._scaler = crew, config, scaler
         self._fewest, self._most = config.limits(count)
         self.stage = RoundsStage.GATHERING
