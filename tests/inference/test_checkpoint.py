@@ -42,7 +42,7 @@ def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_links_that_lead_nowhere_are_refused_with_the_reason(tmp_path: Path) -> None:
-    """As of a broadcast on the file system of another machine, whole or as what changed."""
+    """A broadcast on the file system of another machine has such links, whole or as a delta."""
     for name in ("model.safetensors", DELTA):
         directory = tmp_path / name
         (directory / checkpoint.BASE).mkdir(parents=True)

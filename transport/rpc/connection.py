@@ -190,7 +190,7 @@ class Connection:
             self._log.note(logging.WARNING, f"dropped a message of {self.name}: {str(error)[:200]}")
 
     def end_ask(self, number: int, header: _Header | None = None, frames: Sequence[Buffer] = ()) -> None:
-        """For `Ask`: sends its answer."""
+        """Sends the answer of an `Ask`."""
         ask = self._open.pop(number, None)
         if header is not None and ask is not None and not ask.given_up:
             self._send(header, frames)

@@ -203,11 +203,11 @@ class CurveListener(_Socket):
         client.received(frames[1:])
 
     def send_to(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """For a client's link: one that is gone, or does not read, gets nothing."""
+        """Sends to a client. One that is gone, or does not read, gets nothing."""
         self._write([peer, *frames])
 
     def pause_for(self, peer: bytes, paused: bool) -> None:
-        """For a client's link: one that asks too much holds up all, as they come by one socket."""
+        """Stops reading for a client that asks too much, or reads on. All clients wait: they come by one socket."""
         (self._busy.add if paused else self._busy.discard)(peer)
         self.pause(bool(self._busy))
 

@@ -399,7 +399,7 @@ def test_what_a_killed_supervisor_left_goes_on_below_the_next_one(start: Start, 
 def test_a_job_that_was_suspended_for_longer_than_its_lease_goes_on_at_no_cost(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-Z: the keepers have stopped the workers in order meanwhile."""
+    """The job is suspended as by Ctrl-Z: the keepers have stopped the workers in order meanwhile."""
     monkeypatch.setenv("CLUSTER_LEASE", "3")
     job = start(service("server"), service("task", task=True))
     ready(job, "server", "task")
@@ -547,7 +547,7 @@ def test_ctrl_c_drains_in_order_though_the_state_cannot_be_written(
 def test_a_full_disk_is_waited_for_with_true_states_and_the_job_goes_on_in_place(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For longer than the lease."""
+    """The disk is full for longer than the lease."""
     monkeypatch.setenv("CLUSTER_LEASE", "3")
     job = start(service("server", max_restarts=1), service("task", task=True, after=["server"], max_restarts=1))
     ready(job, "server", "task")

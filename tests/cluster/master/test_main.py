@@ -211,7 +211,7 @@ async def test_one_that_is_alone_stops_nothing_of_a_master_that_was_there_after_
 async def test_a_master_that_was_frozen_while_another_took_over_ends_and_says_nothing_of_the_job(
     tmp_path: Path, world: World, meets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on another machine that shares a bucket: whatever it does next, the state is not its own any more."""
+    """A master of another machine has written the shared state: whatever this one does next, it stops."""
     world.on_start = lambda world, worker, incarnation: None
     run = asyncio.create_task(process(tmp_path).run())
     await until(lambda: "start task-0 1" in world.commands)
