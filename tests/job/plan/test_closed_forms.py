@@ -7,7 +7,14 @@ import statistics
 import pytest
 
 from counterpoint.job.plan.speed import mean_staleness, step_seconds
-from perf.straggler_simulation import Duration, Simulation, bimodal, heavy_tailed, log_normal, schedule_of
+from tests.orchestrator.scheduling.simulation import (
+    Duration,
+    Simulation,
+    bimodal,
+    heavy_tailed,
+    log_normal,
+    schedule_of,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from counterpoint.run.config import ScheduleConfig
-from perf.straggler_simulation import Example, Simulation
+from tests.orchestrator.scheduling.simulation import Example, Simulation
 
 STEPS = 60
 TRAINING = 3

@@ -31,7 +31,7 @@ from counterpoint.orchestrator.scheduling.lossless import bound_of
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.run.config import ScheduleConfig
-from perf.straggler_simulation import (
+from tests.orchestrator.scheduling.simulation import (
     ROWS,
     Duration,
     Simulation,

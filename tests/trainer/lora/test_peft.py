@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.architectures.peft_export import check_export, layer_names
+from tests.trainer.architectures.peft_export import check_export, layer_names
 from tests.trainer.lora.architectures import MIXTURES, OTHERS, make_tiny
 
 ROUNDING = 1e-4

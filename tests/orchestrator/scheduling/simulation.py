@@ -1,15 +1,12 @@
-"""Simulates the scheduler beside servers and a trainer whose times are drawn: is what is trained what was asked?
-
-    python -m perf.straggler_simulation [--steps 200]
+"""Simulates the scheduler beside servers and a trainer with drawn times: does the trainer get the examples that were asked for?
 
 The unit of time is a step of the trainer. Nothing of the scheduler is replaced: `Simulation` only answers its instructions with
 events. With `kills` the orchestrator dies and resumes from its last commit; with `losses` half of the servers are gone for some
-steps, and what they played fails. The tests use it, too.
+steps, and the rollouts on them fail.
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
 import random
@@ -318,23 +315,3 @@ def disturbances(steps: int) -> dict[str, dict[str, Any]]:
         "evaluations": {"evaluations": (0.15 * steps, 0.4 * steps, 0.7 * steps)},
     }
     return apart | {"all of these": {name: value for each in apart.values() for name, value in each.items()}}
-
-
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200)
-    steps = parser.parse_args().steps
-    print("slow examples            stragglers  max_off_policy_steps   asked  trained        p     wall    stale")
-    rows: list[tuple[str, Duration, Limit, Callable[[int], bool], dict[str, Any]]] = [(*row, {}) for row in ROWS]
-    for name, how in disturbances(steps).items():
-        rows.append((f"6 steps, {name}", bimodal(6), "auto", lambda example: example < 100, how))
-    for what, duration, limit, is_slow, how in rows:
-        for stragglers in ("drop", "wait"):
-            run = Simulation(schedule_of(limit, stragglers=stragglers), steps, duration, **how).run()
-            trained = f"{run.asked(is_slow):8.1%}{run.share(is_slow):9.1%}{run.p_value():9.1g}{run.now:9.1f}{len(run.stale):9}"
-            print(f"{what:25}{stragglers:10}{limit!s:>22}{trained}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Tiny random models of every causal language model of the installed transformers.
+"""Tiny random models of the causal language models of the installed transformers.
 
 A configuration is the class's own with small sizes in place of its own, of as many layers as it has kinds of them. Weights are
 random and wide, so that whatever a layer does shows, and none is zero: what a model begins with at zero is trained later.
@@ -11,10 +11,6 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
 
 from counterpoint.trainer.model.text_part import auto_class
 
@@ -122,11 +118,6 @@ _OWN: dict[str, dict[str, Any]] = {
 """What a kind needs besides."""
 
 
-def config_of(kind: str) -> PretrainedConfig:
-    """Returns a tiny configuration of a kind of model, `model_type` of transformers."""
-    return _shrunk(CONFIG_MAPPING[kind], **_OWN.get(kind, {}))
-
-
 def _shrunk(cls: type[PretrainedConfig], **given: Any) -> PretrainedConfig:
     full = cls()
     known = full.to_dict()
@@ -156,25 +147,10 @@ def _shrunk(cls: type[PretrainedConfig], **given: Any) -> PretrainedConfig:
     return cls(**{**sizes, **parts, **given})
 
 
-def kinds() -> list[str]:
-    """Returns the kinds of models that compute text, each class once; of those that also see, the part for text."""
-    by_class: dict[str, str] = {}
-    for kind, name in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items()):
-        if CONFIG_MAPPING[kind].model_type != kind:  # another name of one
-            continue
-        if name not in by_class or kind.endswith("_text"):  # without the parts for images
-            by_class[name] = kind
-    return sorted(by_class.values())
-
-
 def save_model(kind: str, directory: Path, dtype: torch.dtype) -> None:
-    """Writes a tiny model of a kind, with weights in this precision. Raises what its own code raises."""
-    save(config_of(kind), directory, dtype)
-
-
-def save(config: PretrainedConfig, directory: Path, dtype: torch.dtype) -> None:
-    """Writes a random model of a configuration, with weights in this precision. Raises what its own code raises."""
+    """Writes a tiny model of a kind (`model_type`), with weights in this precision. Raises what its own code raises."""
     torch.manual_seed(4)
+    config = _shrunk(CONFIG_MAPPING[kind], **_OWN.get(kind, {}))
     model: PreTrainedModel = auto_class(config).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -21,8 +21,8 @@ from counterpoint.trainer.model.load import load_model, log_probabilities, train
 from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
 from counterpoint.trainer.model.shared_prompts import Family
 from counterpoint.trainer.model.text_part import auto_class, read_config
-from perf.architectures.peft_export import check_export
-from perf.architectures.tiny import VOCABULARY
+from tests.trainer.architectures.peft_export import check_export
+from tests.trainer.architectures.tiny import VOCABULARY
 
 ROUNDING_FACTOR = 4.0
 LEAST_BOUND = {"float32": 1e-3, "bfloat16": 5e-2}

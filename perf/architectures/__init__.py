@@ -1,1 +1,0 @@
-"""Which architectures of the installed transformers can be trained, and whether they are trained right."""
