@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import itertools
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -11,6 +13,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from counterpoint.models import write_tokenizer
+from tests.support.polling import DEADLINE_SECONDS
+from tests.support.ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -208,3 +214,44 @@ def test_no_folder_is_too_full() -> None:
         if (count := len([*folder.glob("*.py")])) > MOST_FILES
     }
     assert not full
+
+
+MOST_CLUSTER_LINES = 6_550
+"""Lines of `cluster` that a job of commands on one machine loads, counted when its first worker is started. They are to become
+fewer: 4,500 is the aim."""
+
+FIRST_WORKER = """
+import os, sys
+from pathlib import Path
+from counterpoint.cli.main import main
+from counterpoint.transport.process import child
+
+def spawn(*_, **__):
+    loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith("counterpoint.cluster")]
+    print("loaded", *loaded, flush=True)
+    os._exit(0)
+
+child.spawn = spawn
+sys.exit(main(["run", *sys.argv[1:]]))
+"""
+"""Runs a job as far as its first keeper, and prints the files of `cluster` that were loaded."""
+
+
+@pytest.mark.slow
+def test_a_job_on_one_machine_loads_no_more_of_the_cluster_than_it_needs(job_file: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    write_tokenizer(model, longest=1024)
+    command = [sys.executable, "-c", FIRST_WORKER, str(job_file), "--model", str(model)]
+    given = [*command, "--inference.port", str(free_port())]
+    done = subprocess.run(given, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("loaded ")), "")
+    files = [Path(word) for word in line.split()[1:]]
+    assert files, done.stdout + done.stderr
+    folder = folder_of("cluster")
+    names = {str(file.relative_to(folder)) for file in files}
+    assert not {name for name in names if "ray" in name}
+    assert not {name.split("/")[0] for name in names} & {"calls", "channel", "elastic", "worker_process", "worker.py"}
+    assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_CLUSTER_LINES

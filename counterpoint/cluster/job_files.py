@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,6 +121,15 @@ def write_privately(path: Path, content: Config, *, new: bool = False) -> None:
     """
     data = orjson.dumps(content.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     write_atomically(path, data, mode=0o600, new=new)
+
+
+def machine() -> str:
+    """Returns which boot of which machine this is, and which space of process ids; empty if that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 def control_path(directory: Path) -> Path:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from counterpoint.cluster.backends.ray_places import address_of
 from counterpoint.cluster.spec import Resources
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.sections import JobSections
@@ -154,12 +153,16 @@ class ServersFile:
 
     def write(self, state: State, workers: Sequence[WorkerView]) -> None:
         """Writes where the servers are; one that is being placed anew stays listed where it was. Raises `OSError`."""
+        if not self._ports:
+            return
+        from counterpoint.cluster.backends.ray_places import address_of  # for no job on this machine alone
+
         self._nodes |= {worker.name: worker.node for worker in workers if worker.node and worker.name in self._ports}
         urls = [
             f"{self._scheme}://{address_of(self._nodes[name])}:{port}\n"
             for name, port in self._ports.items()
             if name in self._nodes
         ]
-        if self._ports and (text := "".join(urls)) != self._written:
+        if (text := "".join(urls)) != self._written:
             write_atomically(self.path, text.encode())
             self._written = text

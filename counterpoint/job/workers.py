@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from counterpoint.cluster.elastic.config import ElasticConfig
 from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.config import JobConfig
@@ -197,6 +196,8 @@ def _trainer(config: JobConfig, file: Path) -> RoleSpec:
 
 def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
     """What the role of a trainer with several ranks has of its own. Its nodes are fixed in number."""
+    from counterpoint.cluster.elastic.config import ElasticConfig  # for no trainer of one rank
+
     trainer = config.trainer
     elastic = ElasticConfig(
         module="counterpoint.trainer.rank_process",

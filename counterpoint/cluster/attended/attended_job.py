@@ -16,12 +16,10 @@ from typing import Any, TypeVar
 from counterpoint.cluster import job_files
 from counterpoint.cluster.attended.left_running import left_running
 from counterpoint.cluster.attended.views import Views, shown_outcome
-from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.errors import ClusterError
-from counterpoint.cluster.manager.events import Outcome, StopRequested, WorkerExited
-from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.events import Outcome, StopRequested
 from counterpoint.cluster.master.main import MasterProcess
-from counterpoint.cluster.master.observer import Observer
+from counterpoint.cluster.master.prime_master import MasterTerm, Observer
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.sweep.store import StoreError
@@ -122,15 +120,9 @@ class AttendedJob(Observer):
 
     # --- as an observer ---
 
-    def changed(
-        self,
-        manager: PrimeManager,
-        beats: Mapping[str, Heartbeat],
-        exits: Mapping[str, WorkerExited],
-        silent_for: Callable[[str], float],
-    ) -> None:
+    def changed(self, term: MasterTerm) -> None:
         """See `Observer.changed`."""
-        self.observe(lambda: self._views.update(manager, beats, exits, silent_for), otherwise=None)
+        self.observe(lambda: self._views.update(term), otherwise=None)
         self.observe(lambda: self._on_change(self), otherwise=None)
 
     def troubled(self, trouble: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.manager.ending import words_of
-from counterpoint.cluster.manager.events import ManagerStage, Outcome, WorkerExited
+from counterpoint.cluster.manager.events import ManagerStage, Outcome
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.state import ALIVE, Phase, WorkerRecord
 from counterpoint.cluster.master.orders import log_file
@@ -24,6 +24,9 @@ from counterpoint.transport.files.place import BEGINNING, Place
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 from counterpoint.transport.process.child import last_lines
 from counterpoint.transport.process.exit_codes import ASKED_TO_END, is_explained
+
+if TYPE_CHECKING:
+    from counterpoint.cluster.master.prime_master import MasterTerm
 
 SHOWN_SILENCE_SECONDS = 15.0
 """Silence of a worker, which should send a heartbeat every 5 s, before it is shown."""
@@ -89,29 +92,18 @@ class Views:
         """Returns the workers as they were at the last update, in their order."""
         return list(self._views)
 
-    def update(
-        self,
-        manager: PrimeManager,
-        beats: Mapping[str, Heartbeat],
-        exits: Mapping[str, WorkerExited],
-        silent_for: Callable[[str], float],
-    ) -> None:
-        """Looks at every worker. The arguments are those of `Observer.changed`."""
-        records = manager.state.workers.values()
+    def update(self, term: MasterTerm) -> None:
+        """Looks at every worker."""
+        records = term.manager.state.workers.values()
         now = time.monotonic()
-        silent = {shown_name(self._spec, record.name): silent_for(record.name) for record in records}
+        silent = {shown_name(self._spec, record.name): term.silent_for(record.name) for record in records}
         self.heard = {name: now - seconds for name, seconds in silent.items() if seconds > 0.0}
-        self._views = [
-            self._view(
-                record, _state(manager, record), beats.get(record.name), exits.get(record.name), silent_for(record.name)
-            )
-            for record in records
-        ]
-        self.job = self._state_of_job(manager)
+        self._views = [self._view(term, record) for record in records]
+        self.job = self._state_of_job(term.manager)
 
-    def _view(
-        self, record: WorkerRecord, state: State, beat: Heartbeat | None, ended: WorkerExited | None, silent: float
-    ) -> WorkerView:
+    def _view(self, term: MasterTerm, record: WorkerRecord) -> WorkerView:
+        state, silent = _state(term.manager, record), term.silent_for(record.name)
+        beat, ended = term.beats.get(record.name), term.exits.get(record.name)
         seen = self._seen.get(record.name)
         if seen is None:
             log = log_file(self._spec, self._directory, record.name)

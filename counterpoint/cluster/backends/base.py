@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.manager.events import Event
+from counterpoint.cluster.member import Member
 from counterpoint.cluster.spec import Resources
-from counterpoint.cluster.worker import Member
 
 
 @dataclass(frozen=True, slots=True)

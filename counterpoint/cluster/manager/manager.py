@@ -25,8 +25,8 @@ from counterpoint.cluster.manager.state import (
     asked,
     first_state,
 )
+from counterpoint.cluster.member import Member
 from counterpoint.cluster.spec import JobSpec, RoleSpec, sub_master_name
-from counterpoint.cluster.worker import Member
 
 TAKEOVER_SECONDS = 10.0
 """Seconds after a change of masters for which nothing is overdue: answers that were given meanwhile come first."""

@@ -18,8 +18,8 @@ from enum import StrEnum
 from typing import Any
 
 from counterpoint.cluster.manager.events import Create, Instruction, Kill, ManagerStage, Outcome, Start, Stop
+from counterpoint.cluster.member import Stage
 from counterpoint.cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
-from counterpoint.cluster.worker import Stage
 from counterpoint.transport.typed import typed
 
 

@@ -8,16 +8,15 @@ term goes on from what was written last, stops the job in order, and writes noth
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import errno
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterpoint.cluster import job_files
 from counterpoint.cluster.backends.base import Backend
@@ -28,15 +27,15 @@ from counterpoint.cluster.master import queries
 from counterpoint.cluster.master.backend_choice import open_backend
 from counterpoint.cluster.master.control import ControlServer
 from counterpoint.cluster.master.faults import Faults
-from counterpoint.cluster.master.observer import Observer
 from counterpoint.cluster.master.orders import Orders
-from counterpoint.cluster.master.prime_master import MasterTerm
-from counterpoint.cluster.master.standby import HungMaster, Standby, machine
+from counterpoint.cluster.master.prime_master import MasterTerm, Observer
 from counterpoint.cluster.master.state_writer import NotWritten, StateWriter, open_state
 from counterpoint.cluster.state_file import StateError
-from counterpoint.sweep.store import StoreError
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.hangup import Hangups
+
+if TYPE_CHECKING:
+    from counterpoint.cluster.master.standby import HungMaster, Standby
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +44,6 @@ LOST = 75
 
 HELD = 76
 """Exit code when the job has another master, and this one was not to wait."""
-
-CANNOT_RUN = 2
-"""Exit code when there is no job in the directory, or it cannot be read."""
 
 STOPS = {
     signal.SIGTERM: "stopped by SIGTERM",
@@ -65,6 +61,9 @@ LOOK_SECONDS = 0.1
 END_SECONDS = 60.0
 """Longest time to end the keepers after the job."""
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+"""The lines of a master's log."""
+
 
 class MasterProcess:
     """The terms of one process."""
@@ -74,7 +73,7 @@ class MasterProcess:
         directory: Path,
         job: job_files.JobFile,
         *,
-        is_standby: bool = False,
+        hung: HungMaster | None = None,
         standby: Standby | None = None,
         observer: Observer | None = None,
         stop_first: StopRequested | None = None,
@@ -85,12 +84,12 @@ class MasterProcess:
         """Stops the job in order, before anything else happens, with `stop_first`.
 
         `on_reload` is called, in a thread, for a SIGHUP that comes from no closed terminal; without it, each SIGHUP stops the
-        job. `alone`: a lock of the caller keeps every other master away, on any machine. Without `handles_signals` it may run
-        on the loop of any thread, and signals are the caller's.
+        job. With `hung` this process waits as long as another master lives. `alone`: a lock of the caller keeps every other
+        master away, on any machine. Without `handles_signals` it may run on the loop of any thread, and signals are the caller's.
         """
         self._directory, self._job = directory, job
-        self._hung = HungMaster(directory, job.spec.lease_seconds) if is_standby else None
-        self._patience = float("inf") if is_standby else 2 * job.spec.lease_seconds + 10.0
+        self._hung = hung
+        self._patience = float("inf") if hung is not None else 2 * job.spec.lease_seconds + 10.0
         self._standby = standby
         self._faults = Faults()
         self._state: StateWriter | None = None
@@ -257,7 +256,7 @@ class MasterProcess:
 
     def _on_begun(self, epoch: int) -> None:
         """Says who is the master, now that the state says so."""
-        file = job_files.MasterFile(epoch=epoch, pid=os.getpid(), machine=machine())
+        file = job_files.MasterFile(epoch=epoch, pid=os.getpid(), machine=job_files.machine())
         with contextlib.suppress(OSError):  # a full disk; it only helps a standby
             job_files.write_privately(self._directory / job_files.MASTER_FILE, file)
         if self._standby is not None:
@@ -300,25 +299,3 @@ async def _closed(backend: Backend, *, end: bool) -> None:
             await backend.close(end=end)
     except Exception:
         logger.exception("the backend was not closed in order")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the master of the job in a directory; returns the exit code: the job's, `LOST`, `HELD` or `CANNOT_RUN`."""
-    parser = argparse.ArgumentParser(
-        "python -m counterpoint.cluster.master", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
-    parser.add_argument("directory", type=Path, help="the job's directory, which `submit` made")
-    parser.add_argument(
-        "--standby", action="store_true", help="wait as long as another master lives, and then take over"
-    )
-    parser.add_argument("--keep-standby", action="store_true", help="keep a further process that waits to take over")
-    given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
-    directory = given.directory.resolve()
-    try:
-        job = job_files.read_job(directory)
-        standby = Standby(directory) if given.keep_standby else None
-        return asyncio.run(MasterProcess(directory, job, is_standby=given.standby, standby=standby).run())
-    except (ClusterError, StoreError, ValueError, ImportError) as error:
-        logger.error("%s", error)
-        return CANNOT_RUN

@@ -2,9 +2,9 @@
 
 There are two, unless the job is to have no standby: whoever has the lock acts, and the other waits for it.
 
-Each runs a master as a process of one machine does (`counterpoint/cluster/master/main.py`), in the main thread: a plain actor has
-it for one method, and nobody calls another. A call is not repeated once its caller is gone, so the actor calls itself each time
-that it is made. Both are on the node where the job was submitted: its directory is there, with its state, lock and socket.
+Each runs a master as a process of one machine does (`counterpoint/cluster/master/main.py`), in the main thread: a plain actor
+has it for one method, and nobody calls another. A call is not repeated once its caller is gone, so the actor calls itself each
+time that it is made. Both are on the node where the job was submitted: its directory is there, with its state, lock and socket.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster import job_files
 from counterpoint.cluster.backends.ray_cluster import ADDRESS, RayCluster, keep_connection
 from counterpoint.cluster.backends.ray_places import NAMESPACE, job_key
-from counterpoint.cluster.errors import BackendError, ClusterError
+from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.master.control import NoMaster, ask
-from counterpoint.cluster.master.main import CANNOT_RUN, main
+from counterpoint.cluster.master.main import LOG_FORMAT, MasterProcess
+from counterpoint.cluster.master.standby import HungMaster
 
 logger = logging.getLogger(__name__)
 
@@ -33,44 +33,32 @@ POLL_SECONDS = 0.05
 class MasterActor:
     """A master of one job."""
 
-    def __init__(self, directory: str, address: str, flags: Sequence[str]) -> None:
-        """Begins at once. `address`: that of Ray; `flags`: those of a master's process."""
+    def __init__(self, directory: str, address: str) -> None:
+        """Begins at once. `address`: that of Ray."""
         import ray
 
-        self._directory, self._address, self._flags = directory, address, flags
+        self._directory, self._address = Path(directory), address
         ray.get_runtime_context().current_actor.run.remote()
 
     def run(self) -> None:
         """Runs the master to its end, and ends the actor for good."""
         import ray
 
-        log = os.open(Path(self._directory) / job_files.MASTER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(self._directory / job_files.MASTER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(log, number)
         os.environ[ADDRESS] = self._address
         keep_connection(self._address)
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())  # Ray's own is uvloop's
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         try:
-            main([self._directory, *self._flags])
+            job = job_files.read_job(self._directory)
+            hung = HungMaster(self._directory, job.spec.lease_seconds) if job.standby else None
+            asyncio.run(MasterProcess(self._directory, job, hung=hung).run())
+        except Exception:
+            logger.exception("the master cannot run")
         finally:  # `exit_actor` would wait for this call, which is the actor's own
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-
-
-def start(arguments: Sequence[str]) -> int:
-    """Runs a master in this process, or has Ray run those of a job that was submitted to it; returns the exit code."""
-    try:
-        directory = Path(next(given for given in arguments if not given.startswith("-"))).resolve()
-        job = job_files.read_job(directory)
-    except (StopIteration, ClusterError):
-        return main(arguments)  # says what is wrong
-    if job.backend != "ray":
-        return main(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
-    try:
-        return start_actors(directory, job)
-    except ClusterError as error:
-        logger.error("%s", error)
-        return CANNOT_RUN
 
 
 def start_actors(directory: Path, job: job_files.JobFile) -> int:
@@ -93,9 +81,9 @@ def start_actors(directory: Path, job: job_files.JobFile) -> int:
         "num_cpus": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
     }
-    key, flags = job_key(job.spec.name, directory), ["--standby"] if job.standby else []
+    key = job_key(job.spec.name, directory)
     actors = [
-        ray.remote(MasterActor).options(name=f"{key}/{name}", **options).remote(str(directory), cluster.address, flags)
+        ray.remote(MasterActor).options(name=f"{key}/{name}", **options).remote(str(directory), cluster.address)
         for name in (["master", "standby"] if job.standby else ["master"])
     ]
     made = [actor.__ray_ready__.remote() for actor in actors]

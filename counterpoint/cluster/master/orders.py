@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from counterpoint.cluster.backends.base import Bundle
 from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.manager.starting import needs_of
 from counterpoint.cluster.manager.state import BundleRecord, WorkerRecord
-from counterpoint.cluster.spec import JobSpec, role_of
-from counterpoint.cluster.worker_process.description import COMMAND, description_of
+from counterpoint.cluster.spec import LONGEST_PERIOD_SECONDS, MASTER, JobSpec, role_of
 
 LOGS = "logs"
 """The folder of the workers' output, in the job's directory."""
+
+COMMAND = (sys.executable, "-P", "-m", "counterpoint.cluster.worker_process")
+"""The command of every worker of a class."""
 
 
 def log_file(spec: JobSpec, directory: Path, worker: str) -> Path:
@@ -55,3 +59,33 @@ class Orders:
             stop_timeout_seconds=role.stop_timeout_seconds,
             description=description,
         )
+
+
+def description_of(
+    job: JobSpec, worker: str, incarnation: int, count: int, directory: Path, path: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns what a worker or SubMaster reads as its `Description`, as JSON values; empty for a worker that is a command.
+
+    `count`: workers of its role now. `path`: as of `Orders`.
+    """
+    role = job.role(role_of(worker))
+    rank = worker.rpartition("-")[2]
+    import_path = role.sub_master if rank == MASTER else role.worker
+    if import_path is None:
+        return {}
+    return {
+        "job": job.name,
+        "role": role.name,
+        "rank": -1 if rank == MASTER else int(rank),
+        "count": count,
+        "fewest": role.fewest,
+        "most": role.most,
+        "worker": worker,
+        "incarnation": incarnation,
+        "import_path": import_path,
+        "config": role.model_dump(mode="json", include={"config"})["config"],
+        "directory": str(directory),
+        "task": role.task and rank != MASTER,
+        "heartbeat_seconds": role.heartbeat_seconds or LONGEST_PERIOD_SECONDS,
+        "path": list(path),
+    }

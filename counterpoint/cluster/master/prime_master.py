@@ -35,7 +35,6 @@ from counterpoint.cluster.manager.events import (
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.tally import Tally
 from counterpoint.cluster.master.faults import Faults
-from counterpoint.cluster.master.observer import Observer
 from counterpoint.cluster.master.orders import Orders
 from counterpoint.cluster.master.restore import REPORT_SECONDS, compare
 from counterpoint.cluster.master.scheduler import Scheduler
@@ -69,6 +68,31 @@ class Arrival:
     """Whether the backend is to be told that it is durable."""
 
 
+class Observer:
+    """What a process that runs a master adds to it. This one sees nothing, and knows of no guests.
+
+    An exception of an observer ends its master's term: catch your own.
+    """
+
+    def changed(self, term: MasterTerm) -> None:
+        """Called on the loop after events, before what follows from them is done; and after each heartbeat."""
+
+    def troubled(self, trouble: str) -> None:
+        """Called on the loop with the reason why the state cannot be written, once, and with "" when it can again."""
+        if trouble:
+            logger.error("%s; the workers go on", trouble)
+        else:
+            logger.warning("the job's state can be written again: the job goes on")
+
+    async def guests(self) -> Sequence[str] | None:
+        """Returns the job's guests; None if they are not known.
+
+        Awaited by the loop about twice a second, and before the end of a worker is handled: the services go on for a guest that
+        came before the last task ended.
+        """
+        return None
+
+
 class MasterTerm:
     """One term of a master: from its first write of the state to the job's end, or until another master has taken over."""
 
@@ -87,7 +111,7 @@ class MasterTerm:
         self.beats: dict[str, Heartbeat] = {}
         """The last heartbeat of each worker, for display."""
         self.exits: dict[str, WorkerExited] = {}
-        """The ends of processes that are not decided on yet, for display."""
+        """The ends of processes that are not decided on yet, as while the state cannot be written; for display."""
         self.faults = faults or Faults("")
         self._observer = observer or Observer()
         self.on_begun: Callable[[int], object] = lambda epoch: None
@@ -212,15 +236,14 @@ class MasterTerm:
             return []
         return [Arrival(GuestsChanged(tuple(guests), 0.0))]
 
-    def _show(self) -> None:
-        self._observer.changed(
-            self.manager, self.beats, self.exits, lambda worker: self.tally.silent_for(worker, self.clock.read())
-        )
+    def silent_for(self, worker: str) -> float:
+        """Returns how many seconds ago the worker's last heartbeat was; 0 for one that is not listened for."""
+        return self.tally.silent_for(worker, self.clock.read())
 
     def _report_trouble(self, trouble: str) -> None:
         self._observer.troubled(trouble)
         if self.is_ready:
-            self._show()
+            self._observer.changed(self)
 
     async def _one_pass(self, arrived: list[Arrival]) -> None:
         """Decides on events, makes the state durable, and begins what follows from it."""
@@ -244,7 +267,7 @@ class MasterTerm:
                 await self.backend.acknowledge(arrival.event)
             if arrival.done is not None and not arrival.done.done():
                 arrival.done.set_result(None)
-        self._show()
+        self._observer.changed(self)
         self._scheduler.publish(changes)
         self._scheduler.submit(instructions)
 
@@ -266,13 +289,13 @@ class MasterTerm:
                     self.beats[event.worker] = event
                     if event.alive:
                         self.tally.heard(event.worker, event.incarnation, self.clock.read())
-                    self._show()
+                    self._observer.changed(self)
                 else:
                     self._inbox.put_nowait(Arrival(event, from_backend=True))
                     if isinstance(event, WorkerExited):
                         self.exits[event.worker] = event
                         if self.state.trouble:
-                            self._show()
+                            self._observer.changed(self)
             raise RuntimeError("the backend's events have ended")
         except Exception as error:  # noqa: BLE001 - raised by the loop
             self.fail(error)

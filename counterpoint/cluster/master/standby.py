@@ -10,12 +10,11 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 from counterpoint.cluster.clock import RunningClock
-from counterpoint.cluster.job_files import LOCK_FILE, MASTER_LOG, control_path, read_master
+from counterpoint.cluster.job_files import LOCK_FILE, MASTER_LOG, control_path, machine, read_master
 from counterpoint.cluster.master.control import ControlError, NoMaster, ask
 from counterpoint.cluster.master.faults import VARIABLE
 from counterpoint.transport.files.lock import holder_of
@@ -36,15 +35,6 @@ HANGS_SECONDS = 3.0
 
 ASK_SECONDS = 1.0
 """How long one answer may take, and the seconds between two requests."""
-
-
-def machine() -> str:
-    """Returns which boot of which machine this is, and which space of process ids; empty if that is not known."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
 
 
 def start_master(directory: Path, *flags: str) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from counterpoint.cluster.attended.views import Views, shown_outcome
 from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.manager.events import Outcome, WorkerExited
+from counterpoint.cluster.master.prime_master import MasterTerm
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.cluster.worker_view import State, WorkerView
 from tests.cluster.manager.driver import Driver, command
@@ -25,10 +27,14 @@ class Shown:
         self.beats: dict[str, Heartbeat] = {}
         self.exits: dict[str, WorkerExited] = {}
         self.silence = 0.0
+        self.manager = self.driver.manager
+
+    def silent_for(self, worker: str) -> float:
+        return self.silence
 
     @property
     def view(self) -> WorkerView:
-        self._views.update(self.driver.manager, self.beats, self.exits, lambda worker: self.silence)
+        self._views.update(cast(MasterTerm, self))
         (view,) = self._views.all()
         return view
 

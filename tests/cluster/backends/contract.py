@@ -27,9 +27,9 @@ from counterpoint.cluster.manager.events import (
     WorkerStarted,
     WorkFinished,
 )
+from counterpoint.cluster.master.orders import COMMAND, description_of
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.cluster.spec import JobSpec, Resources, RoleSpec
-from counterpoint.cluster.worker_process.description import COMMAND, description_of
 from tests.support.polling import until
 
 WORKERS = "tests.cluster.worker_process.workers"

@@ -10,9 +10,9 @@ import pytest
 from counterpoint.cluster.backends.local import LocalBackend
 from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.manager.events import WorkerExited, WorkerReady, WorkFinished
+from counterpoint.cluster.master.orders import COMMAND
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.cluster.spec import role_of
-from counterpoint.cluster.worker_process.description import COMMAND
 from tests.cluster.backends.contract import JOB, Watched, bundle
 from tests.support.polling import until
 
