@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from counterpoint.cluster.errors import NoSuchActor as NoSuchActor
     from counterpoint.cluster.errors import RemoteError as RemoteError
     from counterpoint.cluster.job_handle import JobHandle as JobHandle
-    from counterpoint.cluster.job_handle import JobStatus as JobStatus
     from counterpoint.cluster.job_handle import PrimeMaster as PrimeMaster
-    from counterpoint.cluster.job_handle import WorkerStatus as WorkerStatus
     from counterpoint.cluster.job_handle import submit as submit
+    from counterpoint.cluster.job_status import JobStatus as JobStatus
+    from counterpoint.cluster.job_status import WorkerStatus as WorkerStatus
     from counterpoint.cluster.manager.events import Outcome as Outcome
     from counterpoint.cluster.manager.manager import PrimeManager as PrimeManager
     from counterpoint.cluster.master.control import ControlError as ControlError

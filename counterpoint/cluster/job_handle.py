@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from counterpoint.cluster import job_files
 from counterpoint.cluster.builder import require_json
 from counterpoint.cluster.errors import ClusterError, JobExists, JobFailed
+from counterpoint.cluster.job_status import JobStatus, WorkerStatus, worker_status
 from counterpoint.cluster.manager.ending import STOPPED_EARLY
 from counterpoint.cluster.manager.events import ManagerStage, Outcome
 from counterpoint.cluster.manager.state import first_state
@@ -51,50 +52,6 @@ GRACE_SECONDS = 2.0
 
 MAX_LOG_BYTES = 4 * 2**20
 """What is read of a log: its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """A worker, for a person."""
-
-    worker: str
-    role: str
-    rank: int
-    """-1 for a SubMaster."""
-    stage: str
-    phase: str
-    """Its phase, which is more detailed than its stage."""
-    incarnation: int
-    node: str
-    pid: int
-    address: str
-    restarts: int
-    last_death: str
-    status: str
-    """What it says of itself."""
-    trouble: str
-    """What is wrong with it while it lives; empty if nothing is."""
-    log: str
-    """The path of its output."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """A job, for a person."""
-
-    job: str
-    stage: str
-    epoch: int
-    """The number of its present master; each has a higher one."""
-    trouble: str = ""
-    """Why the master does not act, or which task has failed while others go on; empty if nothing is wrong."""
-    workers: tuple[WorkerStatus, ...] = ()
-    outcome: Outcome | None = None
-    """None while the job has not ended."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the status as JSON values."""
-        return asdict(self)
 
 
 _STATUS = TypeAdapter(JobStatus)
@@ -199,7 +156,9 @@ class JobHandle:
             try:
                 return _STATUS.validate_python(self._ask({"ask": "status"}))
             except NotStarted as error:
-                return JobStatus(self.spec.name, str(ManagerStage.INIT), 0, str(error), self._before_the_start())
+                records = first_state(self.spec).workers.values()
+                workers = tuple(worker_status(one, self.log_path(one.name)) for one in records)
+                return JobStatus(self.spec.name, str(ManagerStage.INIT), 0, str(error), workers)
             except NoMaster:  # perhaps it has ended just now
                 if (ended := job_files.read_outcome(self.directory)) is None:
                     raise
@@ -319,16 +278,6 @@ class JobHandle:
     def _was_begun(self) -> bool:
         """Whether the job ever had a master."""
         return (self.directory / job_files.MASTER_FILE).exists()
-
-    def _before_the_start(self) -> tuple[WorkerStatus, ...]:
-        """The workers of a job that no master has begun."""
-        return tuple(
-            WorkerStatus(
-                one.name, one.role, one.rank, str(one.stage), str(one.phase), one.incarnation, one.node, one.pid,
-                one.address, one.restarts, one.last_death, "", "", str(self.log_path(one.name)),
-            )
-            for one in first_state(self.spec).workers.values()
-        )  # fmt: skip
 
     def _master_answers(self) -> bool:
         try:

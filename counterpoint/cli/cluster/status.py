@@ -15,7 +15,7 @@ from rich.text import Text
 
 from counterpoint.cli.cluster.wait import job_in
 from counterpoint.cluster.errors import ClusterError
-from counterpoint.cluster.job_handle import JobStatus, WorkerStatus
+from counterpoint.cluster.job_status import JobStatus, WorkerStatus
 from counterpoint.cluster.master.control import NoMaster
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,8 +272,7 @@ class MasterProcess:
         await _closed(backend, end=True)
         if self._standby is not None:
             await self._standby.end()
-        status = queries.status(master, self._directory)
-        status["stage"] = "STOPPED"
+        status = replace(queries.status(master, self._directory), stage="STOPPED").as_json()
         file = job_files.OutcomeFile(
             code=outcome.code, reason=outcome.reason, failed_worker=outcome.failed_worker, status=status
         )

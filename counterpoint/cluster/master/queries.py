@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.backends.one_worker import LARGEST_CODE
-from counterpoint.cluster.manager.ending import words_of
+from counterpoint.cluster.job_status import JobStatus, worker_status
 from counterpoint.cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
-from counterpoint.cluster.manager.state import JobState, WorkerRecord
 from counterpoint.cluster.master.control import ControlError, unknown_role
 from counterpoint.cluster.master.orders import log_file
 from counterpoint.cluster.master.prime_master import MasterTerm
@@ -21,7 +19,7 @@ async def answer(master: MasterTerm, directory: Path, request: dict[str, Any]) -
         raise ControlError(f"{str(request)[:200]} has a truth value where none belongs")
     match request:
         case {"ask": "status"}:
-            return status(master, directory)
+            return status(master, directory).as_json()
         case {"ask": "stop", "reason": str(reason), "code": int(code)}:
             if not 0 <= code <= LARGEST_CODE:
                 raise ControlError(f"{code} is no exit code; expected 0 to {LARGEST_CODE}")
@@ -38,63 +36,16 @@ async def answer(master: MasterTerm, directory: Path, request: dict[str, Any]) -
     raise ControlError(f"{str(request)[:200]} is no request; expected `ask` to be status, stop or scale")
 
 
-def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
+def status(master: MasterTerm, directory: Path) -> JobStatus:
     """Returns the state of the job."""
+    trouble = f"the master does not act: {master.state.trouble}" if master.state.trouble else ""
     if not master.is_ready:
-        return {
-            "job": master.spec.name,
-            "stage": "INIT",
-            "epoch": master.epoch,
-            "trouble": _trouble_of_master(master) or "a new master adopts the job",
-            "workers": [],
-        }
-    return {
-        "job": master.spec.name,
-        "stage": str(master.manager.stage),
-        "epoch": master.epoch,
-        "trouble": _trouble_of_master(master) or _failed_task(master.manager.state),
-        "workers": [view(master, directory, record) for record in master.manager.state.workers.values()],
-    }
-
-
-def _trouble_of_master(master: MasterTerm) -> str:
-    return f"the master does not act: {master.state.trouble}" if master.state.trouble else ""
-
-
-def _failed_task(state: JobState) -> str:
-    """What is to be known of a job that goes on although it can only fail."""
-    if state.failed_task is None or state.outcome is not None:
-        return ""
-    return f"{state.failed_task.reason}; the job fails once its other tasks have ended"
-
-
-def view(master: MasterTerm, directory: Path, record: WorkerRecord) -> dict[str, Any]:
-    """Returns a worker as people see it."""
-    beat = master.beats.get(record.name)
-    if beat is not None and beat.incarnation != record.incarnation:
-        beat = None
-    return {
-        "worker": record.name,
-        "role": record.role,
-        "rank": record.rank,
-        "stage": str(record.stage),
-        "phase": str(record.phase),
-        "incarnation": record.incarnation,
-        "node": record.node,
-        "pid": beat.pid if beat is not None and beat.pid else record.pid,
-        "address": record.address,
-        "restarts": record.restarts,
-        "last_death": record.last_death,
-        "status": beat.status if beat is not None else "",
-        "trouble": _trouble(master, record, beat),
-        "log": str(log_file(master.spec, directory, record.name)),
-    }
-
-
-def _trouble(master: MasterTerm, record: WorkerRecord, beat: Heartbeat | None) -> str:
-    ended = master.exits.get(record.name)
-    if ended is not None and ended.incarnation == record.incarnation:
-        return f"{words_of(ended)}; what follows is decided once the job's state can be written"
-    if beat is not None and beat.trouble:
-        return beat.trouble
-    return "suspected: heartbeats are missing" if record.suspected else ""
+        return JobStatus(master.spec.name, "INIT", master.epoch, trouble or "a new master adopts the job")
+    state = master.manager.state
+    if not trouble and state.failed_task is not None and state.outcome is None:
+        trouble = f"{state.failed_task.reason}; the job fails once its other tasks have ended"
+    workers = tuple(
+        worker_status(record, log_file(master.spec, directory, name), master.beats.get(name), master.exits.get(name))
+        for name, record in state.workers.items()
+    )
+    return JobStatus(master.spec.name, str(master.manager.stage), master.epoch, trouble, workers)
