@@ -24,7 +24,6 @@ from counterpoint.cluster.job_files import read_job
 from counterpoint.cluster.master.main import MasterProcess
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.cluster.state_file import StateError, read_state
-from counterpoint.transport.process.child import last_lines
 from tests.support.keepers import end_keepers, keepers
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
@@ -158,21 +157,6 @@ def ready(job: Supervised, *names: str) -> None:
         wait_until(lambda: job.state(name)["state"] == "ready" and bool(job.state(name)["pid"]), f"{name} to be ready")  # noqa: B023
 
 
-def test_what_a_worker_wrote_in_this_session_before_it_was_told_to_end_can_be_told(
-    start: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "server.log").write_text("of old\n")
-    job = start(service("server"), {"name": "task", "command": "print('worked')", "after": ["server"], "task": True})
-    job.finish()
-    server, task = job.state("server"), job.state("task")
-    log = (tmp_path / "server.log").read_bytes()
-    assert log[: server["log_from"]] == b"of old\n"
-    assert log[server["log_until"] :] == b"drained\n"
-    assert (task["log_from"], task["log_until"]) == (0, None)
-    assert last_lines(tmp_path / "server.log", start=server["log_from"]) == ["drained"]
-    assert last_lines(tmp_path / "server.log", end=server["log_until"]) == ["of old"]
-
-
 def test_a_job_runs_to_its_end_in_order(start: Start) -> None:
     job = start(service("server"), {"name": "task", "command": "print('worked')", "after": ["server"], "task": True})
     assert job.finish() == {"code": 0, "reason": "done", "failed_worker": None}
@@ -183,15 +167,6 @@ def test_a_job_runs_to_its_end_in_order(start: Start) -> None:
     seen = [state for state in dict.fromkeys(started) if state != "waiting"]  # which may pass before the first look
     assert seen == ["starting", "ready", "stopping", "stopped"]
     assert any(line["workers"]["server"]["status"] == "serving" for line in job.lines() if "workers" in line)
-    assert job.marked() == []
-
-
-def test_a_death_is_noticed_and_the_rest_stopped(start: Start) -> None:
-    job = start(service("server"), service("other", after=["server"]), service("task", task=True, after=["server"]))
-    ready(job, "server", "other", "task")
-    os.kill(job.state("other")["pid"], signal.SIGKILL)
-    assert job.finish() == {"code": 1, "reason": "other was killed by SIGKILL", "failed_worker": "other"}
-    assert job.log("server") == job.log("task") == "drained\n"
     assert job.marked() == []
 
 
@@ -302,41 +277,6 @@ def test_why_a_command_ends_is_its_own_word_and_the_second_time_the_last(start: 
     assert state["last_death"] == "ended with exit code 4: no model"
 
 
-def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:
-    finish = tmp_path / "finish"
-    waits = f"import os, time\nwhile not os.path.exists({str(finish)!r}): time.sleep(0.01)\nprint('worked')"
-    job = start(
-        service("server"),
-        {"name": "fails", "command": "raise SystemExit(3)", "after": ["server"], "task": True, "max_restarts": 3},
-        {"name": "works", "command": waits, "after": ["server"], "task": True},
-    )
-    wait_until(lambda: job.state("fails")["state"] == "failed", "the one to fail")
-    wait_until(lambda: job.state("works")["state"] == "ready", "the other, which may be started later, to run")
-    finish.touch()
-    assert job.finish() == {"code": 3, "reason": "fails ended with exit code 3", "failed_worker": "fails"}
-    assert job.log("works") == "worked\n"
-    assert job.log("server") == "drained\n"
-
-
-def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) -> None:
-    leaves = "while not os.path.exists('LEAVE'): time.sleep(0.01)\nprint('leaving', flush=True)"
-    leave = tmp_path / "leave"
-    job = start({"name": "task", "command": DAEMONISE + leaves.replace("LEAVE", str(leave)), "task": True})
-    wait_until(lambda: len(job.marked()) >= 3, "the daemon to be there")
-    leave.touch()
-    assert job.finish()["code"] == 0
-    assert job.log("task") == "leaving\n"
-    assert job.marked() == []
-
-
-def test_nothing_survives_a_killed_supervisor(start: Start, short_lease: None) -> None:
-    job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
-    ready(job, "server", "task")
-    wait_until(lambda: len(job.marked()) >= 5, "keepers, workers and a daemon to be there")
-    job.process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not job.marked(), "everything to be gone")
-
-
 SHARES_MEMORY = (
     """
 import multiprocessing, sys, time
@@ -356,17 +296,6 @@ def test_the_shared_memory_of_what_is_killed_is_removed(start: Start, short_leas
     job.process.send_signal(signal.SIGKILL)
     wait_until(lambda: not job.marked(), "the processes to be gone")
     assert not shared.exists()
-
-
-def test_nothing_survives_a_killed_keeper(start: Start) -> None:
-    job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
-    ready(job, "server", "task")
-    status = Path(f"/proc/{job.state('server')['pid']}/stat").read_text()
-    keeper = int(status.rpartition(")")[2].split()[1])
-    assert keeper != job.process.pid
-    os.kill(keeper, signal.SIGKILL)
-    assert job.finish()["failed_worker"] == "server"
-    assert job.marked() == []
 
 
 def test_nothing_survives_a_keeper_and_its_supervisor_killed_one_after_the_other(
@@ -511,14 +440,6 @@ async def test_a_look_for_guests_that_hangs_does_not_hold_up_the_job(
     assert found == ("guest",)
 
 
-def test_ctrl_c_drains_in_order(start: Start) -> None:
-    job = start(service("server"), service("task", task=True, after=["server"]))
-    ready(job, "server", "task")
-    job.process.send_signal(signal.SIGINT)
-    assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
-    assert job.log("server") == job.log("task") == "drained\n"
-
-
 def test_sigint_drains_also_where_it_was_ignored(start: Start) -> None:
     """As it is in what a script's shell starts in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -583,32 +504,6 @@ def test_a_second_ctrl_c_kills(start: Start) -> None:
     assert job.marked() == []
 
 
-def test_sigterm_drains_and_ends_with_143(start: Start) -> None:
-    job = start(service("server"), service("task", task=True))
-    ready(job, "server", "task")
-    # As `timeout` does, within a second. Of two different signals the system may deliver either one first.
-    for _ in range(2):
-        job.process.send_signal(signal.SIGTERM)
-    assert job.finish() == {"code": 143, "reason": "stopped by SIGTERM", "failed_worker": None}
-    assert job.log("server") == job.log("task") == "drained\n"
-
-
-def test_a_worker_that_will_not_stop_is_killed_in_time(start: Start) -> None:
-    job = start(
-        service("server", STUBBORN, stop_timeout_seconds=0.3),
-        {"name": "task", "command": "", "task": True, "after": ["server"]},
-    )
-    outcome = job.finish()
-    assert outcome["failed_worker"] == "server"
-    assert "did not stop within 0.3 s" in outcome["reason"]
-    assert job.marked() == []
-
-
-def test_a_worker_that_is_never_ready_fails_the_job(start: Start) -> None:
-    job = start({"name": "task", "command": "import time; time.sleep(600)", "ready_timeout_seconds": 0.3, "task": True})
-    assert job.finish() == {"code": 1, "reason": "task was not ready within 0.3 s", "failed_worker": "task"}
-
-
 def test_a_worker_is_nice_and_gets_its_environment(start: Start) -> None:
     # In a group of its own, and in the supervisor's session: in another, its nice value would not count against it.
     groups = "os.getpgid(0) == os.getpid(), os.getsid(0) == os.getsid(os.getppid())"
@@ -616,28 +511,6 @@ def test_a_worker_is_nice_and_gets_its_environment(start: Start) -> None:
     job = start({"name": "task", "command": command, "task": True, "nice": 7, "environment": {"GREETING": "hello"}})
     job.finish()
     assert job.log("task") == f"{os.nice(0) + 7} hello True True\n"
-
-
-def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    (tmp_path / "workers.json").write_text(
-        json.dumps([{"name": "task", "command": ["no-such-program"], "log_file": str(tmp_path / "log"), "task": True}])
-    )
-    command = [sys.executable, "-m", "tests.cluster.attended.attendant", str(tmp_path / "workers.json")]
-    completed = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=False)
-    assert completed.returncode == 1
-    assert "cannot start 'no-such-program': No such file" in (tmp_path / "log").read_text()
-
-
-def test_a_worker_that_cannot_be_started_fails_and_the_others_are_stopped_in_order(
-    start: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "task.log").mkdir()
-    job = start(service("server"), service("task", task=True, after=["server"]))
-    outcome = job.finish()
-    assert (outcome["code"], outcome["failed_worker"]) == (1, "task")
-    assert "task could not be started: " in outcome["reason"]
-    assert "Is a directory" in outcome["reason"]
-    assert job.log("server") == "drained\n"
 
 
 def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_live_on(
@@ -657,41 +530,6 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_liv
     job.process.send_signal(signal.SIGINT)
     assert job.finish()["code"] == 130
     assert job.log("task") == "drained\n"
-
-
-FAULTY = """
-import sys
-from counterpoint.cluster.manager.events import WorkerReady
-from counterpoint.cluster.manager.manager import PrimeManager
-from tests.cluster.attended.attendant import main
-handle = PrimeManager.handle
-def fail(manager, event):
-    if isinstance(event, WorkerReady):
-        PrimeManager.handle = handle
-        raise RuntimeError("a fault of ours")
-    return handle(manager, event)
-PrimeManager.handle = fail
-sys.argv = ["attendant", sys.argv[1]]
-main()
-"""
-
-
-def test_a_fault_of_the_master_ends_the_job_in_order(tmp_path: Path) -> None:
-    """Injected: no input is known to cause one."""
-    command = [sys.executable, "-c", SERVICE]
-    specification = {
-        "name": "server",
-        "command": command,
-        "ready_timeout_seconds": 60,
-        "log_file": str(tmp_path / "log"),
-        "task": True,
-    }
-    (tmp_path / "workers.json").write_text(json.dumps([specification]))
-    supervisor = [sys.executable, "-c", FAULTY, str(tmp_path / "workers.json")]
-    completed = subprocess.run(supervisor, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
-    assert completed.returncode == 1
-    assert "a fault of ours" in completed.stderr
-    assert (tmp_path / "log").read_text() == "drained\n"
 
 
 def test_what_cannot_be_shown_ends_nothing(start: Start) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from counterpoint.cluster.backends import local, on_ray
 from counterpoint.cluster.backends.base import Backend
-from counterpoint.cluster.errors import StaleMasterError
 from counterpoint.cluster.manager.events import (
     AllocationFailed,
     Event,
@@ -25,14 +24,13 @@ from counterpoint.cluster.manager.events import (
     WorkerSilent,
 )
 from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE
-from counterpoint.cluster.master import scheduler, state_writer
+from counterpoint.cluster.master import scheduler
 from counterpoint.cluster.master.faults import POINTS, Faults
 from counterpoint.cluster.master.orders import Orders
 from counterpoint.cluster.master.prime_master import MasterTerm, fitting
 from counterpoint.cluster.master.state_writer import StateWriter, open_state
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.cluster.state_file import read_state
-from counterpoint.transport.files.atomic import write_atomically
 from tests.cluster.master.fake_backend import FakeBackend, World
 
 DEADLINE = 60.0
@@ -95,23 +93,27 @@ class Job:
                 await asyncio.sleep(0)
             if run.done() and not faults.dead:
                 return run.result()
-            run.cancel()
-            await asyncio.gather(run, return_exceptions=True)
+            await killed(run)
         return None
+
+    async def running(self) -> tuple[MasterTerm, asyncio.Task[Outcome]]:
+        """Starts a master, and returns once the job is RUNNING. Its workers do nothing by themselves."""
+        self.world.on_start = lambda world, worker, incarnation: None
+        master = self.master()
+        run = asyncio.create_task(master.run())
+        await until(lambda: master.is_ready and master.manager.stage is ManagerStage.RUNNING)
+        return master, run
+
+
+async def killed(run: asyncio.Task[Any]) -> None:
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
 
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(DEADLINE):
         while not condition():  # noqa: ASYNC110 - any condition
             await asyncio.sleep(0.005)
-
-
-async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    outcome = await job.run()
-    assert outcome.code == 0
-    assert sorted(job.world.created) == [("service-0", 1), ("service-1", 1), ("task-0", 1), ("task-1", 1)]
-    assert job.world.workers == {}
 
 
 def test_a_creation_has_the_time_of_all_that_its_backend_waits_for() -> None:
@@ -169,13 +171,6 @@ async def test_a_stop_does_not_wait_for_creations_that_have_not_begun(
     assert len(begun) == CREATIONS_AT_ONCE
 
 
-async def test_a_restarted_master_knows_that_the_job_has_ended(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    first = await job.run()
-    assert await job.run() == first
-    assert len(job.world.created) == 4
-
-
 LOOP_POINTS = [point for point in POINTS if "outcome" not in point]
 
 
@@ -207,30 +202,10 @@ async def test_masters_that_are_killed_one_after_the_other_come_to_the_end(tmp_p
     assert len(job.world.created) == 4
 
 
-async def test_a_worker_that_dies_is_created_again(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-
-    def die_first(world: World, worker: str, incarnation: int) -> None:
-        if worker == "task-0" and incarnation == 1:
-            world.end(worker, 1, "ValueError: no")
-        elif worker.startswith("task"):
-            world.finish(worker)
-
-    job.world.on_start = die_first
-    outcome = await job.run()
-    assert outcome.code == 0
-    assert ("task-0", 2) in job.world.created
-    assert ("task-1", 2) not in job.world.created
-
-
 async def test_what_died_while_there_was_no_master_is_repaired(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.world.on_start = lambda world, worker, incarnation: None
-    first = job.master()
-    run = asyncio.create_task(first.run())
-    await until(lambda: hasattr(first, "manager") and first.manager.stage is ManagerStage.RUNNING)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    _, run = await job.running()
+    await killed(run)
     job.world.workers.pop("service-0")  # nobody saw it die
     job.world.end("task-1", 1)  # its keeper did
     job.world.on_start = lambda world, worker, _: world.finish(worker) if worker.startswith("task") else None
@@ -246,72 +221,24 @@ async def test_what_died_while_there_was_no_master_is_repaired(tmp_path: Path) -
 
 async def test_a_stray_process_is_killed_at_a_takeover(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.world.on_start = lambda world, worker, incarnation: None
-    first = job.master()
-    run = asyncio.create_task(first.run())
-    await until(lambda: hasattr(first, "manager") and first.manager.stage is ManagerStage.RUNNING)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    _, run = await job.running()
+    await killed(run)
     stray = job.world.workers["service-0"]
     job.world.workers["gone-7"] = stray
     run = asyncio.create_task(job.master().run())
     await until(lambda: "kill gone-7 1" in job.world.commands)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
-
-
-async def test_a_later_master_ends_an_earlier_one(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.world.on_start = lambda world, worker, incarnation: None
-    first = job.master()
-    run = asyncio.create_task(first.run())
-    await until(lambda: hasattr(first, "manager") and first.manager.stage is ManagerStage.RUNNING)
-    second = asyncio.create_task(job.master().run())
-    await until(lambda: job.world.epoch == 2)
-    first.emit(StopRequested("a stale wish", 1, "", 0.0))
-    with pytest.raises(StaleMasterError, match="epoch 2"):
-        await asyncio.wait_for(run, DEADLINE)
-    assert not any(command.startswith("stop") for command in job.world.commands)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
+    await killed(run)
 
 
 async def test_a_request_is_durable_when_it_is_answered(tmp_path: Path) -> None:
     job = Job(tmp_path, spec(min_count=1, max_count=5))
-    job.world.on_start = lambda world, worker, incarnation: None
-    master = job.master()
-    run = asyncio.create_task(master.run())
-    await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
+    master, run = await job.running()
     await master.request(ScaleRequested("task", 3, 0.0))
     await until(lambda: ("task-2", 1) in job.world.created)
     await master.request(StopRequested("enough", 7, "", 0.0))
     async with asyncio.timeout(DEADLINE):
         outcome = await run
     assert (outcome.code, "enough" in outcome.reason) == (7, True)
-
-
-async def test_a_full_disk_stops_the_master_from_acting_and_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(tmp_path)
-    job.world.on_start = lambda world, worker, incarnation: None
-    master = job.master()
-    run = asyncio.create_task(master.run())
-    await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
-
-    def full(*arguments: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(state_writer, "write_atomically", full)
-    job.world.end("task-0", 1)
-    await until(lambda: master.state.trouble)
-    assert "disk full" in master.state.trouble
-    assert ("task-0", 2) not in job.world.created
-    monkeypatch.setattr(state_writer, "write_atomically", write_atomically)
-    await until(lambda: ("task-0", 2) in job.world.created)
-    assert not master.state.trouble
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
 
 
 async def test_orders_that_fail_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,10 +250,7 @@ async def test_orders_that_fail_are_tried_again(tmp_path: Path, monkeypatch: pyt
 
 async def test_the_failure_of_the_backend_ends_the_loop_with_it(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.world.on_start = lambda world, worker, incarnation: None
-    master = job.master()
-    run = asyncio.create_task(master.run())
-    await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
+    master, run = await job.running()
     master.fail(RuntimeError("the backend is broken"))
     with pytest.raises(RuntimeError, match="is broken"):
         await asyncio.wait_for(run, DEADLINE)

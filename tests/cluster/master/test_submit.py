@@ -155,13 +155,6 @@ def test_a_task_that_ends_without_an_error_before_its_work_is_started_again(dire
     assert (directory / "counter-1.started").read_text() == "1\n"
 
 
-def test_the_failure_of_a_worker_is_named(directory: Path) -> None:
-    spec = JobBuilder("broken").role("broken", worker=f"{WORKERS}:Broken", task=True, max_restarts=0).build()
-    handle = submit(spec, directory, standby=False)
-    with pytest.raises(JobFailed, match=r"(?s)broken-0.*the model is missing"):
-        handle.wait(DEADLINE_SECONDS)
-
-
 def test_a_job_that_does_not_fit_says_what_is_missing(directory: Path) -> None:
     spec = JobBuilder("large").role("large", worker=f"{WORKERS}:Service", resources={"cpu": 5000}).build()
     handle = submit(spec, directory, standby=False)
