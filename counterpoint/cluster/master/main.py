@@ -80,13 +80,12 @@ class MasterProcess:
         stop_first: StopRequested | None = None,
         alone: bool = False,
         on_reload: Callable[[], object] | None = None,
-        handles_signals: bool = True,
     ) -> None:
         """Stops the job in order, before anything else happens, with `stop_first`.
 
         `on_reload` is called, in a thread, for a SIGHUP that comes from no closed terminal; without it, each SIGHUP stops the
         job. With `hung` this process waits as long as another master lives. `alone`: a lock of the caller keeps every other
-        master away, on any machine. Without `handles_signals` it may run on the loop of any thread, and signals are the caller's.
+        master away, on any machine.
         """
         self._directory, self._job = directory, job
         self._hung = hung
@@ -100,7 +99,6 @@ class MasterProcess:
         self._observer = observer
         self._alone = alone
         self._on_reload = on_reload
-        self._handles_signals = handles_signals
         self._failures = 0
         self.outcome: job_files.OutcomeFile | None = None
         """How the job ended, if this process knows it."""
@@ -137,7 +135,7 @@ class MasterProcess:
     async def _signals(self) -> AsyncIterator[None]:
         """Handles signals in its block."""
         # SIGINT is handled also where a shell has it ignored, as it does for what a script runs in the background.
-        handled = set(STOPS) if self._handles_signals else set()
+        handled = set(STOPS)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
             handled.discard(signal.SIGHUP)
         loop = asyncio.get_running_loop()

@@ -99,17 +99,15 @@ def open_state(directory: Path, root: str | None) -> Store:
 class StateWriter:
     """The state as one master process reads and writes it."""
 
-    def __init__(
-        self, store: Store, faults: Faults | None = None, report: Callable[[str], None] = lambda _: None
-    ) -> None:
-        """`report` is called with each `trouble`, and with "" when it is over."""
+    def __init__(self, store: Store, faults: Faults | None = None) -> None:
         self.trouble = ""
         """Why the master does not act, for a person; empty while it does."""
         self.writes = True
         """False for the end of a job whose storage fails: nothing is written any more."""
         self.gives_up = False
         """Whether a write that fails raises `NotWritten`."""
-        self.report = report
+        self.report: Callable[[str], None] = lambda _: None
+        """Called with each `trouble`, and with "" when it is over."""
         self.epoch = self.number = 0
         """Those of the state as it was last read or written; 0 before the first."""
         self.handles: Mapping[str, Any] = {}

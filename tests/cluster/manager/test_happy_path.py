@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from counterpoint.cluster.manager.events import Outcome
 from tests.cluster.manager.driver import Driver, command, managed, role
 
 
@@ -21,29 +20,6 @@ def test_a_place_comes_before_a_process_and_all_are_ready_before_any_starts() ->
         job.started(name)
     assert job.stage == "RUNNING"
     assert job.deadline is None
-
-
-def test_a_job_of_a_class_ends_when_its_tasks_have_finished() -> None:
-    job = Driver(role("actor"), managed("learner", count=2, task=True, after=("actor",))).running()
-    job.finished("learner-0", 5.0)
-    assert job["learner-0"].stage == "FINISH"
-    assert job.exit("learner-0") == []
-    job.finished("learner-1", 6.0)
-    assert job.exit("learner-1") == ["stop learner-master"]
-    assert job.exit("learner-master") == ["stop actor-0"]
-    assert job.stage == "STOPPING"
-    job.exit("actor-0")
-    assert (job.stage, job.outcome) == ("STOPPED", Outcome(0, "done"))
-
-
-def test_the_sub_master_checks_its_children_before_the_job_is_ready() -> None:
-    job = Driver(managed("rank", count=2, task=True))
-    assert job.begin(0.0) == ["create rank-master", "create rank-0", "create rank-1"]
-    assert job.ready("rank-0") == job.ready("rank-1") == []
-    assert job.ready("rank-master") == ["check rank-master"]
-    assert job.stage == "INIT"
-    assert job.checked("rank") == ["start rank-master", "start rank-0", "start rank-1"]
-    assert job.stage == "READY"
 
 
 def test_a_worker_that_dies_is_created_again_and_started_alone() -> None:

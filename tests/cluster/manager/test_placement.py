@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from counterpoint.cluster.manager.events import Allocate, Allocated, Outcome
 from counterpoint.cluster.manager.starting import LOSS_WINDOW_SECONDS, LOSSES, needs_of
-from counterpoint.cluster.spec import JobSpec, Resources, RestartScope
+from counterpoint.cluster.spec import JobSpec, Resources
 from tests.cluster.manager.driver import Driver, managed, role
 
 
@@ -120,15 +120,6 @@ def test_losses_long_ago_do_not_count() -> None:
         job.tick(at)
         job.bring_up(at)
     assert job.manager.state.set_aside == []
-
-
-def test_a_lost_node_takes_its_role_along_by_scope() -> None:
-    job = Driver(role("rank", count=2, task=True, restart=RestartScope.ROLE))
-    job.nodes = {"rank-0": "one", "rank-1": "two"}
-    job.running()
-    assert job.lose("one", 10.0) == ["stop rank-1"]
-    job.exit("rank-1", 143, 11.0)
-    assert job.tick() == ["create rank-0 again", "create rank-1 again"]
 
 
 def test_a_job_that_stops_does_not_wait_for_what_was_lost() -> None:

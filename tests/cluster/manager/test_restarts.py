@@ -8,7 +8,6 @@ import pytest
 
 from counterpoint.cluster.manager.ending import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
 from counterpoint.cluster.manager.events import Outcome, WorkerSuspected
-from counterpoint.cluster.manager.state import FENCE_LEASES
 from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING
 from tests.cluster.manager.driver import Driver, managed, role
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, three
@@ -73,14 +72,6 @@ def test_an_obstacle_that_may_pass_is_met_again_as_often_as_a_command_may_die() 
     assert job.outcome == failed(1, "trainer-0", f"ended with exit code {PASSING}: the port is in use")
 
 
-def test_a_command_that_gives_no_reason_is_started_as_often_as_it_may_be() -> None:
-    job = three(max_restarts=2)
-    job.begin()
-    for at in (10.0, 20.0):
-        assert job.exit("server-0", 1, at) == []
-        assert job.tick() == ["create server-0 again"]
-
-
 def test_a_worker_that_a_full_disk_ended_is_created_again_however_often() -> None:
     job = three(max_restarts=1).running()
     for at in (100.0, 200.0, 300.0, 400.0):
@@ -123,16 +114,6 @@ def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
     assert job.tick() == ["stop task-0"]
     job.exits("task-0", "server-0")
     assert job.outcome == failed(1, "trainer-0", "was silent for 60 s and could not be killed")
-
-
-def test_the_end_of_a_worker_on_a_node_that_cannot_be_reached_is_waited_for() -> None:
-    """Until two leases after the node's silence, nobody can say that it does not run."""
-    job = three(max_restarts=1).running()
-    lease = 10.0
-    job.silent("trainer-0", 60.0, 61.0)
-    assert job.tick(61.0 + FENCE_LEASES * lease) == []
-    assert job.exit("trainer-0", 137, 61.0 + FENCE_LEASES * lease) == []
-    assert job["trainer-0"].last_death == "was silent for 60 s and was killed"
 
 
 def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
@@ -215,12 +196,6 @@ def test_a_worker_that_ended_with_its_keeper_is_created_again_at_once_and_at_no_
     assert job.outcome == Outcome(143, "asked")
 
 
-def test_a_service_that_was_told_to_end_by_another_hand_is_created_again() -> None:
-    job = three(max_restarts=3).running()
-    assert job.exit("trainer-0", 0, 4.0) == []
-    assert job["trainer-0"].phase.value == "restarting"
-
-
 @pytest.mark.parametrize("code", [0, 143])
 def test_a_task_of_a_class_that_ends_before_its_work_is_created_again(code: int) -> None:
     job = Driver(managed("rank", count=2, task=True, max_restarts=1)).running()
@@ -246,18 +221,6 @@ def test_the_sub_master_has_a_worker_of_its_role_created_again_and_nobody_else_m
     assert job["rank-1"].last_death == "was found unfit by rank-master (slow) and was killed"
     assert job.tick() == ["create rank-1 again"]
     assert job.ready("rank-1") == ["tell rank-master of rank-1", "check rank-master"]
-
-
-def test_a_worker_found_unfit_by_the_check_is_created_again_before_the_next_check() -> None:
-    job = Driver(managed("rank", count=2))
-    job.begin(0.0)
-    for name in ("rank-0", "rank-1", "rank-master"):
-        job.ready(name, 1.0)
-    assert job.replace("rank-master", "rank-1", 2.0) == ["kill rank-1"]
-    assert job.checked("rank") == [], "of the children as they were"
-    job.exit("rank-1", 137, 3.0)
-    job.tick()
-    assert job.ready("rank-1") == ["check rank-master"]
 
 
 def test_notices_are_told_one_at_a_time_and_lost_with_the_worker_that_did_not_answer() -> None:

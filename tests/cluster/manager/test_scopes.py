@@ -105,14 +105,6 @@ def test_a_second_failure_of_the_role_is_handled_as_the_first() -> None:
     assert job.outcome == failed(1, "rank-1", "ended with exit code 1")
 
 
-def test_two_deaths_at_once_are_one_restart_of_the_role() -> None:
-    job = ranks()
-    assert job.exit("rank-1", 1, 10.0) == ["stop rank-0", "stop rank-2"]
-    assert job.exit("rank-0", 1, 10.1) == []
-    assert job.exit("rank-2", 137, 10.2) == []
-    assert [job[f"rank-{rank}"].restarts for rank in range(3)] == [0, 1, 0], "those had been asked to end"
-
-
 def test_a_silent_one_among_them_is_created_again_with_them() -> None:
     job = ranks()
     assert job.silent("rank-2", at=10.0) == ["kill rank-2"]
@@ -150,16 +142,6 @@ def test_the_sub_master_dies_and_its_children_go_on() -> None:
     assert job.ready("rank-master") == ["check rank-master"]
     assert job.checked("rank") == ["start rank-master"]
     assert [job.incarnation(f"rank-{rank}") for rank in range(3)] == [1, 1, 1]
-
-
-def test_a_child_and_the_sub_master_die_together() -> None:
-    job = Driver(managed("rank", count=2)).running()
-    job.exit("rank-0", 1, 10.0)
-    job.exit("rank-master", 1, 10.0)
-    assert job.tick() == ["create rank-0 again", "create rank-master again"]
-    assert job.ready("rank-0") == []
-    assert job.ready("rank-master") == ["tell rank-master of rank-0", "check rank-master"]
-    assert job.checked("rank") == ["start rank-master", "start rank-0"]
 
 
 def test_a_role_of_commands_is_created_again_as_a_whole_from_its_first_ready_worker_on() -> None:

@@ -38,13 +38,6 @@ def test_the_deadline_of_a_creation_counts_from_its_turn() -> None:
     assert due == [(1 + place // CREATIONS_AT_ONCE) * ANSWER_SECONDS for place in range(200)]
 
 
-def test_a_role_waits_for_every_worker_and_the_sub_master_of_another() -> None:
-    job = Driver(managed("actor", count=2), role("learner", after=("actor",)))
-    job.begin(0.0)
-    assert job.ready("actor-0") == job.ready("actor-1") == []
-    assert job.ready("actor-master") == ["create learner-0", "check actor-master"]
-
-
 def test_a_role_that_does_not_wait_for_the_job_is_checked_at_work_before_others_begin() -> None:
     job = Driver(
         managed("rank", count=2, start=StartGate.WORKER),
@@ -181,14 +174,6 @@ def test_a_child_that_dies_during_the_check_makes_it_void() -> None:
     assert job.checked("rank") == ["start rank-master", "start rank-0", "start rank-1"]
 
 
-def test_what_depends_on_a_service_that_dies_while_the_job_starts_waits_for_its_return() -> None:
-    job = three(max_restarts=1)
-    job.begin(0.0)
-    job.exit("trainer-0", 1, 1.0)
-    assert job.tick(2.0) == ["create trainer-0 again"]
-    assert job.ready("trainer-0", 3.0) == ["create task-0"]
-
-
 def test_a_start_that_fails_counts_as_a_death() -> None:
     job = three(max_restarts=1)
     job.begin(0.0)
@@ -208,12 +193,6 @@ def test_of_two_starts_that_fail_at_once_the_second_has_nothing_to_stop() -> Non
     assert job.no_start("server-0", "no memory", 0.0) == ["stop trainer-0"]
     assert job.no_start("trainer-0", "no memory", 0.0) == []
     assert job.outcome == failed(1, "server-0", "could not be started: no memory")
-
-
-def test_a_job_begins_once() -> None:
-    job = three()
-    job.begin(0.0)
-    assert job.begin(1.0) == []
 
 
 def test_a_reason_is_bounded() -> None:

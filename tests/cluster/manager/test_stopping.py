@@ -81,22 +81,6 @@ def test_a_failure_gives_the_job_its_exit_code(code: int, expected: int) -> None
     assert (job.outcome.code, job.outcome.failed_worker) == (expected, "task-0")
 
 
-def test_a_failure_names_the_exception() -> None:
-    job = Driver(role("actor", max_restarts=0)).running()
-    job.exit("actor-0", 1, reason="ValueError: x")
-    assert job.outcome == failed(1, "actor-0", "ended with exit code 1: ValueError: x")
-
-
-def test_a_failure_while_starting_stops_what_has_started_and_nothing_new_starts() -> None:
-    job = three()
-    job.begin(0.0)
-    assert job.exit("server-0", 1, 1.0) == ["stop trainer-0"]
-    assert job["task-0"].phase.value == "stopped"
-    assert job.ready("trainer-0", 2.0) == []
-    assert job.exits("trainer-0") == []
-    assert job.outcome == failed(1, "server-0", "ended with exit code 1")
-
-
 def test_a_worker_that_does_not_stop_in_time_is_killed_and_the_next_one_stopped() -> None:
     job = in_a_row().running()
     assert job.stop(at=10.0) == ["stop task-0"]
@@ -165,15 +149,6 @@ def test_a_task_that_fails_leaves_the_others_alone_and_the_first_failure_is_the_
     assert job.outcome == failed(3, "b-0", "ended with exit code 3")
 
 
-def test_tasks_are_stopped_at_once_and_the_services_one_after_the_other() -> None:
-    tasks = [command(name, task=True) for name in ("a", "b", "c")]
-    job = Driver(command("s1"), command("s2"), *tasks).running()
-    job.exit("b-0", 0, 2.0)
-    assert job.stop(at=10.0) == ["stop c-0", "stop a-0"]
-    assert job.exits("a-0") == []
-    assert job.exits("c-0", "s2-0") == ["stop s2-0", "stop s1-0"]
-
-
 def test_a_stop_does_not_hide_that_a_task_has_failed() -> None:
     job = sweep("a", "b")
     job.exit("a-0", 1, 4.0)
@@ -209,27 +184,11 @@ def test_a_worker_of_a_class_that_returns_because_it_was_asked_to_has_not_comple
     assert job.outcome == Outcome(143, "asked")
 
 
-def test_a_task_that_had_not_begun_is_not_complete() -> None:
-    job = three()
-    job.begin(0.0)
-    job.stop(at=1.0)
-    job.exits("trainer-0", "server-0")
-    assert job.outcome == Outcome(143, "asked")
-
-
 def test_a_job_that_is_stopped_before_it_begins_ends() -> None:
     job = three()
     assert job.stop(at=1.0) == []
     assert job.outcome == Outcome(143, "asked")
     assert job.begin(2.0) == []
-
-
-def test_a_job_that_is_done_stays_so_whoever_asks_for_its_end_then() -> None:
-    job = three().running()
-    job.exit("task-0", 0, 4.0)
-    job.stop(at=5.0)
-    job.exits("trainer-0", "server-0")
-    assert job.outcome == Outcome(0, "done")
 
 
 @pytest.mark.parametrize("code", [130, 143])
@@ -268,13 +227,6 @@ def test_the_services_stay_for_guests() -> None:
     assert job.outcome == failed(1, "a-0", "ended with exit code 1")
 
 
-def test_a_stop_does_not_wait_for_guests() -> None:
-    job = sweep("a")
-    job.guests("visitor", at=2.0)
-    assert job.stop(at=3.0) == ["stop a-0"]
-    assert job.exits("a-0") == ["stop trainer-0"]
-
-
 def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
     job = Driver(command("server"), command("trainer"), stay=True).running()
     assert job.guests("visitor", at=2.0) == []
@@ -290,12 +242,6 @@ def test_services_that_came_back_for_a_guest_end_once_nobody_is_there() -> None:
     assert job.guests(at=2.0) == ["stop trainer-0", "stop server-0"]
     assert job.exits("trainer-0", "server-0") == []
     assert job.outcome == Outcome(0, "done")
-
-
-def test_services_that_stay_outlive_their_tasks() -> None:
-    job = Driver(command("trainer"), command("task", task=True), stay=True).running()
-    assert job.exit("task-0", 0, 2.0) == []
-    assert job.outcome is None
 
 
 def test_a_job_that_stops_creates_nothing_again() -> None:
@@ -314,13 +260,6 @@ def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
     assert job.stop("Ctrl-C", 130, 5.0) == []
     job.exits("task-0", "trainer-0")
     assert job.outcome == failed(1, "server-0", "ended with exit code 1")
-
-
-def test_a_worker_that_dies_of_sigterm_has_stopped_cleanly() -> None:
-    job = three().running()
-    job.stop(at=10.0)
-    job.exits("task-0", "trainer-0", "server-0", code=143)
-    assert job.outcome == Outcome(143, "asked")
 
 
 def test_a_worker_that_fails_while_being_stopped_fails_a_job_that_was_done() -> None:

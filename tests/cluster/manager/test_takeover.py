@@ -43,14 +43,6 @@ def test_a_master_of_a_lower_epoch_says_nothing() -> None:
     assert job.new_master(2) == job.new_master(1) == []
 
 
-def test_a_kill_stays_a_kill() -> None:
-    job = Driver(role("actor", count=2, restart=RestartScope.ROLE)).running()
-    job.exit("actor-0", 1, 10.0)
-    assert job.new_master(2) == ["stop actor-1"]
-    assert job.tick() == ["kill actor-1"]
-    assert job.new_master(3) == ["kill actor-1"]
-
-
 def test_a_notice_that_is_not_answered_is_repeated() -> None:
     job = Driver(managed("rank", count=2)).running()
     job.exit("rank-1", 1)

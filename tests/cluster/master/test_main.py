@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,15 +287,6 @@ async def test_a_job_whose_state_is_gone_or_damaged_is_refused_in_one_sentence(
     with pytest.raises(StateError, match=rf"(?s){tmp_path}.*state\.json.*another directory"):
         await process(tmp_path).run()
     assert world.created == created
-
-
-def test_a_master_runs_on_the_loop_of_another_thread(tmp_path: Path, world: World) -> None:
-    codes: list[int] = []
-    master = MasterProcess(tmp_path, JobFile(spec=SPEC), handles_signals=False)
-    thread = threading.Thread(target=lambda: codes.append(asyncio.run(master.run())))
-    thread.start()
-    thread.join(DEADLINE)
-    assert codes == [0]
 
 
 def test_of_two_submitters_at_once_one_is_refused(tmp_path: Path) -> None:
