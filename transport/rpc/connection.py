@@ -1,7 +1,7 @@
 """Asks and answers over one link: numbered, each with a deadline. Who loses the other end learns it at once, by name.
 
-A message is a small header and frames, which travel as they are: large arrays by reference. Both ends may ask. All is for one
-event loop.
+A message is a small header and frames, which travel as they are: large arrays by reference. Both ends may ask. What waits for its
+answer is bounded: an end holds back what it asks beyond, and refuses what it is asked beyond. All is for one event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Annotated, Protocol
 
 import msgspec
@@ -28,14 +30,17 @@ MOST_BYTES = 2**32
 MOST_FRAMES = 2**14 + 4
 """Most frames of a message."""
 
+MOST_CLIENTS = 1024
+"""Most callers of a listener at a time."""
+
 LONGEST_TEXT, LONGEST_TRACE = 2_000, 16_000
 """Characters of a failure that travel: the beginning of what is said, the end of the traceback."""
 
 _MOST_HEADER_BYTES = 2**17
 _LONGEST_SECONDS = 1e6
 
-LOST, LATE = "lost", "late"
-"""Kinds of `RpcError` that are made here: the other end is gone, it did not answer in time."""
+LOST, LATE, BUSY = "lost", "late", "busy"
+"""Kinds of `RpcError` that are made here: the other end is gone; it did not answer in time; it takes no more for now."""
 
 
 class RpcError(Exception):
@@ -44,6 +49,38 @@ class RpcError(Exception):
     def __init__(self, kind: str, text: str, trace: str = "") -> None:
         super().__init__(text)
         self.kind, self.trace = kind, trace
+
+
+def most_together(most_bytes: int) -> int:
+    """Returns how many bytes a message of frames of at most `most_bytes` may have, and all that one peer asks at a time."""
+    return 4 * most_bytes + 2**26
+
+
+def size_of(frames: Sequence[Buffer]) -> int:
+    """Returns the bytes of frames."""
+    return sum(len(frame) if type(frame) is bytes else as_bytes_view(frame).nbytes for frame in frames)
+
+
+@dataclass(slots=True)
+class Load:
+    """Asks that wait for their answers, and the bytes of their frames."""
+
+    most_asks: int
+    most_bytes: int
+    asks: int = 0
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.asks} asks of {self.nbytes} bytes wait; at most {self.most_asks} of {self.most_bytes} bytes may"
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether one more ask of so many bytes may wait, too."""
+        return self.asks < self.most_asks and self.nbytes + nbytes <= self.most_bytes
+
+    def add(self, nbytes: int, asks: int = 1) -> None:
+        """Counts an ask, or one less with the negative of both."""
+        self.asks += asks
+        self.nbytes += nbytes
 
 
 class _Kind(IntEnum):
@@ -88,9 +125,6 @@ class Link(Protocol):
     def send(self, frames: Sequence[Buffer]) -> None:
         """Sends a message by reference; never waits. What is sent to a peer that is gone is dropped."""
 
-    def pause(self, paused: bool) -> None:
-        """Stops reading, or reads on."""
-
     def close(self) -> None:
         """Ends the link; `Connection.lost` is called if it was not."""
 
@@ -111,34 +145,43 @@ class Ask:
 
     def answer(self, frames: Sequence[Buffer]) -> None:
         """Answers."""
-        self._connection.end_ask(self._number, _Header(_Kind.ANSWER, self._number), frames)
+        self._connection.end_ask(self, _Header(_Kind.ANSWER, self._number), frames)
 
     def fail(self, kind: str, text: str, trace: str = "") -> None:
         """Says that it is not done; the asker gets an `RpcError` of this kind."""
         kind, text, trace = (part.encode(errors="backslashreplace").decode() for part in (kind, text, trace))
         header = _Header(_Kind.FAILURE, self._number, 0.0, kind[:256], text[:LONGEST_TEXT], trace[-LONGEST_TRACE:])
-        self._connection.end_ask(self._number, header)
-
-    def drop(self) -> None:
-        """Leaves it without an answer: the asker waits no more."""
-        self._connection.end_ask(self._number)
+        self._connection.end_ask(self, header)
 
 
 class Connection:
     """One end of a conversation with `name`, which texts for people use.
 
-    With more than `most_asks` that wait for an answer, the other end is not read, and holds its own back.
+    In each direction `most_asks` of at most `most_together(most_bytes)` bytes wait for their answers. An ask is counted until it
+    is answered, also when its asker has given it up. `shared` counts the asks of all callers of a listener.
     """
 
-    def __init__(self, name: str, on_ask: Callable[[Ask], object] | None = None, most_asks: int = sys.maxsize) -> None:
-        self.name, self._on_ask, self._most_asks = name, on_ask, most_asks
+    def __init__(
+        self,
+        name: str,
+        on_ask: Callable[[Ask], object] | None = None,
+        most_asks: int = sys.maxsize,
+        most_bytes: int = MOST_BYTES,
+        shared: Load | None = None,
+    ) -> None:
+        self.name, self._on_ask = name, on_ask
         self.link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """Has the reason once the other end is gone."""
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[list[Buffer]]] = {}
+        self._unsent: dict[int, tuple[asyncio.Future[list[Buffer]], Sequence[Buffer], float]] = {}
+        """What is held back, with its deadline."""
+        self._asked: dict[int, tuple[asyncio.Future[list[Buffer]], int]] = {}
+        """What is asked, with its bytes."""
+        self._asking = Load(most_asks, most_together(most_bytes))
         self._open: dict[int, Ask] = {}
+        self._loads = [Load(most_asks, most_together(most_bytes)), *([] if shared is None else [shared])]
         self._log = RateLimitedLog(logger)
 
     @property
@@ -152,17 +195,11 @@ class Connection:
         if self.link is None or self.ended.done():
             answer.set_exception(RpcError(LOST, f"{self.name} is gone"))
             return answer
-        number = next(self._numbers)
-        self._asked[number] = answer
-        timer = self._loop.call_later(min(seconds, _LONGEST_SECONDS), self._late, number, seconds)
-
-        def settle(_: object) -> None:
-            timer.cancel()
-            if self._asked.pop(number, None) is not None:  # it was cancelled
-                self._send(_Header(_Kind.CANCEL, number))
-
-        answer.add_done_callback(settle)
-        self.link.send([ask_frame(number, seconds), *frames])
+        number, seconds = next(self._numbers), min(seconds, _LONGEST_SECONDS)
+        timer = self._loop.call_later(seconds, self._late, answer, seconds)
+        answer.add_done_callback(partial(self._settle, number, timer))
+        self._unsent[number] = answer, frames, self._loop.time() + seconds
+        self._send_asks()
         return answer
 
     def close(self, reason: str = "the connection was closed") -> None:
@@ -172,8 +209,9 @@ class Connection:
         self.ended.set_result(reason)
         if self.link is not None:
             self.link.close()
-        asked, self._asked = self._asked, {}
-        for answer in asked.values():
+        asked = [answer for answer, _ in self._asked.values()] + [answer for answer, *_ in self._unsent.values()]
+        self._asked, self._unsent = {}, {}
+        for answer in asked:
             if not answer.done():
                 answer.set_exception(RpcError(LOST, reason))
         for number in [*self._open]:
@@ -183,42 +221,75 @@ class Connection:
         """Takes a message of the link. One that makes no sense is dropped, and said in the log."""
         try:
             head = as_bytes_view(frames[0])
-            if head.nbytes > _MOST_HEADER_BYTES:
-                raise ValueError(f"a header of {head.nbytes} bytes; at most {_MOST_HEADER_BYTES} travel")
+            if head.nbytes > _MOST_HEADER_BYTES or len(frames) > MOST_FRAMES:
+                said = f"a header of {head.nbytes} bytes and {len(frames) - 1} frames"
+                raise ValueError(f"{said}; at most {_MOST_HEADER_BYTES} bytes and {MOST_FRAMES - 1} frames travel")
             self._take(_unpack(head), frames[1:])
         except (ValueError, LookupError) as error:  # msgspec's are ValueErrors
             self._log.note(logging.WARNING, f"dropped a message of {self.name}: {str(error)[:200]}")
 
-    def end_ask(self, number: int, header: _Header | None = None, frames: Sequence[Buffer] = ()) -> None:
-        """Sends the answer of an `Ask`."""
-        ask = self._open.pop(number, None)
-        if header is not None and ask is not None and not ask.given_up:
-            self._send(header, frames)
-        if len(self._open) == self._most_asks - 1 and self.link is not None:
-            self.link.pause(False)
+    def end_ask(self, ask: Ask, header: _Header, frames: Sequence[Buffer] = ()) -> None:
+        """Sends the answer of an `Ask`; only that it has ended if its asker has given it up."""
+        if self._open.get(header.number) is ask:
+            del self._open[header.number]
+            for load in self._loads:
+                load.add(-size_of(ask.frames), -1)
+            self._send(header, () if ask.given_up else frames)
 
     def _send(self, header: _Header, frames: Sequence[Buffer] = ()) -> None:
         if self.link is not None and not self.ended.done():
             self.link.send([_pack(header), *frames])
 
+    def _send_asks(self) -> None:
+        """Sends what was held back, as far as there is room, in order."""
+        while self._unsent and self.link is not None:
+            number = next(iter(self._unsent))
+            answer, frames, deadline = self._unsent[number]
+            size = size_of(frames)
+            if self._asked and not self._asking.has_room(size):
+                return
+            del self._unsent[number]
+            self._asked[number] = answer, size
+            self._asking.add(size)
+            self.link.send([ask_frame(number, deadline - self._loop.time()), *frames])
+
+    def _settle(self, number: int, timer: asyncio.TimerHandle, _: object) -> None:
+        timer.cancel()
+        if self._unsent.pop(number, None) is None and number in self._asked:  # nobody waits for the answer any more
+            self._send(_Header(_Kind.CANCEL, number))
+
     def _take(self, header: _Header, frames: Sequence[Buffer]) -> None:
         number = header.number
         if header.kind == _Kind.ASK:
-            if self._on_ask is None or number in self._open:
-                raise ValueError(f"ask {number} is open already, or nothing may be asked here")
-            deadline = self._loop.time() + min(header.seconds, _LONGEST_SECONDS)
-            ask = self._open[number] = Ask(self, number, frames, deadline)
-            if len(self._open) >= self._most_asks and self.link is not None:
-                self.link.pause(True)
-            self._on_ask(ask)
+            self._take_ask(header, frames)
         elif header.kind == _Kind.CANCEL:
             self._give_up(number)
-        elif (answer := self._asked.pop(number, None)) is None or answer.done():
-            return  # its deadline has passed
-        elif header.kind == _Kind.ANSWER:
-            answer.set_result([*frames])
-        else:
-            answer.set_exception(RpcError(header.failure, header.text, header.trace))
+        elif (asked := self._asked.pop(number, None)) is not None:
+            answer, size = asked
+            self._asking.add(-size, -1)
+            if answer.done():
+                pass  # nobody waits for it
+            elif header.kind == _Kind.ANSWER:
+                answer.set_result([*frames])
+            else:
+                answer.set_exception(RpcError(header.failure, header.text, header.trace))
+            self._send_asks()
+
+    def _take_ask(self, header: _Header, frames: Sequence[Buffer]) -> None:
+        number, size = header.number, size_of(frames)
+        if self._on_ask is None or number in self._open:
+            raise ValueError(f"ask {number} is open already, or nothing may be asked here")
+        for load in self._loads:
+            if not load.has_room(size):
+                said = f"{self.name} asks {size} bytes more while {load}"
+                self._log.note(logging.WARNING, f"refused an ask: {said}")
+                self._send(_Header(_Kind.FAILURE, number, 0.0, BUSY, said))
+                return
+        for load in self._loads:
+            load.add(size)
+        deadline = self._loop.time() + min(header.seconds, _LONGEST_SECONDS)
+        ask = self._open[number] = Ask(self, number, frames, deadline)
+        self._on_ask(ask)
 
     def _give_up(self, number: int) -> None:
         ask = self._open.get(number)
@@ -227,8 +298,6 @@ class Connection:
             if ask.on_cancel is not None:
                 ask.on_cancel()
 
-    def _late(self, number: int, seconds: float) -> None:
-        answer = self._asked.pop(number, None)
-        if answer is not None and not answer.done():
+    def _late(self, answer: asyncio.Future[list[Buffer]], seconds: float) -> None:
+        if not answer.done():
             answer.set_exception(RpcError(LATE, f"{self.name} did not answer within {seconds:g} s"))
-            self._send(_Header(_Kind.CANCEL, number))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -16,15 +17,17 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.rpc.connection import MOST_BYTES, Ask, Connection
+from counterpoint.transport.rpc.connection import MOST_BYTES, MOST_CLIENTS, Ask, Connection, Load, most_together
 from counterpoint.transport.wires.endpoint import CurveKeys
 from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 _COPY_BELOW_BYTES = 2**16
+_CURVE_BYTES = 64
+"""More than CURVE adds to a frame."""
+
 _UNREAD_MESSAGES = 64
 _RECEIVED_AT_ONCE = 32
 _LINGER_MS = 500
-_MOST_CLIENTS = 1024
 
 
 class _Socket:
@@ -33,10 +36,10 @@ class _Socket:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, most_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         socket = self._socket = context.socket(kind)
-        socket.maxmsgsize = most_bytes  # ZMQ drops a peer whose frame claims more, before it allocates
+        socket.maxmsgsize = most_bytes + _CURVE_BYTES  # ZMQ drops a peer whose frame claims more, before it allocates
         socket.copy_threshold = _COPY_BELOW_BYTES
         socket.ipv6 = address.startswith("tcp://[")
-        self._paused = self._scheduled = self._closed = False
+        self._scheduled = self._closed = False
 
     def _watch(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._schedule)
@@ -44,14 +47,14 @@ class _Socket:
 
     def _schedule(self) -> None:
         """Reads soon. ZMQ's descriptor tells of changes only, and also sending uses them up."""
-        if not (self._scheduled or self._paused or self._closed):
+        if not (self._scheduled or self._closed):
             self._scheduled = True
             self._loop.call_soon(self._read_some)
 
     def _read_some(self) -> None:
         self._scheduled = False
         for _ in range(_RECEIVED_AT_ONCE):
-            if self._paused or self._closed:
+            if self._closed:
                 return
             try:
                 frames = self._socket.recv_multipart(flags=zmq.DONTWAIT, copy=False)
@@ -74,11 +77,6 @@ class _Socket:
         finally:
             self._schedule()
         return True
-
-    def pause(self, paused: bool) -> None:
-        """Stops reading, or reads on."""
-        self._paused = paused
-        self._schedule()
 
     def close(self) -> None:
         """Frees it; safe to call twice."""
@@ -142,13 +140,21 @@ class _Asker(_Socket):
 
 
 def connect_curve(
-    address: str, key: str, keys: CurveKeys, name: str, heartbeat_seconds: float, most_bytes: int = MOST_BYTES
+    address: str,
+    key: str,
+    keys: CurveKeys,
+    name: str,
+    heartbeat_seconds: float,
+    most_bytes: int = MOST_BYTES,
+    most_asks: int = sys.maxsize,
 ) -> Connection:
     """Connects to `name`, whose public key is `key`, and waits for it if it is not there yet: the first ask has a deadline.
 
+    `most_asks` and `most_bytes` are those of its listener.
+
     Raises `OSError` for an address or a key that is none.
     """
-    connection = Connection(name)
+    connection = Connection(name, None, most_asks, most_bytes)
     try:
         _Asker(connection, address, key, keys, heartbeat_seconds, most_bytes)
     except zmq.ZMQError as error:
@@ -169,9 +175,9 @@ class CurveListener(_Socket):
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         super().__init__(self._context, zmq.ROUTER, address, most_bytes)
-        self._on_ask, self._most_asks = on_ask, most_asks
+        self._on_ask, self._most_asks, self._most_bytes = on_ask, most_asks, most_bytes
         self._clients: dict[bytes, Connection] = {}
-        self._busy: set[bytes] = set()
+        self._load = Load(MOST_CLIENTS * most_asks, 4 * most_together(most_bytes))
         socket = self._socket
         socket.router_mandatory = True  # else a message to a peer that is gone is dropped silently
         socket.rcvhwm, socket.linger = _UNREAD_MESSAGES, _LINGER_MS
@@ -196,20 +202,19 @@ class CurveListener(_Socket):
         peer = bytes(as_bytes_view(frames[0]))
         client = self._clients.get(peer)
         if client is None:
-            if len(self._clients) >= _MOST_CLIENTS:  # ZMQ does not tell who has left
+            most_asks = self._most_asks
+            if len(self._clients) >= MOST_CLIENTS:  # ZMQ does not tell who has left
                 self._clients = {peer: known for peer, known in self._clients.items() if known.is_asked}
-            client = self._clients[peer] = Connection("a caller", self._on_ask, self._most_asks)
+                most_asks = most_asks if len(self._clients) < MOST_CLIENTS else 0  # its asks are refused
+            client = Connection("a caller", self._on_ask, most_asks, self._most_bytes, self._load)
             client.link = _Client(self, peer)
+            if most_asks:
+                self._clients[peer] = client
         client.received(frames[1:])
 
     def send_to(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Sends to a client. One that is gone, or does not read, gets nothing."""
         self._write([peer, *frames])
-
-    def pause_for(self, peer: bytes, paused: bool) -> None:
-        """Stops reading for a client that asks too much, or reads on. All clients wait: they come by one socket."""
-        (self._busy.add if paused else self._busy.discard)(peer)
-        self.pause(bool(self._busy))
 
     def close(self) -> None:
         """Sends what is queued, for a moment, and frees everything."""
@@ -227,10 +232,6 @@ class _Client:
     def send(self, frames: Sequence[Buffer]) -> None:
         """See `Link`."""
         self._listener.send_to(self._peer, frames)
-
-    def pause(self, paused: bool) -> None:
-        """See `Link`."""
-        self._listener.pause_for(self._peer, paused)
 
     def close(self) -> None:
         """See `Link`: nothing is kept of it."""

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -19,12 +20,19 @@ import numpy as np
 
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.rpc.connection import MOST_BYTES, MOST_FRAMES, Ask, Connection, ask_frame, read_answer
+from counterpoint.transport.rpc.connection import (
+    MOST_BYTES,
+    MOST_CLIENTS,
+    MOST_FRAMES,
+    Ask,
+    Connection,
+    Load,
+    ask_frame,
+    most_together,
+    read_answer,
+)
 
 _COUNT = struct.Struct("<I")
-_LEAST_TOGETHER = 2**26
-"""A message may have four times the bytes of its largest frame, and so many in any case."""
-
 _SCRATCH_BYTES = 2**16
 """What is received at once; longer frames get a place of their own."""
 
@@ -33,8 +41,6 @@ _JOINED_BYTES = 2**16
 
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid."""
-
-MOST_CLIENTS = 1024
 
 _LINGER_SECONDS = 0.5
 
@@ -97,7 +103,7 @@ class StreamReader:
         elif len(self._frames) == 2:
             self._pieces = [size for (size,) in struct.iter_unpack("<Q", piece)][::-1]
             largest, whole = max(self._pieces), sum(self._pieces)
-            together = max(_LEAST_TOGETHER, 4 * self._most_bytes)
+            together = most_together(self._most_bytes)
             if largest > self._most_bytes or whole > together:
                 said = f"frames of {largest} bytes, and of {whole} together, are announced"
                 raise BadFrame(f"{said}; at most {self._most_bytes} are read, and {together} together")
@@ -123,7 +129,6 @@ class StreamLink(asyncio.BufferedProtocol):
         self._connection, self._admit = connection, admit
         self._reader = StreamReader(most_bytes)
         self._transport: asyncio.Transport
-        self._paused = self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -152,25 +157,12 @@ class StreamLink(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """See asyncio: who does not read is not read, so what waits for it is bounded by what it has asked."""
-        self._full = True
-        self._follow()
+        if self._admit is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """See asyncio."""
-        self._full = False
-        self._follow()
-
-    def pause(self, paused: bool) -> None:
-        """See `Link`."""
-        self._paused = paused
-        self._follow()
-
-    def _follow(self) -> None:
-        if self._transport.is_closing():
-            return
-        if self._paused or (self._full and self._admit is not None):
-            self._transport.pause_reading()
-        else:
+        if not self._transport.is_closing():
             self._transport.resume_reading()
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -184,12 +176,14 @@ class StreamLink(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.abort)
 
 
-async def connect_unix(path: str, name: str, heartbeat_seconds: float, most_bytes: int = MOST_BYTES) -> Connection:
+async def connect_unix(
+    path: str, name: str, heartbeat_seconds: float, most_bytes: int = MOST_BYTES, most_asks: int = sys.maxsize
+) -> Connection:
     """Connects to `name` at a UNIX socket; the connection ends if its process is found stopped at two heartbeats.
 
-    Raises `OSError`.
+    `most_asks` and `most_bytes` are those of its listener. Raises `OSError`.
     """
-    connection, loop = Connection(name), asyncio.get_running_loop()
+    connection, loop = Connection(name, None, most_asks, most_bytes), asyncio.get_running_loop()
     transport, _ = await loop.create_unix_connection(lambda: StreamLink(connection, most_bytes), path)
     watch = loop.create_task(_watch(connection, _peer(transport.get_extra_info("socket"))[0], heartbeat_seconds))
     connection.ended.add_done_callback(lambda _: watch.cancel())
@@ -220,6 +214,7 @@ class UnixListener:
     ) -> None:
         self._on_ask, self._most_asks = on_ask, most_asks
         self._most_bytes, self._most_clients = most_bytes, most_clients
+        self._load = Load(most_clients * most_asks, 4 * most_together(most_bytes))
         self._clients: dict[Connection, None] = {}
         """The latest last. With too many, the first that asks nothing makes place."""
         self._server: asyncio.Server | None = None
@@ -237,7 +232,8 @@ class UnixListener:
             client.close()
 
     def _accept(self) -> StreamLink:
-        return StreamLink(Connection("a caller", self._on_ask, self._most_asks), self._most_bytes, self._admit)
+        caller = Connection("a caller", self._on_ask, self._most_asks, self._most_bytes, self._load)
+        return StreamLink(caller, self._most_bytes, self._admit)
 
     def _admit(self, client: Connection, end: socket.socket) -> bool:
         if _peer(end)[1] not in (0, os.getuid()):

@@ -26,7 +26,7 @@ import msgspec
 from counterpoint.cluster.calls.call import Call
 from counterpoint.cluster.calls.codec import CodecError, decode
 from counterpoint.cluster.calls.group import RoleGroup
-from counterpoint.cluster.calls.server import BUSY, HELLO, METHODS, RAISED, REFUSED, CallHeader
+from counterpoint.cluster.calls.server import HELLO, METHODS, MOST_CALLS, RAISED, REFUSED, CallHeader
 from counterpoint.cluster.errors import (
     ActorBusy,
     ActorDied,
@@ -38,7 +38,7 @@ from counterpoint.cluster.errors import (
 )
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.rpc.connection import LATE, LOST, Connection, RpcError
+from counterpoint.transport.rpc.connection import BUSY, LATE, LOST, MOST_BYTES, Connection, RpcError
 from counterpoint.transport.rpc.curve import connect_curve
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import connect_unix
@@ -50,6 +50,7 @@ HEARTBEAT_SECONDS = 2.0
 """Seconds between two looks at a connection. Within two of them, silence ends a call."""
 
 _END_SECONDS = 5.0
+_LIMITS = MOST_BYTES, MOST_CALLS
 _BACKOFF_SECONDS = (0.05, 1.0)
 _JITTER = random.Random()
 """Its own, as another thread must not disturb the sequence that a test has seeded."""
@@ -287,11 +288,11 @@ class Caller:
     async def _connect(self, peer: Peer, seconds: float) -> Connection:
         member, beat = peer.member, self._heartbeat_seconds
         if member.address.startswith(IPC):
-            connection = await connect_unix(member.address.removeprefix(IPC), str(peer), beat)
+            connection = await connect_unix(member.address.removeprefix(IPC), str(peer), beat, *_LIMITS)
         elif self._keys is None:
             raise OSError(errno.EINVAL, f"Invalid argument: {member.address!r} needs keys")
         else:
-            connection = connect_curve(member.address, member.server_key, self._keys, str(peer), beat)
+            connection = connect_curve(member.address, member.server_key, self._keys, str(peer), beat, *_LIMITS)
         try:
             methods, *_ = await connection.ask([HELLO], seconds)
             self._methods[peer.role] = msgspec.msgpack.decode(as_bytes_view(methods), type=METHODS)

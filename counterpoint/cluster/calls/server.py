@@ -29,7 +29,7 @@ from counterpoint.cluster.calls.codec import CodecError
 from counterpoint.cluster.calls.remote import Method, methods_of
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.rpc.connection import MOST_BYTES, Ask
+from counterpoint.transport.rpc.connection import BUSY, LATE, LOST, MOST_BYTES, Ask
 from counterpoint.transport.rpc.curve import CurveListener
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener
@@ -38,7 +38,7 @@ from counterpoint.transport.wires.endpoint import IPC, CurveKeys, socket_path
 logger = logging.getLogger(__name__)
 
 MOST_CALLS = 256
-"""Calls of one caller that run or wait to run. With more it is not read, and holds its own back."""
+"""Calls of one caller that run or wait to run. It holds back what it calls beyond; what comes nevertheless is refused."""
 
 END_SECONDS = 5.0
 """How long a server that ends waits for its threads."""
@@ -49,8 +49,8 @@ KEPT_ANSWERS, KEPT_BYTES = 256, 16 * 2**20
 HELLO = b"HELLO"
 """The first frame of what a caller asks first; it is answered with `METHODS`."""
 
-RAISED, REFUSED, BUSY = "raised ", "refused", "busy"
-"""How a call fails: the method raised, and the exception's type follows; another incarnation is there; a method hangs."""
+RAISED, REFUSED = "raised ", "refused"
+"""How a call fails: the method raised, and the exception's type follows; another incarnation is there. `BUSY`: a method hangs."""
 
 _GRACE_SECONDS = 1.0
 """How long a method may run beyond the deadline of its call before others are no longer kept waiting for it."""
@@ -115,14 +115,14 @@ class Answers:
             return False
         before, self._running[key] = self._running.get(key), ask
         if before is not None:
-            before.drop()
+            before.fail(LOST, "it was sent again")
         return before is None
 
     def end(self, key: Key, answer: Answer | None, keep: bool) -> None:
         """Sends the answer of a call; None: nobody waits for it."""
         ask = self._running.pop(key)
         if answer is None:
-            ask.drop()
+            ask.fail(LATE, "its deadline has passed")
             return
         answer.send(ask)
         if keep and answer.size <= KEPT_BYTES:
@@ -243,8 +243,9 @@ class CallServer:
                 return
             header = msgspec.msgpack.decode(first, type=CallHeader)
         except (ValueError, LookupError) as error:
-            self._log.note(logging.WARNING, f"{self._worker} dropped a message of a caller: {str(error)[:200]}")
-            ask.drop()
+            said = f"{self._worker} refused a message of a caller: {str(error)[:200]}"
+            self._log.note(logging.WARNING, said)
+            ask.fail(f"{RAISED}CodecError", said)
             return
         if (header.worker, header.incarnation) != (self._worker, self._incarnation):
             ask.fail(REFUSED, f"incarnation {self._incarnation} of {self._worker} answers")

@@ -94,9 +94,6 @@ class _Direct:
     def send(self, frames: Sequence[Buffer]) -> None:
         self._post(self._other.received, frames)
 
-    def pause(self, paused: bool) -> None:
-        pass
-
     def close(self) -> None:
         self._post(self._other.close)
 
@@ -216,15 +213,15 @@ class End:
         name, most = f"the host of channel {self._config.name}", self._config.max_record_bytes
         if self._address in here:
             loop, on_ask = here[self._address]
-            connection = Connection(name)
+            connection = Connection(name, None, MAX_ASKS, most)
             accepting = asyncio.run_coroutine_threadsafe(_accept(asyncio.get_running_loop(), connection, on_ask), loop)
             connection.link = _Direct(loop, await asyncio.wrap_future(accepting))
             return connection
         if self._keys is None:
-            return await connect_unix(self._address.removeprefix(IPC), name, HEARTBEAT_SECONDS, most)
+            return await connect_unix(self._address.removeprefix(IPC), name, HEARTBEAT_SECONDS, most, MAX_ASKS)
         self._keys.refresh(now=True)
         keys = self._keys.value
-        return connect_curve(self._address, keys.server_public.decode(), keys, name, HEARTBEAT_SECONDS, most)
+        return connect_curve(self._address, keys.server_public.decode(), keys, name, HEARTBEAT_SECONDS, most, MAX_ASKS)
 
     async def _converse(self, connection: Connection) -> None:
         assert self._woken is not None

@@ -19,6 +19,7 @@ import zmq.auth
 from counterpoint.cluster.channel import end, messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import ChannelConsumer
+from counterpoint.cluster.channel.end import MAX_ASKS
 from counterpoint.cluster.channel.exactly_once import CommittedPositions
 from counterpoint.cluster.channel.host import ChannelHost
 from counterpoint.cluster.channel.messages import ChannelError, Head, Told, Turn, Who, pack, unpack
@@ -173,10 +174,10 @@ async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(messages, "RECORDS_AHEAD", 10)
     who = Who(messages.PRODUCER, "source-0", 0, 0)
     with ChannelHost(config_of(tmp_path), tmp_path) as host:
-        connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
+        connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0, most_asks=MAX_ASKS)
         session = (await ask(connection, pack(Turn(who, 0)))).session
         turns = [connection.ask(pack(Turn(who, session)), DEADLINE_SECONDS) for _ in range(40)]
-        await asyncio.gather(*turns[: -messages.TURNS])  # else the host would read no further one
+        await asyncio.gather(*turns[: -messages.TURNS])  # else it would be asked no further one
         assert not any(turn.done() for turn in turns[-messages.TURNS :])
         heads = [Head(messages.PUT, number, "source-0", number, 1) for number in range(30)]
         with pytest.raises(RpcError, match="ahead of the answers"):
