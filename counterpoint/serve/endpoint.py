@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel
 
@@ -28,7 +28,7 @@ from counterpoint.serve.errors import BadRequest, NotFound, Refused
 from counterpoint.serve.jobs import Jobs
 from counterpoint.transport.config import Config
 
-__all__ = ["ROOT", "BadRequest", "Endpoint", "NotFound", "Refused"]
+__all__ = ["ROOT", "BadRequest", "Endpoint", "NotFound", "Refused", "reads"]
 
 Parameters = TypeVar("Parameters", bound=Config)
 Result = TypeVar("Result", bound=BaseModel)
@@ -76,3 +76,17 @@ class Endpoint(Generic[Parameters, Result]):
     def operation(self) -> str:
         """Its name in the OpenAPI document and in the audit log: `get /jobs/{job}`."""
         return f"{self.method.lower()} {self.path}"
+
+
+def reads(
+    path: str, summary: str, *, fresh_seconds: float = 1.0, reads_records: bool = False
+) -> Callable[[Callable[[Jobs, Parameters], Result]], Endpoint[Parameters, Result]]:
+    """Declares a function as an endpoint that reads, whose parameters and result are those of its signature."""
+
+    def declare(answer: Callable[[Jobs, Parameters], Result]) -> Endpoint[Parameters, Result]:
+        _, parameters, result = get_type_hints(answer).values()
+        return Endpoint(
+            "GET", path, summary, parameters, result, answer, fresh_seconds=fresh_seconds, reads_records=reads_records
+        )
+
+    return declare

@@ -7,7 +7,7 @@ from typing import Any
 from counterpoint.cluster.attended.views import shown_name
 from counterpoint.cluster.state_file import Change, WorkerRecord
 from counterpoint.serve.api.population import JobParameters
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
 from counterpoint.serve.readers.cluster import ClusterReader, ClusterState, Said, cluster_directory, said_by_workers
@@ -121,6 +121,7 @@ class ClusterAnswer(Config):
     """What cannot be read, and why; empty if all can."""
 
 
+@reads("/jobs/{job}/cluster", "Shows a job's workers.")
 def show_cluster(jobs: Jobs, given: JobParameters) -> ClusterAnswer:
     """Answers a job of roles."""
     job = jobs.get(given.job)
@@ -206,6 +207,4 @@ def _change(change: Change) -> ChangeEntry:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", "/jobs/{job}/cluster", "Shows a job's workers.", JobParameters, ClusterAnswer, show_cluster),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_cluster,)

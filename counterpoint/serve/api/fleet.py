@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from counterpoint.job.inspection import fleet
 from counterpoint.job.inspection.rollout_records import finite_number
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.view import name_of as shown
 from counterpoint.transport.config import Config
@@ -150,6 +150,7 @@ class FleetAnswer(Config):
     """The trainer; null without one."""
 
 
+@reads("/jobs/{job}/fleet", "Shows servers and slots.")
 def show_fleet(jobs: Jobs, given: FleetParameters) -> FleetAnswer:
     """Answers the fleet."""
     job = jobs.get(given.job)
@@ -231,6 +232,4 @@ def _sum(values: Any) -> int | None:
     return sum(found) if found else None
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", "/jobs/{job}/fleet", "Shows servers and slots.", FleetParameters, FleetAnswer, show_fleet),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_fleet,)

@@ -21,7 +21,7 @@ from counterpoint.serve.api.rollout_entries import (
     job_of,
     progress_of,
 )
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.activity.group_fates import GroupFate, GroupFates, StepFates
@@ -143,6 +143,7 @@ class StepGroupsAnswer(Config):
     """How much of the records is indexed. What is not all indexed is not all here: ask again."""
 
 
+@reads(f"{RUN}/groups", "Counts kept and dropped groups by step.")
 def show_steps(jobs: Jobs, given: StepsParameters) -> GroupSteps:
     """Answers the counts of the newest steps."""
     job = job_of(jobs, given)
@@ -151,6 +152,7 @@ def show_steps(jobs: Jobs, given: StepsParameters) -> GroupSteps:
         return GroupSteps(steps=[_step(each) for each in fates.steps()[-given.span :]], in_flight=fates.in_flight)
 
 
+@reads(f"{RUN}/steps/{{step}}/groups", "Lists the groups of a step.", reads_records=True)
 def show_groups(jobs: Jobs, given: GroupsParameters) -> StepGroupsAnswer:
     """Answers the groups of one step."""
     job = job_of(jobs, given)
@@ -244,17 +246,4 @@ def _counts(counter: Counter[str]) -> list[Count]:
     return [Count(name=shown(name), count=count) for name, count in counter.most_common(32)]
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET", f"{RUN}/groups", "Counts kept and dropped groups by step.", StepsParameters, GroupSteps, show_steps
-    ),
-    Endpoint(
-        "GET",
-        f"{RUN}/steps/{{step}}/groups",
-        "Lists the groups of a step.",
-        GroupsParameters,
-        StepGroupsAnswer,
-        show_groups,
-        reads_records=True,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_steps, show_groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs, Kind, kind_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
@@ -34,6 +34,7 @@ class JobList(Config):
     """One entry a directory."""
 
 
+@reads("/jobs", "Lists the jobs.")
 def list_jobs(jobs: Jobs, parameters: NoParameters) -> JobList:
     """Answers `GET /jobs`."""
     return JobList(
@@ -41,6 +42,4 @@ def list_jobs(jobs: Jobs, parameters: NoParameters) -> JobList:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", "/jobs", "Lists the jobs.", NoParameters, JobList, list_jobs),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (list_jobs,)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from counterpoint.job.inspection.log_files import log_files_in
 from counterpoint.job.inspection.redaction import redact_line
-from counterpoint.serve.endpoint import Endpoint, NotFound
+from counterpoint.serve.endpoint import Endpoint, NotFound, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.view import name_of as shown
 from counterpoint.transport.config import Config
@@ -54,11 +54,13 @@ class LogAnswer(Config):
     """Whether there are lines before these."""
 
 
+@reads("/jobs/{job}/logs", "Lists the logs of a job.")
 def list_logs(jobs: Jobs, given: LogsParameters) -> LogsAnswer:
     """Answers the names."""
     return LogsAnswer(names=sorted(shown(name) for name in log_files_in(jobs.get(given.job).directory)))
 
 
+@reads("/jobs/{job}/logs/{name}", "Shows the end of a log.")
 def show_log(jobs: Jobs, given: LogParameters) -> LogAnswer:
     """Answers the end of one log, of at most `MAX_BYTES`."""
     files = {shown(name): path for name, path in log_files_in(jobs.get(given.job).directory).items()}
@@ -83,7 +85,4 @@ def show_log(jobs: Jobs, given: LogParameters) -> LogAnswer:
     return LogAnswer(lines=[redact_line(line) for line in last], size=size, cut=begin > 0 or len(last) < len(whole))
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", "/jobs/{job}/logs", "Lists the logs of a job.", LogsParameters, LogsAnswer, list_logs),
-    Endpoint("GET", "/jobs/{job}/logs/{name}", "Shows the end of a log.", LogParameters, LogAnswer, show_log),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (list_logs, show_log)

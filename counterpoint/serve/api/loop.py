@@ -10,7 +10,7 @@ from pydantic import Field
 from counterpoint.run.loop_health.blame_evidence import Kind
 from counterpoint.run.loop_health.slow_spots import SlowSpot, slow_spots_of
 from counterpoint.serve.api.runs import Series, WindowParameters, series_of
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.run_series import JobSeries, Window
 from counterpoint.transport.config import Config, Identifier
@@ -93,6 +93,10 @@ class LoopHealth(Config):
     """Why the run's file cannot be read; empty if it can."""
 
 
+@reads(
+    "/jobs/{job}/runs/{run}/loop",
+    "Shows how late a run's event loop was, and which code made it late in the worst steps.",
+)
 def loop_health(jobs: Jobs, parameters: LoopParameters) -> LoopHealth:
     """Answers `GET /jobs/{job}/runs/{run}/loop`."""
     job = jobs.get(parameters.job)
@@ -143,13 +147,4 @@ def _text(text: str) -> str:
     return printable(text[:500])
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/jobs/{job}/runs/{run}/loop",
-        "Shows how late a run's event loop was, and which code made it late in the worst steps.",
-        LoopParameters,
-        LoopHealth,
-        loop_health,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (loop_health,)

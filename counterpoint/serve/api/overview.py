@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from counterpoint.job.inspection.redaction import redact_line
 from counterpoint.orchestrator.scheduling.lossless import BOUND
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Job, Jobs, kind_of
 from counterpoint.serve.jobs import Kind as JobKind
 from counterpoint.serve.readers.job_facts import JobFacts, JobReader, RunFacts
@@ -181,6 +181,11 @@ class Overview(Config):
     """The runs, job by job, the job's own before guests."""
 
 
+@reads(
+    "/overview",
+    "Shows every job, run and worker with its newest numbers, and the problems, errors first.",
+    fresh_seconds=1.5,
+)
 def overview(jobs: Jobs, parameters: OverviewParameters) -> Overview:
     """Answers `GET /overview`."""
     chosen = [jobs.get(parameters.job)] if parameters.job is not None else [*jobs]
@@ -289,14 +294,4 @@ def _text(text: str) -> str:
     return printable(clipped(text, LONGEST_TEXT))
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/overview",
-        "Shows every job, run and worker with its newest numbers, and the problems, errors first.",
-        OverviewParameters,
-        Overview,
-        overview,
-        fresh_seconds=1.5,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (overview,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.job.inspection.rollout_records import finite_number
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.population import Copy, Population, PopulationReader, TrialState, is_experiment
@@ -112,6 +112,7 @@ class PopulationAnswer(Config):
     """What cannot be read, and why."""
 
 
+@reads("/jobs/{job}/population", "Shows an experiment's trials.")
 def show_population(jobs: Jobs, given: JobParameters) -> PopulationAnswer:
     """Answers an experiment."""
     job = jobs.get(given.job)
@@ -184,13 +185,4 @@ def _copy_entry(copy: Copy) -> CopyEntry:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/jobs/{job}/population",
-        "Shows an experiment's trials.",
-        JobParameters,
-        PopulationAnswer,
-        show_population,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_population,)

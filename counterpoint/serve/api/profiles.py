@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from counterpoint.serve.endpoint import Endpoint, NotFound
+from counterpoint.serve.endpoint import Endpoint, NotFound, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.profiles import Frame, list_profiles, place_of, read_profile
 from counterpoint.transport.config import Config, Identifier
@@ -78,12 +78,18 @@ class ProfileTree(Config):
     """Why the file cannot be read; empty if it can."""
 
 
+@reads("/jobs/{job}/runs/{run}/profiles", "Lists the profiles of a run's event loop.")
 def profiles(jobs: Jobs, parameters: ProfilesParameters) -> Profiles:
     """Answers `GET /jobs/{job}/runs/{run}/profiles`."""
     found = list_profiles(jobs.get(parameters.job).run_directory(parameters.run))
     return Profiles(profiles=[ListedProfile(name=each.name, time=each.time, size=each.size) for each in found])
 
 
+@reads(
+    "/jobs/{job}/runs/{run}/profiles/{profile}",
+    "Shows the stacks of a profile, merged into a tree.",
+    fresh_seconds=10.0,
+)
 def profile(jobs: Jobs, parameters: ProfileParameters) -> ProfileTree:
     """Answers `GET /jobs/{job}/runs/{run}/profiles/{profile}`."""
     run_dir = jobs.get(parameters.job).run_directory(parameters.run)
@@ -121,22 +127,4 @@ def _shown(frame: Frame) -> ProfiledFrame:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/jobs/{job}/runs/{run}/profiles",
-        "Lists the profiles of a run's event loop.",
-        ProfilesParameters,
-        Profiles,
-        profiles,
-    ),
-    Endpoint(
-        "GET",
-        "/jobs/{job}/runs/{run}/profiles/{profile}",
-        "Shows the stacks of a profile, merged into a tree.",
-        ProfileParameters,
-        ProfileTree,
-        profile,
-        fresh_seconds=10.0,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (profiles, profile)

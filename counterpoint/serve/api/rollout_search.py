@@ -21,7 +21,7 @@ from counterpoint.serve.api.rollout_entries import (
     job_of,
     progress_of,
 )
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import Row
 from counterpoint.serve.readers.rollouts.search import Place, search
@@ -128,6 +128,7 @@ class SearchAnswer(Config):
     """What to give to go on from here; None if everything is searched."""
 
 
+@reads(f"{RUN}/rollouts/search", "Searches their texts.", reads_records=True)
 def search_rollouts(jobs: Jobs, given: SearchParameters) -> SearchAnswer:
     """Answers a search."""
     job = job_of(jobs, given)
@@ -179,6 +180,7 @@ class ExampleAnswer(Config):
     """How many of the run's steps were looked at, the newest first."""
 
 
+@reads(f"{RUN}/example", "Follows one example across steps.", reads_records=True)
 def show_example(jobs: Jobs, given: ExampleParameters) -> ExampleAnswer:
     """Answers an example's attempts."""
     job = job_of(jobs, given)
@@ -190,23 +192,4 @@ def show_example(jobs: Jobs, given: ExampleParameters) -> ExampleAnswer:
     return ExampleAnswer(by_step=by_step, left_out=left_out, progress=progress_of(progress))
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        f"{RUN}/rollouts/search",
-        "Searches their texts.",
-        SearchParameters,
-        SearchAnswer,
-        search_rollouts,
-        reads_records=True,
-    ),
-    Endpoint(
-        "GET",
-        f"{RUN}/example",
-        "Follows one example across steps.",
-        ExampleParameters,
-        ExampleAnswer,
-        show_example,
-        reads_records=True,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (search_rollouts, show_example)

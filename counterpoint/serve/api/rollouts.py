@@ -20,7 +20,7 @@ from counterpoint.serve.api.rollout_entries import (
     line_of,
     progress_of,
 )
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import record_in
@@ -88,6 +88,7 @@ class RolloutList(Config):
     """How much is indexed."""
 
 
+@reads(f"{RUN}/rollouts", "Lists rollouts of steps.", reads_records=True)
 def list_rollouts(jobs: Jobs, given: ListParameters) -> RolloutList:
     """Answers the list."""
     job = job_of(jobs, given)
@@ -129,6 +130,7 @@ class RolloutAnswer(Config):
     """The beginning of a line that is no record."""
 
 
+@reads(ROLLOUT, "Shows one rollout, turn by turn.", reads_records=True)
 def show_rollout(jobs: Jobs, given: RolloutParameters) -> RolloutAnswer:
     """Answers one rollout."""
     placed, line = line_of(jobs, given)
@@ -149,23 +151,4 @@ def _span(steps: list[int], step: int | None, span: int) -> list[int]:
     return until[-span:][::-1]
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        f"{RUN}/rollouts",
-        "Lists rollouts of steps.",
-        ListParameters,
-        RolloutList,
-        list_rollouts,
-        reads_records=True,
-    ),
-    Endpoint(
-        "GET",
-        ROLLOUT,
-        "Shows one rollout, turn by turn.",
-        RolloutParameters,
-        RolloutAnswer,
-        show_rollout,
-        reads_records=True,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (list_rollouts, show_rollout)

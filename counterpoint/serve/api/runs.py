@@ -13,7 +13,7 @@ from counterpoint.job.inspection.redaction import run_configuration
 from counterpoint.run.changes import JournalError, read_journal
 from counterpoint.run.config import RunConfig
 from counterpoint.serve.api.overview import ProblemEntry, RunEntry, facts_of, problem_entry, run_entry
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
 from counterpoint.serve.readers.downsample import rounded
@@ -157,6 +157,7 @@ class Metrics(Config):
     """Files that cannot be read, and why, or that have not been read to their end, and how far."""
 
 
+@reads("/jobs/{job}/runs/{run}", "Shows one run: its newest numbers, problems, configuration and changes.")
 def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
     """Answers `GET /jobs/{job}/runs/{run}`."""
     job = jobs.get(parameters.job)
@@ -180,6 +181,9 @@ def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
     )
 
 
+@reads(
+    "/jobs/{job}/metrics", "Gives curves of up to 16 runs of a job, by step or time, with at most so many points each."
+)
 def metrics(jobs: Jobs, parameters: MetricsParameters) -> Metrics:
     """Answers `GET /jobs/{job}/metrics`."""
     job = jobs.get(parameters.job)
@@ -269,21 +273,4 @@ def _changes_of(job: Job, run_id: str) -> tuple[list[ChangeEntry], str]:
     return entries[-MOST_CHANGES:], ""
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/jobs/{job}/runs/{run}",
-        "Shows one run: its newest numbers, problems, configuration and changes.",
-        RunParameters,
-        RunDetail,
-        run_detail,
-    ),
-    Endpoint(
-        "GET",
-        "/jobs/{job}/metrics",
-        "Gives curves of up to 16 runs of a job, by step or time, with at most so many points each.",
-        MetricsParameters,
-        Metrics,
-        metrics,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (run_detail, metrics)

@@ -18,7 +18,7 @@ from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb, sentence
 from counterpoint.job.serving.config import WORKER_VARIABLE
 from counterpoint.run.requests import LONGEST_PROFILE_SECONDS, RunRequest
 from counterpoint.serve.api.jobs import NoParameters
-from counterpoint.serve.endpoint import Endpoint, Refused
+from counterpoint.serve.endpoint import Endpoint, Refused, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.openapi import Described
 from counterpoint.serve.readers.rollouts.view import name_of
@@ -89,6 +89,7 @@ class PauseNote(Config):
     """The reason as it was given."""
 
 
+@reads("/jobs/{job}/runs/{run}/control", "Shows whether a run is paused, which keys may change, and what has changed.")
 def _inspect(jobs: Jobs, asked: RunParameters) -> Control:
     job = jobs.get(asked.job)
     job.run_directory(asked.run)
@@ -143,6 +144,7 @@ def _join(jobs: Jobs, asked: JoinParameters) -> Joined:
     return join_run(jobs.get(asked.job).directory, asked.text, resume=asked.resume, timeout=JOIN_SECONDS)
 
 
+@reads("/jobs/{job}/servers", "Lists the job's inference servers.")
 def _list(jobs: Jobs, asked: JobParameters) -> Servers:
     return Servers(servers=[_shown(server) for server in list_servers(jobs.get(asked.job).directory)])
 
@@ -234,7 +236,7 @@ def _of_server(verb: Verb) -> Endpoint[Any, Any]:
 
     def answer(jobs: Jobs, asked: UrlParameters) -> Servers:
         act(jobs.get(asked.job).directory, asked.url)
-        return _list(jobs, JobParameters(job=asked.job))
+        return _list.answer(jobs, JobParameters(job=asked.job))
 
     return Endpoint(
         "POST", f"/jobs/{{job}}/servers/{verb.name}", sentence_of(verb), UrlParameters, Servers, answer, "change",
@@ -257,6 +259,7 @@ def _entry(verb: Verb, parameters: type[Config], names: list[str]) -> VerbEntry:
     )
 
 
+@reads("/verbs", "Tells what may be done to a run and to a server.")
 def _tell_verbs(jobs: Jobs, asked: NoParameters) -> VerbTable:
     return VerbTable(
         runs=[_entry(verb, *_parameters_of(verb)) for verb in RUN_VERBS],
@@ -265,15 +268,8 @@ def _tell_verbs(jobs: Jobs, asked: NoParameters) -> VerbTable:
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", "/verbs", "Tells what may be done to a run and to a server.", NoParameters, VerbTable, _tell_verbs),
-    Endpoint(
-        "GET",
-        "/jobs/{job}/runs/{run}/control",
-        "Shows whether a run is paused, which keys may change, and what has changed.",
-        RunParameters,
-        Control,
-        _inspect,
-    ),
+    _tell_verbs,
+    _inspect,
     *map(_of_run, RUN_VERBS),
     Endpoint(
         "POST",
@@ -285,6 +281,6 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
         "change",
         seconds=JOIN_SECONDS + 30.0,
     ),
-    Endpoint("GET", "/jobs/{job}/servers", "Lists the job's inference servers.", JobParameters, Servers, _list),
+    _list,
     *map(_of_server, SERVER_VERBS),
 )

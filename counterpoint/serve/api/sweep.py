@@ -8,7 +8,7 @@ from typing import Any
 from counterpoint.job.inspection.rollout_records import finite_number
 from counterpoint.job.sweep.rows import Row
 from counterpoint.serve.api.population import JobParameters
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.view import shown_value
@@ -80,6 +80,7 @@ class SweepAnswer(Config):
     """Why it cannot be read; empty if it can."""
 
 
+@reads("/jobs/{job}/sweep", "Shows a sweep's targets.")
 def show_sweep(jobs: Jobs, given: JobParameters) -> SweepAnswer:
     """Answers a sweep."""
     job = jobs.get(given.job)
@@ -132,6 +133,4 @@ def _entry(row: Row, keys: list[str]) -> TargetEntry:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", "/jobs/{job}/sweep", "Shows a sweep's targets.", JobParameters, SweepAnswer, show_sweep),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_sweep,)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from counterpoint.serve.api.population import JobParameters
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.view import name_of
@@ -139,6 +139,7 @@ class TenantsAnswer(Config):
 Record = TypeVar("Record", Session, ModelRecord, SamplerRecord)
 
 
+@reads("/jobs/{job}/tenants", "Shows who uses a job's service for the Tinker SDK.", fresh_seconds=READ_SECONDS)
 def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
     """Answers `GET /jobs/{job}/tenants`. Raises `NotFound` where no service has run."""
     directory = jobs.get(given.job).directory / "service"
@@ -222,14 +223,4 @@ def _written(entry: os.DirEntry[str]) -> tuple[float, str] | None:
         return None
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/jobs/{job}/tenants",
-        "Shows who uses a job's service for the Tinker SDK.",
-        JobParameters,
-        TenantsAnswer,
-        show_tenants,
-        fresh_seconds=READ_SECONDS,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_tenants,)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from counterpoint.job.inspection import fleet
 from counterpoint.serve.api.rollout_entries import RUN, RunParameters, Step, job_of
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.activity.timeline import Bar, Lane, Timelines
@@ -106,6 +106,7 @@ class TimelineAnswer(Config):
     """Servers that are too many to be drawn."""
 
 
+@reads(f"{RUN}/timeline", "Shows what each role did around a step, and its idle share.")
 def show_timeline(jobs: Jobs, given: TimelineParameters) -> TimelineAnswer:
     """Answers the timeline."""
     job = job_of(jobs, given)
@@ -165,13 +166,4 @@ def _bar(bar: Bar) -> TimelineBar:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        f"{RUN}/timeline",
-        "Shows what each role did around a step, and its idle share.",
-        TimelineParameters,
-        TimelineAnswer,
-        show_timeline,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_timeline,)

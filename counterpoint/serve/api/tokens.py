@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from counterpoint.serve.api.rollout_entries import ROLLOUT, OneRollout, line_of
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import record_in
@@ -56,6 +56,7 @@ class TokensAnswer(Config):
     """Why the trainer's log-probabilities are not known; empty if they are."""
 
 
+@reads(f"{ROLLOUT}/turns/{{turn}}/tokens", "Shows a turn's tokens.", reads_records=True)
 def show_tokens(jobs: Jobs, given: TokensParameters) -> TokensAnswer:
     """Answers single tokens."""
     (_, row), line = line_of(jobs, given)
@@ -89,14 +90,4 @@ def show_tokens(jobs: Jobs, given: TokensParameters) -> TokensAnswer:
     )
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        f"{ROLLOUT}/turns/{{turn}}/tokens",
-        "Shows a turn's tokens.",
-        TokensParameters,
-        TokensAnswer,
-        show_tokens,
-        reads_records=True,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_tokens,)

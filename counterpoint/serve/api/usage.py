@@ -11,7 +11,7 @@ import numpy as np
 from counterpoint.job.inspection.rollout_records import finite_number
 from counterpoint.job.serving.usage_file import MOST_BYTES, USAGE_FILE
 from counterpoint.serve.api.population import JobParameters
-from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.downsample import downsample, rounded
 from counterpoint.serve.readers.rollouts.view import name_of
@@ -82,6 +82,7 @@ class UsageReader:
         return UsageSeries(figure=figure, name=name_of(name), time=curve.x.tolist(), value=rounded(curve.mean))
 
 
+@reads("/jobs/{job}/usage", "Shows what a job's processes take of their machine.")
 def show_usage(jobs: Jobs, given: JobParameters) -> Usage:
     """Answers `GET /jobs/{job}/usage`."""
     with jobs.reading(jobs.get(given.job), UsageReader) as reader:
@@ -91,13 +92,4 @@ def show_usage(jobs: Jobs, given: JobParameters) -> Usage:
             return Usage(series=[])
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint(
-        "GET",
-        "/jobs/{job}/usage",
-        "Shows what a job's processes take of their machine.",
-        JobParameters,
-        Usage,
-        show_usage,
-    ),
-)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_usage,)
