@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +75,14 @@ class _Job(BaseModel):
         """The job's own runs, without guests."""
         run = self.orchestrator
         return self.runs if run is None or not is_only_run(self.runs, self.stay, run.environments) else [run]
+
+
+def is_directory(path: Path) -> bool:
+    """Returns whether there is a directory that may be looked at, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def control_directory(directory: Path) -> Path:

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from counterpoint.cluster.worker_view import State, WorkerView
-from counterpoint.job.directory import read_as
+from counterpoint.job.directory import MAX_JOB_BYTES, read_as
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 PROCESSES_FILE = "processes.json"
 
@@ -52,6 +53,20 @@ def read_workers(directory: Path) -> list[dict[str, Any]]:
     """Returns the workers' fields (those of `WorkerView`); empty without the file. Raises `UserError` for a damaged file."""
     content = _read(directory)
     return [] if content is None else [asdict(worker) for worker in content.workers]
+
+
+def read_leniently(directory: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the job's state, and the workers that have a name, of a file that anybody may have written.
+
+    Any other value may be anything. Nothing of a file that is missing or damaged.
+    """
+    try:
+        content = read_json(directory / PROCESSES_FILE, MAX_JOB_BYTES)
+    except (OSError, UntrustedFileError):
+        return "", []
+    listed = content.get("workers")
+    workers = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return str(content.get("job", "")), [each for each in workers if isinstance(each.get("name"), str)]
 
 
 def was_stopping(directory: Path) -> bool:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from counterpoint.job.directory import JOB_FILE, is_running, run_ids_in
-from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number, step_of
+from counterpoint.job.inspection.evaluations import result_in
+from counterpoint.job.inspection.metrics_lines import Follower, Line, step_of
 from counterpoint.job.inspection.rollout_records import find_run, find_step, read_records
 from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.results.step_calls import joined
@@ -27,7 +29,7 @@ from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import published_steps
-from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
+from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.process.extras import require
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ class Results:
                 for job, run_id in self._chosen(run)
                 for _, block in AppendedLines(job / f"run_{run_id}" / EVALUATIONS_FILE).new_blocks(lambda: None)
                 for text in block.splitlines()
-                for row in metrics_of(text)
+                for row in _rows_of(text)
             ]
         except (OSError, UntrustedFileError) as error:
             raise UserError(f"{self.directory}: {error}") from None
@@ -214,17 +216,15 @@ def read(directory: Path | str) -> Results:
     return Results(directory)
 
 
-def metrics_of(text: bytes) -> Iterator[dict[str, Any]]:
+def _rows_of(text: bytes) -> Iterator[dict[str, Any]]:
     """Yields a row for each metric of a line of `evaluations.jsonl`, and for an error; none for what is no result."""
-    if (line := object_in(text)) is None:
+    if (result := result_in(text)) is None:
         return
-    own = {"evaluation": line.get("evaluation"), "step": line.get("step"), "time": line.get("time")}
-    if isinstance(error := line.get("error"), str):
-        yield own | {"error": error}
-    metrics = line.get("metrics")
-    for name, fields in metrics.items() if isinstance(metrics, dict) else ():
-        if isinstance(fields, dict) and is_number(fields.get("value")):
-            yield own | {"metric": name} | {bound: fields.get(bound) for bound in ("value", "low", "high")}
+    own = {"evaluation": result.name, "step": result.step, "time": result.time}
+    if result.error:
+        yield own | {"error": result.error}
+    for name, each in result.every.items():
+        yield own | {"metric": name} | asdict(each)
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> DataFrame:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
-from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES, control_directory, run_ids_in
+from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES, control_directory, is_directory, run_ids_in
 from counterpoint.job.inspection.fine_tuning import DIRECTORY, RUN_ID
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.readers.population import is_experiment
@@ -68,11 +67,7 @@ class Job:
         Raises `NotFound` unless there is such a directory and it is no link, which may lead anywhere.
         """
         path = self.directory / f"run_{run}"
-        try:
-            is_directory = re.fullmatch(IDENTIFIER_PATTERN, run) is not None and stat.S_ISDIR(path.lstat().st_mode)
-        except (OSError, ValueError):
-            is_directory = False
-        if not is_directory:
+        if re.fullmatch(IDENTIFIER_PATTERN, run) is None or not is_directory(path):
             raise NotFound(
                 f"job {self.id} has no run {run[:64]!r}", where="run", value=run, advice="see the runs of the job"
             )

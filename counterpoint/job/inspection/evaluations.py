@@ -1,13 +1,14 @@
 """The evaluations of a run: of each the first and the newest result, and the version that is kept as the best.
 
-They are read from `evaluations.jsonl` as it grows. Console, summary and `status` show them. A guest may write anything into its
-run's files, so every value is checked.
+They are read from `evaluations.jsonl` as it grows. Console, summary, `status`, the page's curves, sinks and `counterpoint.read`
+take a line's result from `result_in`. A guest may write anything into its run's files, so every value is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ NEWEST_BYTES = 2**24
 """What is read of the end of a file that is met anew: some thousand results."""
 
 _MOST_EVALUATIONS = 64
-"""The evaluations that are kept, and the metrics of each."""
+"""The evaluations that are kept, and the metrics of each that are shown."""
+
+_MOST_METRICS, _LONGEST_NAME = 1000, 200
+"""The metrics of one result, and the characters of the name of one, or of an evaluation."""
 
 _LONGEST_ERROR = 300
-"""Longest error text that is shown, in characters."""
+"""Longest error text that is kept, in characters."""
 
 _MAX_BYTES = 2**20
 """The size of `best.json`."""
@@ -57,10 +61,22 @@ class Evaluated:
     """The time when it ended, in Unix seconds."""
     metrics: Mapping[str, Interval]
     """Those over all environments of the evaluation: `reward/mean`, `pass@k`. Empty where nothing was measured."""
+    every: Mapping[str, Interval] = field(default_factory=dict)
+    """These, and those of single environments."""
     error: str = ""
     """Why it could not be played; empty if it was."""
     failed: str = ""
     """How many of its rollouts failed and why, where those decide the result; else empty."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All numbers, by the names of curves: `evaluation/sums/pass@1`, and its interval's with `/low` and `/high`."""
+        parts = ((metric, part, value) for metric, each in self.every.items() for part, value in asdict(each).items())
+        return {
+            f"evaluation/{self.name}/{metric}" + ("" if part == "value" else f"/{part}"): float(value)
+            for metric, part, value in parts
+            if value is not None
+        }
 
     def __str__(self) -> str:
         measured = ", ".join(f"{_in_words(metric)} {each}" for metric, each in self.metrics.items())
@@ -91,7 +107,7 @@ class Evaluations:
         fresh: list[Evaluated] = []
         for _, block in self._lines.new_blocks(self._forget):
             for text in block.splitlines():
-                result = _result(text)
+                result = result_in(text)
                 if result is None or (result.name not in self.first and len(self.first) >= _MOST_EVALUATIONS):
                     continue
                 self.first.setdefault(result.name, result)
@@ -186,23 +202,23 @@ def _in_words(metric: str) -> str:
     return "reward" if metric == "reward/mean" else metric
 
 
-def _result(text: bytes) -> Evaluated | None:
-    """Parses a line; returns None for what is no result."""
+def result_in(text: bytes) -> Evaluated | None:
+    """Returns the result in a line of `evaluations.jsonl`; None for what is none."""
     if (line := object_in(text)) is None:
         return None
     name, step, time, metrics = (line.get(key) for key in ("evaluation", "step", "time", "metrics"))
     error = clipped(line["error"], _LONGEST_ERROR) if isinstance(line.get("error"), str) else ""
-    if not isinstance(name, str) or type(step) is not int or not isinstance(time, int | float):
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME or type(step) is not int:
         return None
-    if not isinstance(metrics, dict):
-        return Evaluated(name, step, time, {}, error) if error else None
-    measured = metrics if line.get("rollouts/completed") != 0 else {}  # an older version called such a pass@k 0
-    own = {
-        metric: interval
-        for metric, fields in measured.items()
-        if (metric == "reward/mean" or metric.startswith("pass@")) and (interval := _interval(fields)) is not None
-    }
-    return Evaluated(name, step, time, dict(list(own.items())[:_MOST_EVALUATIONS]), failed=_failed(line))
+    if not isinstance(time, int | float) or not is_number(time) or not (isinstance(metrics, dict) or error):
+        return None
+    # An older version called a pass@k of which no rollout completed 0.
+    measured = metrics if isinstance(metrics, dict) and line.get("rollouts/completed") != 0 else {}
+    found = ((metric, _interval(fields)) for metric, fields in measured.items() if len(metric) <= _LONGEST_NAME)
+    every = dict(islice(((metric, each) for metric, each in found if each is not None), _MOST_METRICS))
+    own = (each for each in every.items() if each[0] == "reward/mean" or each[0].startswith("pass@"))
+    failed = _failed(line) if isinstance(metrics, dict) else ""
+    return Evaluated(name, step, float(time), dict(islice(own, _MOST_EVALUATIONS)), every, error, failed)
 
 
 def _failed(line: Mapping[str, Any]) -> str:

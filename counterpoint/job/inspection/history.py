@@ -156,18 +156,24 @@ class History:
             fresh = self._read_shipped(deadline)
             self._read_trained()
             self.unreadable = self._follower.unread or self._trained_lines.unread
-            self.new_results = [result for result in self.evaluations.refresh() if result.time >= self.since]
-            report = read_discarded(self._run_dir)
-            notice = read_notice(self._run_dir)
-            self.mismatch_jump = read_jump(self._run_dir.parent, self.run_id)
+            self.read_notices()
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
-            return fresh
+        return fresh
+
+    def read_notices(self) -> None:
+        """Reads what lies beside the metrics: new results of evaluations, and the notices about the newest steps.
+
+        Raises `OSError` and `UntrustedFileError`.
+        """
+        self.new_results = [result for result in self.evaluations.refresh() if result.time >= self.since]
+        report = read_discarded(self._run_dir)
+        notice = read_notice(self._run_dir)
+        self.mismatch_jump = read_jump(self._run_dir.parent, self.run_id)
         # Until the orchestrator of this invocation begins, these are the files of one that was killed.
         self.no_difference = notice if notice is not None and notice.since >= self.since else None
         if report.get("step") == self.step and report.get("time", self.since) >= self.since:
             self.discarded = report
-        return fresh
 
     @property
     def is_behind(self) -> bool:

@@ -118,6 +118,12 @@ def finite_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
 
 
+def whole_number(value: object) -> int | None:
+    """Returns the whole part of a number that JSON holds exactly; None for anything else."""
+    number = finite_number(value)
+    return None if number is None or abs(number) > 2**53 else int(number)
+
+
 def find_run(job: Path, run_id: str | None) -> str:
     """Returns `run_id`, or the id of the job's only run. Raises `UserError` if there is no such run, or no single one."""
     known = run_ids_in(job)

@@ -5,7 +5,6 @@ A guest may have written the files, so every line is checked.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from typing import Any
 from counterpoint.job.directory import run_ids_in
 from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, open_regular
+from counterpoint.transport.files.rotated_lines import RotatedReader
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
 from counterpoint.transport.printable import shortened
 
 Line = dict[str, Any]
@@ -128,18 +128,16 @@ def _newest_drops(run_dir: Path) -> list[Line]:
     return list(deque(drops, maxlen=SHOWN_DROPS))
 
 
+def new_decisions(reader: RotatedReader) -> Iterator[Line]:
+    """Yields the decisions that are new to the reader, the oldest first. Other lines are skipped."""
+    for _, block in reader.new_blocks():
+        for raw in block.splitlines():
+            if (line := object_in(raw)) is not None and isinstance(line.get("decision"), str):
+                yield line
+
+
 def _decisions(run_dir: Path) -> Iterator[Line]:
-    """All decisions on disk, the oldest first. Other lines are skipped."""
-    for name in (f"{DECISIONS_FILE}.1", DECISIONS_FILE):
-        try:
-            file = open_regular(run_dir / name)
-        except FileNotFoundError:
-            continue
-        with file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
-            for raw in file.read(READ_BYTES).split(b"\n"):
-                if (line := object_in(raw)) is not None and isinstance(line.get("decision"), str):
-                    yield line
+    return new_decisions(RotatedReader(run_dir / DECISIONS_FILE, READ_BYTES))
 
 
 def _value(line: Line, name: str) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from counterpoint.job.inspection.evaluations import result_in
 from counterpoint.job.inspection.metrics_lines import is_number, step_of
 from counterpoint.job.tracking.rows import Evaluation, Row
 from counterpoint.transport.files.appended_lines import Line
 from counterpoint.transport.files.place import Place
-from counterpoint.transport.files.untrusted import object_in
 
 REMEMBERED_STEPS = 256
 """Steps whose lines' checksums are kept, to notice that one was trained again."""
@@ -71,8 +71,9 @@ class Feed:
 
     def add_result(self, line: Line) -> None:
         """Takes a line of `evaluations.jsonl`."""
-        if (result := result_of(self.run_id, line.text)) is not None:
-            self.results.append((line.place, result))
+        if (result := result_in(line.text)) is not None:
+            found = Evaluation(self.run_id, result.name, result.step, result.time, result.values)
+            self.results.append((line.place, found))
 
     def forget_trained(self) -> None:
         """The trainer's file was replaced, and is read again."""
@@ -124,23 +125,6 @@ class Feed:
         if step in self.shipped:
             return step in self.trained or self._top_trained > step
         return not self.orchestrated or self._top_shipped > step
-
-
-def result_of(run_id: str, text: bytes) -> Evaluation | None:
-    """Returns the result in a line of `evaluations.jsonl`; None if there is none."""
-    if (line := object_in(text)) is None:
-        return None
-    name, step, time, metrics = (line.get(key) for key in ("evaluation", "step", "time", "metrics"))
-    if not (isinstance(name, str) and len(name) <= LONGEST_NAME and type(step) is int and is_number(time)):
-        return None
-    values = {
-        f"evaluation/{name}/{metric}" + ("" if part == "value" else f"/{part}"): float(estimate[part])
-        for metric, estimate in (metrics.items() if isinstance(metrics, dict) else ())
-        if isinstance(estimate, dict) and len(metric) <= LONGEST_NAME
-        for part in ("value", "low", "high")
-        if is_number(estimate.get(part))
-    }
-    return Evaluation(run_id, name, step, float(time or 0), dict(list(values.items())[:MOST_NAMES]))
 
 
 def _row(run_id: str, step: int, shipped: Held | None, trained: Held | None) -> Row:

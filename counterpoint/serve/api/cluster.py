@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from counterpoint.cluster.attended.views import shown_name
 from counterpoint.cluster.state_file import Change, WorkerRecord
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.job.processes_file import read_leniently
 from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.cluster import ClusterReader, ClusterState, Said, cluster_directory, said_by_workers
+from counterpoint.serve.readers.cluster import ClusterReader, ClusterState, cluster_directory
+from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
 
@@ -139,7 +143,7 @@ def show_cluster(jobs: Jobs, given: JobParameters) -> ClusterAnswer:
 def _answer(job: Job, state: ClusterState) -> ClusterAnswer:
     saved, file, outcome = state.saved, state.job, state.outcome
     roles = () if file is None else file.spec.roles
-    said = said_by_workers(job.directory)
+    said = {worker["name"]: worker for worker in read_leniently(job.directory)[1]}
     return ClusterAnswer(
         name="" if file is None else file.spec.name,
         backend="" if file is None else printable(file.backend[:200]),
@@ -162,7 +166,7 @@ def _answer(job: Job, state: ClusterState) -> ClusterAnswer:
             for role in roles
         ],
         workers=[
-            _worker(record, said.get(_shown(state, record.name), Said()))
+            _worker(record, said.get(_shown(state, record.name), {}))
             for record in ([] if saved is None else list(saved.job.workers.values())[:MOST_WORKERS])
         ],
         set_aside=[] if saved is None else [printable(node[:200]) for node in saved.job.set_aside[:100]],
@@ -175,7 +179,9 @@ def _shown(state: ClusterState, worker: str) -> str:
     return worker if state.job is None else shown_name(state.job.spec, worker)
 
 
-def _worker(record: WorkerRecord, said: Said) -> WorkerEntry:
+def _worker(record: WorkerRecord, said: Mapping[str, Any]) -> WorkerEntry:
+    """`said` is what the file of processes has of it, which may be anything."""
+    pid = said.get("pid")
     return WorkerEntry(
         worker=record.name,
         role=record.role,
@@ -184,13 +190,13 @@ def _worker(record: WorkerRecord, said: Said) -> WorkerEntry:
         phase=str(record.phase),
         incarnation=record.incarnation,
         node=printable(record.node[:200]),
-        pid=said.pid or record.pid,
+        pid=pid if type(pid) is int and 0 < pid < 2**31 else record.pid,
         restarts=record.restarts,
         last_death=printable(record.last_death[:500]),
         is_suspected=record.suspected,
-        status=said.status,
-        trouble=said.trouble,
-        since=said.since,
+        status=name_of(said.get("status")),
+        trouble=name_of(said.get("trouble")),
+        since=finite_number(said.get("since")),
     )
 
 

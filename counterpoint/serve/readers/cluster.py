@@ -6,18 +6,13 @@ master wrote it last.
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.job_files import STATE_FILE, JobFile, OutcomeFile, holds_job, read_job, read_outcome
 from counterpoint.cluster.state_file import SavedState, read_state
-from counterpoint.job.directory import control_directory
-from counterpoint.job.inspection.rollout_records import finite_number
-from counterpoint.job.processes_file import PROCESSES_FILE
-from counterpoint.serve.readers.rollouts.view import name_of
-from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.job.directory import control_directory, is_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class ClusterState:
 def cluster_directory(directory: Path) -> Path | None:
     """Returns where a directory has the files of a job of roles: itself, or its `control/`; None if it has none."""
     for place in (directory, control_directory(directory)):
-        if stat.S_ISDIR(_mode(place)) and holds_job(place):
+        if is_directory(place) and holds_job(place):
             return place
     return None
 
@@ -79,42 +74,3 @@ def _outcome_in(place: Path) -> OutcomeFile | None:
         return read_outcome(place)
     except ClusterError:
         return None
-
-
-def _mode(path: Path) -> int:
-    try:
-        return path.lstat().st_mode
-    except OSError:
-        return 0
-
-
-MAX_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What one worker says."""
-
-    status: str = ""
-    trouble: str = ""
-    since: float | None = None
-    pid: int = 0
-
-
-def said_by_workers(directory: Path) -> dict[str, Said]:
-    """Returns what each worker says, by the name that people see; empty without the file, or for a damaged one."""
-    try:
-        workers = read_json(directory / PROCESSES_FILE, MAX_BYTES).get("workers")
-    except (OSError, UntrustedFileError):
-        return {}
-    known = [worker for worker in workers if isinstance(worker, dict)] if isinstance(workers, list) else []
-    return {
-        name: Said(
-            name_of(worker.get("status")),
-            name_of(worker.get("trouble")),
-            finite_number(worker.get("since")),
-            pid if type(pid := worker.get("pid")) is int and 0 < pid < 2**31 else 0,
-        )
-        for worker in known
-        if isinstance(name := worker.get("name"), str)
-    }

@@ -41,15 +41,13 @@ from counterpoint.job.inspection.fleet import (
     trained_without_lines,
 )
 from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.metrics_lines import Line, read_discarded
+from counterpoint.job.inspection.metrics_lines import Line
 from counterpoint.job.inspection.run_state import FINE_TUNING_FILE, current_state, exclusion_of, is_driven, is_to_start
 from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.plan.balance import Idle, advice, idle_of
-from counterpoint.job.processes_file import PROCESSES_FILE
-from counterpoint.orchestrator.step.differences import read_notice
+from counterpoint.job.processes_file import read_leniently
 from counterpoint.serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
 from counterpoint.serve.readers.run_file import RunFile, RunFiles
-from counterpoint.trainer.telemetry.mismatch import read_jump
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
@@ -188,9 +186,10 @@ class JobReader:
             self._read_job_file()
         except (OSError, UntrustedFileError, KeyError, TypeError, AttributeError, ValueError) as reason:
             error = f"{self._directory / JOB_FILE} cannot be used: {reason!r}"
-        processes = self._read_processes()
+        state, listed = read_leniently(self._directory)
+        recorded = [worker for worker in listed if _is_worker(worker)]
         running = is_running(self._directory)
-        starters = processes.get("workers", []) if running else []
+        starters = recorded if running else []
         views = {view.run: view for view in read_views(self._directory) if view.is_current(now)}
         try:
             first = fine_tuning_of(self._directory) if running else None
@@ -199,13 +198,13 @@ class JobReader:
         except (OSError, UserError) as reason:
             runs, error = [], str(reason)
         status = JobStatus(self._directory, None, {}, [], running, self._is_local)
-        workers = [worker | {"alive": status.is_alive(worker)} for worker in processes.get("workers", [])]
+        workers = [worker | {"alive": status.is_alive(worker)} for worker in recorded]
         total, free = _disk(self._directory)
         return JobFacts(
             directory=self._directory,
             now=now,
             running=running,
-            state=str(processes.get("job", "")),
+            state=state,
             workers=workers,
             runs=runs,
             servers=join(views.values()) if runs else [],
@@ -231,16 +230,6 @@ class JobReader:
             self._own = {run["run_id"]: RunFile.of(run) for run in runs}
             self._is_local = job.get("backend", "local") == "local"
             self._job_identity = identity
-
-    def _read_processes(self) -> dict[str, Any]:
-        """Returns the state of the job and its workers; empty if the file is missing or damaged."""
-        try:
-            content = read_json(self._directory / PROCESSES_FILE, MAX_JOB_BYTES)
-        except (OSError, UntrustedFileError):
-            return {}
-        listed = content.get("workers")
-        workers = [worker for worker in listed if _is_worker(worker)] if isinstance(listed, list) else []
-        return {"job": content.get("job", ""), "workers": workers}
 
     def _read_runs(self, workers: list[dict[str, Any]], views: Mapping[str, View]) -> list[RunFacts]:
         """Returns the runs; `workers` are those of a job that is running, `views` what its runs see now."""
@@ -287,13 +276,11 @@ class JobReader:
         steps = self._steps[run_id]
         try:
             steps.refresh()
-            history.evaluations.refresh()
-            report, history.no_difference = read_discarded(run_dir), read_notice(run_dir)
-            history.mismatch_jump = read_jump(self._directory, run_id)
+            history.shipped = steps.lines
+            history.read_notices()
         except (OSError, UntrustedFileError) as error:
-            history.unreadable, report = str(error), {}
-        history.shipped = steps.lines
-        history.discarded = report if report.get("step") == history.step else {}
+            history.shipped = steps.lines
+            history.unreadable = str(error)
         trained = self._trained.runs.get(run_id) if self._trained is not None else None
         history.trained = self._trained_steps(run_id, trained)
         is_guest = self._own is not None and not is_own
@@ -332,10 +319,8 @@ class JobReader:
 _EXCLUSIONS = {"evicted": "evicted.txt", "refused": "config_validation_error.txt"}
 
 
-def _is_worker(worker: object) -> bool:
+def _is_worker(worker: Mapping[str, Any]) -> bool:
     """Whether these are a worker's fields, as far as they are shown."""
-    if not isinstance(worker, Mapping):
-        return False
     texts = ("name", "state", "status", "trouble", "last_death")
     is_pid = worker.get("pid") is None or type(worker["pid"]) is int
     numbers = all(type(worker.get(name)) in (int, float) for name in ("since", "restarts"))

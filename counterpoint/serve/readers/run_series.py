@@ -16,10 +16,10 @@ from typing import Literal
 
 import numpy as np
 
+from counterpoint.job.inspection.evaluations import result_in
 from counterpoint.job.inspection.history import RATE_STEPS
 from counterpoint.job.inspection.metrics_lines import Line, step_of
 from counterpoint.job.inspection.trained_lines import TrainedLines
-from counterpoint.job.tracking.feed import result_of
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS
 from counterpoint.serve.readers.downsample import Curve, Floats, downsample
@@ -216,7 +216,7 @@ class RunSeries:
 
     def _add_result(self, raw: bytes) -> None:
         """Adds the metrics of one result of an evaluation."""
-        result = result_of(self.shipped.run_id, raw)
+        result = result_in(raw)
         if result is None or (len(self._evaluated) >= MOST_EVALUATIONS and result.name not in self._evaluated):
             return
         table = self._evaluated.setdefault(result.name, StepTable(self.shipped.run_id, self.shipped.names))

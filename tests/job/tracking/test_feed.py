@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from counterpoint.job.tracking.feed import Feed, result_of
+from counterpoint.job.tracking.feed import Feed
 from counterpoint.transport.files.appended_lines import Line
 from counterpoint.transport.files.place import Place
 
@@ -120,12 +120,11 @@ def test_the_result_of_an_evaluation_comes_after_the_row_of_its_step() -> None:
         "time": 1.0,
         "metrics": {"r": {"value": 0.5, "low": None, "high": 0.6}, "x": 3},
     }
-    result = result_of("a", orjson.dumps(line))
-    assert result is not None
-    assert result.values == {"evaluation/e/r": 0.5, "evaluation/e/r/high": 0.6}
     feed = Feed("a", last=1)
     feed.add_result(Line(Place(), orjson.dumps(line)))
     assert list(feed.due_results(over=False)) == []
     feed.last = 2
-    assert list(feed.due_results(over=False)) == [result]
+    (result,) = feed.due_results(over=False)
+    assert (result.run_id, result.name, result.step) == ("a", "e", 2)
+    assert result.values == {"evaluation/e/r": 0.5, "evaluation/e/r/high": 0.6}
     assert list(feed.due_results(over=True)) == []

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import counterpoint
 from counterpoint.job.inspection import trained_lines as trained_lines_module
+from counterpoint.job.inspection.evaluations import Evaluations, result_in
 from counterpoint.job.inspection.history import History
 from counterpoint.serve.readers.downsample import downsample, rounded
 from counterpoint.serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
@@ -255,3 +257,20 @@ def test_a_metric_of_the_trainer_is_found_beside_those_of_the_orchestrator(tmp_p
     write_lines(tmp_path / "trainer" / "metrics.jsonl", [{"run_id": "test", **line} for line in trained_lines(shipped)])
     assert [x for x, _ in curve(tmp_path, "grad_norm")] == [1, 2]
     assert curve(tmp_path, "no/such/metric") == []
+
+
+def test_a_result_without_a_completed_rollout_has_no_number_for_any_reader(tmp_path: Path) -> None:
+    """An older version wrote 0 as its pass@k. The curve and the frame had that 0, and `status` said that it failed."""
+    run = tmp_path / "run_test"
+    result = {"evaluation": "held", "step": 5, "time": 1.0, "metrics": {"pass@1": {"value": 0.0}}}
+    result |= {"rollouts/completed": 0, "rollouts/failed": 8}
+    write_lines(run / "metrics.jsonl", [shipped_line(5, 1.0)])
+    write_lines(run / "evaluations.jsonl", [result])
+    evaluations = Evaluations(run)
+    evaluations.refresh()
+    assert "failed" in str(evaluations.newest["held"])
+    assert curve(tmp_path, "evaluation/held/pass@1") == []
+    assert counterpoint.read(tmp_path).evaluations().empty
+    found = result_in(orjson.dumps(result))
+    assert found is not None
+    assert found.values == {}, "what sinks get"

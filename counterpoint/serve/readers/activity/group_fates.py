@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.job.inspection.why import new_decisions
 from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision
 from counterpoint.serve.readers.activity.span_files import NEWEST_BYTES
 from counterpoint.transport.files.rotated_lines import RotatedReader
-from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
+from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.printable import clipped
 
 MAX_STEPS = 2_000
@@ -88,10 +89,8 @@ class GroupFates:
     def update(self) -> None:
         """Reads what was decided since the last call; nothing, while a file is there that cannot be read."""
         with suppress(OSError, UntrustedFileError):
-            for _, block in self._reader.new_blocks():
-                for raw in block.splitlines():
-                    if (line := object_in(raw)) is not None:
-                        self._take(line)
+            for line in new_decisions(self._reader):
+                self._take(line)
 
     @property
     def in_flight(self) -> int:
