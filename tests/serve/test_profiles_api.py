@@ -45,19 +45,24 @@ def content_of(*stacks: tuple[list[Any], Any]) -> dict[str, Any]:
     return {"shared": {"frames": [{"name": name} for name in names]}, "profiles": [sampled]}
 
 
+def whole(seconds: float) -> int:
+    """The microseconds of a frame."""
+    return round(seconds * 1e6)
+
+
 @settings(max_examples=60)
 @given(stacks=STACKS, most=st.integers(0, 30))
 def test_shares_add_up(stacks: list[tuple[list[str], int]], most: int) -> None:
     frames = merged(stacks, most)
-    assert frames[0].microseconds == sum(microseconds for _, microseconds in stacks)
-    assert sum(not frame.is_other for frame in frames) <= most + 1
+    assert whole(frames[0].seconds) == sum(microseconds for _, microseconds in stacks)
+    assert sum(not frame.other for frame in frames) <= most + 1
     for place, frame in enumerate(frames):
         assert frame.parent < place
         below = [each for each in frames if each.parent == place]
-        assert frame.microseconds == frame.own + sum(each.microseconds for each in below)
+        assert whole(frame.seconds) == whole(frame.own) + sum(whole(each.seconds) for each in below)
         assert frame.own >= 0
-        assert len({(each.name, each.is_other) for each in below}) == len(below)
-        assert sum(each.is_other for each in below) <= 1
+        assert len({(each.function, each.other) for each in below}) == len(below)
+        assert sum(each.other for each in below) <= 1
 
 
 @settings(max_examples=60)
@@ -66,8 +71,8 @@ def test_every_stack_is_found_again(stacks: list[tuple[list[str], int]]) -> None
     paths: list[tuple[str, ...]] = []
     found: Counter[tuple[str, ...]] = Counter()
     for frame in merged(stacks):
-        paths.append((*paths[frame.parent], frame.name) if frame.parent >= 0 else ())
-        found[paths[-1]] += frame.own
+        paths.append((*paths[frame.parent], frame.function) if frame.parent >= 0 else ())
+        found[paths[-1]] += whole(frame.own)
     wanted: Counter[tuple[str, ...]] = Counter()
     for stack, microseconds in stacks:
         wanted[tuple(stack)] += microseconds
@@ -77,8 +82,8 @@ def test_every_stack_is_found_again(stacks: list[tuple[list[str], int]]) -> None
 def test_what_is_deep_or_small_counts_as_left_out() -> None:
     frames = merged([(["deep"] * (MAX_DEPTH + 50), 10**9), (["small"], int(10**9 * LEAST_SHARE / 2))])
     assert len(frames) == MAX_DEPTH + 3
-    others = [frame for frame in frames if frame.is_other]
-    assert sorted(frame.microseconds for frame in others) == [int(10**9 * LEAST_SHARE / 2), 10**9]
+    others = [frame for frame in frames if frame.other]
+    assert sorted(whole(frame.seconds) for frame in others) == [int(10**9 * LEAST_SHARE / 2), 10**9]
 
 
 @pytest.mark.parametrize(

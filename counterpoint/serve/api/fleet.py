@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from counterpoint.job.inspection import fleet
-from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.job.inspection.rollout_records import finite_number, whole_number
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.view import name_of as shown
@@ -176,16 +176,16 @@ def _server(server: fleet.Server) -> FleetServer:
         url=shown(server.url),
         state=server.state,
         reason=shown(server.reason),
-        **{name: _whole(server.total(name)) for name in ("in_flight", "limit", "requests", "failures")},
+        **{name: whole_number(server.total(name)) for name in ("in_flight", "limit", "requests", "failures")},
         **{name: server.total(name) for name in ("requests_per_second", "tokens_per_second")},
-        **{name: _whole(server.most(name)) for name in ("outages", "restarts")},
+        **{name: whole_number(server.most(name)) for name in ("outages", "restarts")},
         cache_hit_share=server.cache_hit_share(),
         last_outage=Outage(time=finite_number(outage.get("time")), reason=shown(outage.get("reason")))
         if isinstance(outage, dict)
         else None,
         engine=EngineLoad(
             cache_use=finite_number(engine.get("cache_use")),
-            **{name: _whole(engine.get(name)) for name in ("running", "waiting", "preemptions")},
+            **{name: whole_number(engine.get(name)) for name in ("running", "waiting", "preemptions")},
         )
         if isinstance(engine, dict)
         else None,
@@ -194,7 +194,7 @@ def _server(server: fleet.Server) -> FleetServer:
                 run=shown(run),
                 state=shown(view.get("state")),
                 reason=shown(view.get("reason")),
-                **{name: _whole(view.get(name)) for name in ("version", "in_flight", "limit")},
+                **{name: whole_number(view.get(name)) for name in ("version", "in_flight", "limit")},
             )
             for run, _, view in server.views
         ],
@@ -205,7 +205,7 @@ def _trainer(content: Mapping[str, Any]) -> FleetTrainer:
     return FleetTrainer(
         time=finite_number(content.get("time")),
         ended=content.get("ended") is True,
-        slots=_whole(content.get("slots")),
+        slots=whole_number(content.get("slots")),
         runs=[
             FleetRun(
                 run=shown(run.get("run")),
@@ -213,7 +213,7 @@ def _trainer(content: Mapping[str, Any]) -> FleetTrainer:
                 reason=shown(run.get("reason")),
                 connected=run.get("connected") is True,
                 **{
-                    name: _whole(run.get(name))
+                    name: whole_number(run.get(name))
                     for name in ("slot", "step", "steps", "durable_step", "open_step", "batches_waiting")
                 },
             )
@@ -222,13 +222,8 @@ def _trainer(content: Mapping[str, Any]) -> FleetTrainer:
     )
 
 
-def _whole(value: object) -> int | None:
-    number = finite_number(value)
-    return None if number is None or abs(number) > 2**53 else int(number)
-
-
 def _sum(values: Any) -> int | None:
-    found = [number for value in values if (number := _whole(value)) is not None]
+    found = [number for value in values if (number := whole_number(value)) is not None]
     return sum(found) if found else None
 
 

@@ -15,18 +15,16 @@ from counterpoint.orchestrator.rollouts.failures import kind_of
 from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     RUN,
-    IndexProgress,
     RunParameters,
     Step,
     job_of,
-    progress_of,
 )
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.activity.group_fates import GroupFate, GroupFates, StepFates
 from counterpoint.serve.readers.rollouts.line_index import Row
-from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
 from counterpoint.serve.readers.rollouts.view import name_of as shown
 from counterpoint.transport.config import Config
 
@@ -190,7 +188,7 @@ def show_groups(jobs: Jobs, given: GroupsParameters) -> StepGroupsAnswer:
         causes=_counts(sum(causes.values(), Counter())),
         causes_of=len(records),
         causes_among=len(untrained),
-        progress=progress_of(progress),
+        progress=progress,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from counterpoint.serve.endpoint import Endpoint, NotFound, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.profiles import Frame, list_profiles, place_of, read_profile
+from counterpoint.serve.readers.profiles import ListedProfile, ProfiledFrame, list_profiles, read_profile
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.printable import printable
@@ -28,41 +28,11 @@ class ProfileParameters(ProfilesParameters):
     """The name of the profile."""
 
 
-class ListedProfile(Config):
-    """A profile that was taken."""
-
-    name: str
-    """Names it within the run."""
-    time: float
-    """The time when it was written, in Unix seconds."""
-    size: int
-    """Bytes of its file."""
-
-
 class Profiles(Config):
     """The profiles of a run."""
 
     profiles: list[ListedProfile]
     """The profiles, the newest first."""
-
-
-class ProfiledFrame(Config):
-    """A frame below its callers, merged from all stacks that begin with the same frames."""
-
-    parent: int
-    """The caller's place in the list; -1 for the whole."""
-    function: str
-    """Its qualified name; empty for the whole and for what is left out."""
-    file: str
-    """Its file; empty if it has none."""
-    line: int
-    """The line that it was at; 0 if not known."""
-    seconds: float
-    """The seconds in it and in what it called."""
-    own: float
-    """The part of these in itself."""
-    other: bool
-    """Whether it stands for all that its caller called and that is left out."""
 
 
 class ProfileTree(Config):
@@ -81,8 +51,7 @@ class ProfileTree(Config):
 @reads("/jobs/{job}/runs/{run}/profiles", "Lists the profiles of a run's event loop.")
 def profiles(jobs: Jobs, parameters: ProfilesParameters) -> Profiles:
     """Answers `GET /jobs/{job}/runs/{run}/profiles`."""
-    found = list_profiles(jobs.get(parameters.job).run_directory(parameters.run))
-    return Profiles(profiles=[ListedProfile(name=each.name, time=each.time, size=each.size) for each in found])
+    return Profiles(profiles=list_profiles(jobs.get(parameters.job).run_directory(parameters.run)))
 
 
 @reads(
@@ -93,7 +62,7 @@ def profiles(jobs: Jobs, parameters: ProfilesParameters) -> Profiles:
 def profile(jobs: Jobs, parameters: ProfileParameters) -> ProfileTree:
     """Answers `GET /jobs/{job}/runs/{run}/profiles/{profile}`."""
     run_dir = jobs.get(parameters.job).run_directory(parameters.run)
-    frames: list[Frame] = []
+    frames: list[ProfiledFrame] = []
     unreadable = ""
     try:
         frames = read_profile(run_dir, parameters.profile)
@@ -108,22 +77,9 @@ def profile(jobs: Jobs, parameters: ProfileParameters) -> ProfileTree:
         unreadable = printable(str(error)[:2000])
     return ProfileTree(
         name=parameters.profile,
-        seconds=frames[0].microseconds / 1e6 if frames else 0.0,
-        frames=[_shown(frame) for frame in frames],
+        seconds=frames[0].seconds if frames else 0.0,
+        frames=frames,
         unreadable=unreadable,
-    )
-
-
-def _shown(frame: Frame) -> ProfiledFrame:
-    function, file, line = place_of(frame.name)
-    return ProfiledFrame(
-        parent=frame.parent,
-        function=function,
-        file=file,
-        line=line,
-        seconds=frame.microseconds / 1e6,
-        own=frame.own / 1e6,
-        other=frame.is_other,
     )
 
 

@@ -11,7 +11,7 @@ from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
 from counterpoint.serve.readers.rollouts.line_index import Outcome
 from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter
-from counterpoint.serve.readers.rollouts.step_indexes import Progress, StepIndexes, listed_steps, moment
+from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, listed_steps, moment
 from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import clipped, printable
@@ -66,23 +66,6 @@ class OneRollout(RunParameters):
     """The step of the rollout."""
     number: Number
     """Its line in the step's file, from 0."""
-
-
-class IndexProgress(Config):
-    """How much of the steps is indexed. A list of what is not all indexed is not all of it: ask again."""
-
-    is_complete: bool
-    """Whether all steps are indexed."""
-    steps: int
-    """Steps to be indexed."""
-    indexed: int
-    """How many of these are done."""
-    read_bytes: int
-    """Bytes that are indexed."""
-    bytes: int
-    """Bytes of the files that were begun."""
-    problems: list[str]
-    """Files that cannot be listed in full, and why."""
 
 
 class RolloutEntry(Config):
@@ -174,16 +157,4 @@ def entry_of(placed: Placed, record: RolloutRecord | None) -> RolloutEntry:
         servers=sorted({name_of(turn.get("server")) for turn in turns} - {""})[:4],
         answer=printable(answer[:BEGINNING]) if isinstance(answer, str) else "",
         beginning=printable(completion[:BEGINNING]) if isinstance(completion, str) else "",
-    )
-
-
-def progress_of(progress: Progress) -> IndexProgress:
-    """Returns the progress as it is answered."""
-    return IndexProgress(
-        is_complete=progress.is_complete,
-        steps=len(progress.steps),
-        indexed=progress.indexed,
-        read_bytes=progress.read_bytes,
-        bytes=progress.bytes,
-        problems=list(progress.problems),
     )

@@ -12,21 +12,19 @@ from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     RUN,
     Filtered,
-    IndexProgress,
     Name,
     RolloutEntry,
     RunParameters,
     Step,
     entry_of,
     job_of,
-    progress_of,
 )
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import Row
 from counterpoint.serve.readers.rollouts.search import Place, search
 from counterpoint.serve.readers.rollouts.selection import Placed
-from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
 from counterpoint.transport.config import Config
 
 SEARCH_SECONDS = 2.0
@@ -189,7 +187,7 @@ def show_example(jobs: Jobs, given: ExampleParameters) -> ExampleAnswer:
         progress = indexes.index(given.run, steps, moment(INDEX_SECONDS))
         placed = list(indexes.attempts(given.run, steps, given.environment, given.example_index))
     by_step, left_out = attempts_by_step(placed)
-    return ExampleAnswer(by_step=by_step, left_out=left_out, progress=progress_of(progress))
+    return ExampleAnswer(by_step=by_step, left_out=left_out, progress=progress)
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (search_rollouts, show_example)

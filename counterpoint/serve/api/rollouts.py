@@ -11,21 +11,19 @@ from counterpoint.serve.api.rollout_entries import (
     ROLLOUT,
     RUN,
     Filtered,
-    IndexProgress,
     OneRollout,
     RolloutEntry,
     Step,
     entry_of,
     job_of,
     line_of,
-    progress_of,
 )
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import record_in
-from counterpoint.serve.readers.rollouts.selection import Sort
-from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, listed_steps, moment
+from counterpoint.serve.readers.rollouts.selection import Bars, Sort
+from counterpoint.serve.readers.rollouts.step_indexes import IndexProgress, StepIndexes, listed_steps, moment
 from counterpoint.serve.readers.rollouts.view import Parts, Text, parts_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
@@ -52,15 +50,6 @@ class ListParameters(Filtered):
     """Rollouts to pass over."""
     limit: int = Field(default=50, ge=1, le=100)
     """Most rollouts that are returned."""
-
-
-class Bars(Config):
-    """A histogram; empty without values."""
-
-    edges: list[float]
-    """The beginning of each bar, and the end of the last."""
-    counts: list[int]
-    """How many rollouts are in each."""
 
 
 class RolloutList(Config):
@@ -105,10 +94,10 @@ def list_rollouts(jobs: Jobs, given: ListParameters) -> RolloutList:
         of=found.of,
         environments=sorted(found.environments)[:200],
         players=sorted(found.players)[:200],
-        rewards=Bars(edges=found.rewards.edges, counts=found.rewards.counts),
-        lengths=Bars(edges=found.lengths.edges, counts=found.lengths.counts),
+        rewards=found.rewards,
+        lengths=found.lengths,
         rollouts=[entry_of(placed, record) for placed, record in zip(found.part, records, strict=True)],
-        progress=progress_of(progress),
+        progress=progress,
     )
 
 

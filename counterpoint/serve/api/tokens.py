@@ -12,8 +12,7 @@ from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.rollouts.line_index import record_in
 from counterpoint.serve.readers.rollouts.step_indexes import moment
-from counterpoint.serve.readers.rollouts.tokens import turn_tokens
-from counterpoint.transport.config import Config
+from counterpoint.serve.readers.rollouts.tokens import TokensAnswer, turn_tokens
 
 TOKENS_SECONDS = 3.0
 
@@ -29,33 +28,6 @@ class TokensParameters(OneRollout):
     """Most tokens that are returned."""
 
 
-class TokensAnswer(Config):
-    """The tokens of one completion, as columns of equal length."""
-
-    positions: list[int]
-    """The positions in the completion, from 0."""
-    token_ids: list[int]
-    """The ids in the model's vocabulary."""
-    texts: list[str]
-    """A character of several tokens is in the last of them; the others are empty."""
-    log_probabilities: list[float | None]
-    """Log-probabilities at inference, when they were sampled."""
-    trainer: list[float | None]
-    """Log-probabilities at the trainer; all None where it is not known."""
-    trained: list[bool]
-    """Whether it may be trained: its environment has not left it out."""
-    total: int
-    """Tokens of the completion."""
-    recorded: int
-    """How many of these were recorded."""
-    missing: str
-    """Why there are no tokens; empty if there are."""
-    no_text: str
-    """Why the texts are numbers; empty if they are not."""
-    no_trainer: str
-    """Why the trainer's log-probabilities are not known; empty if they are."""
-
-
 @reads(f"{ROLLOUT}/turns/{{turn}}/tokens", "Shows a turn's tokens.", reads_records=True)
 def show_tokens(jobs: Jobs, given: TokensParameters) -> TokensAnswer:
     """Answers single tokens."""
@@ -64,7 +36,7 @@ def show_tokens(jobs: Jobs, given: TokensParameters) -> TokensAnswer:
     if record is None:
         raise NotFound("this line of the step's file is no record", where="number", value=str(given.number))
     directory = jobs.get(given.job).directory
-    found = turn_tokens(
+    return turn_tokens(
         directory,
         given.run,
         given.step,
@@ -74,19 +46,6 @@ def show_tokens(jobs: Jobs, given: TokensParameters) -> TokensAnswer:
         given.begin,
         given.most,
         moment(TOKENS_SECONDS),
-    )
-    return TokensAnswer(
-        positions=[token.position for token in found.tokens],
-        token_ids=[token.token_id for token in found.tokens],
-        texts=[token.text for token in found.tokens],
-        log_probabilities=[token.log_probability for token in found.tokens],
-        trainer=[token.trainer for token in found.tokens],
-        trained=[token.is_trained for token in found.tokens],
-        total=found.total,
-        recorded=found.recorded,
-        missing=found.missing,
-        no_text=found.no_text,
-        no_trainer=found.no_trainer,
     )
 
 

@@ -10,13 +10,16 @@ import os
 import re
 import time
 from array import array
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from counterpoint.job.inspection.rollout_records import finite_number
 from counterpoint.serve.readers.rollouts.line_index import shown_name
-from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.serve.readers.rollouts.view import shown_value
+from counterpoint.transport.config import IDENTIFIER_PATTERN, Config
 from counterpoint.transport.exact_json import JsonError, loads
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, read_bytes, read_json, read_toml
@@ -44,57 +47,99 @@ MOST_POINTS = 1_000
 """Points of one trial that are kept: beyond, every second one is dropped, and so on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One trial took over another's state."""
+class Values(Config):
+    """The values of a trial from one iteration on, by the order of `parameters`."""
 
-    trial: str
-    source: str
     iteration: int
-    """The trial's iteration when it did."""
-    source_iteration: int
-    """The iteration of the source's checkpoint."""
-    config: dict[str, Any]
-    """The configuration with which the trial went on; empty if it is not known."""
+    """The first result with them is the next one."""
+    texts: list[str]
+    """Each as text; empty where there is none."""
+    numbers: list[float | None]
+    """Each as a number; None where it is none."""
 
 
-@dataclass(slots=True)
-class TrialState:
+class TrialEntry(Config):
     """One trial."""
 
     trial_id: str
+    """Unique in its experiment."""
     status: str
-    first_values: dict[str, Any]
-    """What the search chose, by flat name."""
-    values: dict[str, Any]
-    """What it has now."""
+    """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
+    values: list[Values]
+    """Its values over time, oldest first; a further entry for each copy."""
     iteration: int
+    """Results that it has reported."""
     score: float | None
+    """The metric of its last result."""
     seconds: float | None
+    """How long it has trained."""
     failures: int
+    """How often it has failed."""
     error: str
+    """Its last error in one line, of a traceback what was raised; empty without one."""
     copied_from: str
-    results: TrialResults | None = None
+    """The trial that it took over last; empty if it took over none."""
+    iterations: list[int]
+    """The iterations of its results, thinned out to at most 1,000."""
+    scores: list[float]
+    """The metric of each."""
 
 
-@dataclass(slots=True)
-class Population:
-    """An experiment as it was at one moment."""
+class CopyEntry(Config):
+    """One trial took over another's state."""
+
+    trial: str
+    """The trial that did."""
+    source: str
+    """The trial whose state it took."""
+    iteration: int
+    """The trial's iteration at that time."""
+    source_iteration: int
+    """The iteration of the state that it took."""
+
+
+class StatusCount(Config):
+    """How many trials have one state."""
+
+    status: str
+    """The state of the trials."""
+    count: int
+    """The number of trials in it."""
+
+
+class PopulationAnswer(Config):
+    """An experiment."""
 
     name: str
+    """The name of the experiment."""
     metric: str
+    """The metric by which its trials are compared."""
     mode: str
-    written: float | None = None
-    """The time when its state was written, in seconds since 1970; None before the first time."""
-    parameters: list[str] = field(default_factory=list)
+    """`max` or `min`: whether more of it is better."""
+    written: float | None
+    """The time when its state was written, in seconds since 1970; None if it has not begun."""
+    counts: list[StatusCount]
+    """All trials by state."""
+    parameters: list[str]
     """The names of what differs between trials."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """The number of trials in each state."""
-    trials: list[TrialState] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    is_complete: bool = True
-    """Whether all results were read; a later call goes on."""
+    best: str
+    """The trial with the best last result; empty before the first."""
+    trials: list[TrialEntry]
+    """The newest 500 trials."""
+    copies: list[CopyEntry]
+    """Which trial took over which, oldest first."""
+    is_complete: bool
+    """Whether all results were read; if not, ask again."""
+    problems: list[str]
+    """What cannot be read, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy, and the configuration with which the trial went on; empty if that is not known."""
+
+    entry: CopyEntry
+    config: dict[str, Any]
 
 
 def is_experiment(directory: Path) -> bool:
@@ -110,44 +155,68 @@ class PopulationReader:
         self._results: dict[str, TrialResults] = {}
         self._state: tuple[tuple[int, ...], dict[str, Any]] | None = None
 
-    def read(self, until: float) -> Population:
+    def read(self, until: float) -> PopulationAnswer:
         """Reads what is new, until the moment `until` of `time.monotonic`."""
         state: dict[str, Any] = {}
-        written, problems = None, []
+        written, problems = None, list[str]()
         try:
             state, written = self._read_state()
         except FileNotFoundError:
             pass  # it has not begun
         except (OSError, UntrustedFileError) as error:
             problems.append(f"{STATE_FILE} cannot be read: {_short(error)}")
-        population = self._named(_dict(state.get("runner")))
-        population.written = written
-        population.problems += problems
+        name, metric, mode, unreadable = self._named(_dict(state.get("runner")))
+        problems[:0] = unreadable
         fields = [trial for trial in _list(state.get("trials")) if _is_trial(trial)]
-        for trial in fields:
-            status = shown_name(trial["status"])
-            population.counts[status] = population.counts.get(status, 0) + 1
+        counts = Counter(shown_name(trial["status"]) for trial in fields)
         shown = fields[-MOST_TRIALS:]
-        names = {str(name) for trial in shown for name in _dict(trial.get("evaluated_params"))}
-        population.parameters = sorted(names)[:MOST_PARAMETERS]
-        population.copies = self._copies(fields, population)
-        population.trials = [self._trial(trial, population) for trial in shown]
-        self._follow(population, until)
-        return population
+        parameters = sorted({str(name) for trial in shown for name in _dict(trial.get("evaluated_params"))})
+        copies = self._copies(fields, problems)
+        known = self._results
+        self._results = {}
+        is_complete = True
+        trials = []
+        for trial in shown:
+            directory = self._directory_of(trial)
+            results = None
+            if directory is not None:
+                key = f"{metric}\n{directory.name}"
+                results = self._results[key] = known.get(key) or TrialResults(directory, metric)
+                try:
+                    results.advance(until)
+                except (OSError, UntrustedFileError) as error:
+                    problems.append(f"the results of {trial['trial_id']} cannot be read: {_short(error)}")
+                else:
+                    is_complete &= results.is_complete
+            trials.append(_entry(trial, parameters[:MOST_PARAMETERS], metric, copies, directory, results))
+        return PopulationAnswer(
+            name=printable(name[:200]),
+            metric=printable(metric[:200]),
+            mode=mode,
+            written=written,
+            counts=[StatusCount(status=status, count=count) for status, count in sorted(counts.items())][:20],
+            parameters=[printable(name[:200]) for name in parameters[:MOST_PARAMETERS]],
+            best=_best(trials, mode),
+            trials=trials,
+            copies=[copy.entry for copy in copies],
+            is_complete=is_complete,
+            problems=problems[:20],
+        )
 
-    def _named(self, runner: dict[str, Any]) -> Population:
-        """Returns it without trials: by its file if it has one, else by its state."""
+    def _named(self, runner: dict[str, Any]) -> tuple[str, str, str, list[str]]:
+        """Returns name, metric and mode, by its file if it has one, else by its state; and what cannot be read."""
         try:
             given = read_toml(self._directory / FILE, 2**20)
         except FileNotFoundError:
             given = {}
         except (OSError, UntrustedFileError) as error:
-            return Population(self._directory.name, DEFAULT_METRIC, "max", problems=[f"{FILE}: {_short(error)}"])
+            return self._directory.name, DEFAULT_METRIC, "max", [f"{FILE}: {_short(error)}"]
         name, metric, mode = (given.get(key) or runner.get(key) for key in ("name", "metric", "mode"))
-        return Population(
+        return (
             name if isinstance(name, str) else self._directory.name,
             metric if isinstance(metric, str) else DEFAULT_METRIC,
             "min" if mode == "min" else "max",
+            [],
         )
 
     def _read_state(self) -> tuple[dict[str, Any], float]:
@@ -159,55 +228,13 @@ class PopulationReader:
             self._state = identity, read_json(path, MAX_STATE_BYTES)
         return self._state[1], found.st_mtime
 
-    def _trial(self, fields: dict[str, Any], population: Population) -> TrialState:
-        trial_id, last = fields["trial_id"], _dict(fields.get("last_result"))
-        first, config = _dict(fields.get("evaluated_params")), _dict(fields.get("config"))
-        copies = [copy for copy in population.copies if copy.trial == trial_id]
-        directory = self._directory_of(fields)
-        if not copies and directory is not None and (note := read_note(directory)) is not None:
-            population.copies.append(Copy(trial_id, str(note.source), note.iteration, note.iteration, {}))
-            copies = population.copies[-1:]
-        return TrialState(
-            trial_id=trial_id,
-            status=shown_name(fields["status"]),
-            first_values={name: first.get(name) for name in population.parameters},
-            values={name: lookup(config, name) for name in population.parameters},
-            iteration=_whole(last.get(TRAINING_ITERATION)),
-            score=finite_number(lookup(last, population.metric)),
-            seconds=finite_number(last.get(TIME_TOTAL_S)),
-            failures=_whole(fields.get("num_failures")),
-            error=printable(in_one_line(str(fields.get("error_msg") or ""))[:500]),
-            copied_from=copies[-1].source if copies else "",
-            results=self._results_of(trial_id, directory, population.metric),
-        )
-
     def _directory_of(self, fields: dict[str, Any]) -> Path | None:
         """Returns a trial's directory: by its name below the experiment's, which may have been moved; None for a link."""
         name = Path(str(fields.get("logdir", ""))).name
         directory = self._directory / name
         return directory if name and not directory.is_symlink() and directory.is_dir() else None
 
-    def _results_of(self, trial_id: str, directory: Path | None, metric: str) -> TrialResults | None:
-        if directory is None:
-            return None
-        key = f"{metric}\n{directory.name}"
-        if key not in self._results:
-            self._results[key] = TrialResults(directory, metric)
-        return self._results[key]
-
-    def _follow(self, population: Population, until: float) -> None:
-        used = {id(trial.results) for trial in population.trials}
-        self._results = {key: results for key, results in self._results.items() if id(results) in used}
-        for trial in population.trials:
-            if trial.results is not None:
-                try:
-                    trial.results.advance(until)
-                except (OSError, UntrustedFileError) as error:
-                    population.problems.append(f"the results of {trial.trial_id} cannot be read: {_short(error)}")
-                else:
-                    population.is_complete &= trial.results.is_complete
-
-    def _copies(self, trials: list[dict[str, Any]], population: Population) -> list[Copy]:
+    def _copies(self, trials: list[dict[str, Any]], problems: list[str]) -> list[_Copy]:
         """Reads the copies in the log of the population, whose rows name trials by the tags with which they joined."""
         ids = {
             str(trial.get("experiment_tag") or trial["trial_id"]).partition("@")[0]: trial["trial_id"]
@@ -218,13 +245,68 @@ class PopulationReader:
         except FileNotFoundError:
             return []
         except (OSError, UntrustedFileError) as error:
-            population.problems.append(f"{COPIES_FILE} cannot be read: {_short(error)}")
+            problems.append(f"{COPIES_FILE} cannot be read: {_short(error)}")
             return []
-        copies = [copy for line in data.splitlines()[-MOST_COPIES:] if (copy := _copy(line, ids)) is not None]
-        return copies
+        return [copy for line in data.splitlines()[-MOST_COPIES:] if (copy := _copy(line, ids)) is not None]
 
 
-def _copy(line: bytes, ids: dict[str, str]) -> Copy | None:
+def _entry(
+    fields: dict[str, Any],
+    parameters: Sequence[str],
+    metric: str,
+    copies: list[_Copy],
+    directory: Path | None,
+    results: TrialResults | None,
+) -> TrialEntry:
+    """Returns a trial. Adds to `copies` the one of which only its own directory tells."""
+    trial_id, last = fields["trial_id"], _dict(fields.get("last_result"))
+    first, config = _dict(fields.get("evaluated_params")), _dict(fields.get("config"))
+    own = [copy for copy in copies if copy.entry.trial == trial_id]
+    if not own and directory is not None and (note := read_note(directory)) is not None:
+        own = [_copied(trial_id, str(note.source), note.iteration, note.iteration, {})]
+        copies += own
+    values = [_values(0, [first.get(name) for name in parameters])]
+    values += [
+        _values(copy.entry.iteration, [lookup(copy.config, name) for name in parameters]) for copy in own if copy.config
+    ]
+    iteration = _whole(last.get(TRAINING_ITERATION))
+    now = _values(iteration, [lookup(config, name) for name in parameters])
+    if now.texts != values[-1].texts and len(values) == 1:
+        values.append(now)
+    return TrialEntry(
+        trial_id=trial_id,
+        status=shown_name(fields["status"]),
+        values=values,
+        iteration=iteration,
+        score=finite_number(lookup(last, metric)),
+        seconds=finite_number(last.get(TIME_TOTAL_S)),
+        failures=_whole(fields.get("num_failures")),
+        error=printable(in_one_line(str(fields.get("error_msg") or ""))[:500]),
+        copied_from=own[-1].entry.source if own else "",
+        iterations=[] if results is None else results.iterations.tolist(),
+        scores=[] if results is None else results.scores.tolist(),
+    )
+
+
+def _best(trials: Sequence[TrialEntry], mode: str) -> str:
+    sign = -1.0 if mode == "min" else 1.0
+    scored = [(sign * trial.score, trial.trial_id) for trial in trials if trial.score is not None]
+    return max(scored, key=lambda one: one[0])[1] if scored else ""
+
+
+def _values(iteration: int, values: Sequence[Any]) -> Values:
+    numbers = [None if isinstance(value, bool) else finite_number(value) for value in values]
+    texts = ["" if value is None else shown_value(value, 100, indented=False) for value in values]
+    return Values(iteration=iteration, texts=texts, numbers=numbers)
+
+
+def _copied(trial: str, source: str, iteration: int, source_iteration: int, config: dict[str, Any]) -> _Copy:
+    source = printable(source[:64])
+    entry = CopyEntry(trial=trial, source=source, iteration=iteration, source_iteration=source_iteration)
+    return _Copy(entry, config)
+
+
+def _copy(line: bytes, ids: dict[str, str]) -> _Copy | None:
     try:
         row = loads(line)
     except JsonError:
@@ -233,7 +315,7 @@ def _copy(line: bytes, ids: dict[str, str]) -> Copy | None:
         case [str(tag), str(source), int(iteration), int(source_iteration), dict(), dict(config)]:
             known = [ids.get(name.partition("@")[0]) for name in (tag, source)]
             if known[0] is not None and known[1] is not None:
-                return Copy(known[0], known[1], iteration, source_iteration, config)
+                return _copied(known[0], known[1], iteration, source_iteration, config)
     return None
 
 

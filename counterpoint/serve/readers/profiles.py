@@ -16,10 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from counterpoint.job.directory import is_directory
 from counterpoint.job.inspection.metrics_lines import is_number
 from counterpoint.orchestrator.steering import PROFILES
 from counterpoint.run.loop_health.profile import MAX_DEPTH, MAX_STACKS, SPEEDSCOPE
-from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.config import IDENTIFIER_PATTERN, Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.printable import printable
 
@@ -48,30 +49,33 @@ MAX_NAME = 200
 """Characters of a function's name, and of a file's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One profile."""
+class ListedProfile(Config):
+    """A profile that was taken."""
 
     name: str
+    """Names it within the run."""
     time: float
     """The time when it was written, in Unix seconds."""
     size: int
-    """Its size in bytes."""
+    """Bytes of its file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class ProfiledFrame(Config):
     """A frame below its callers, merged from all stacks that begin with the same frames."""
 
     parent: int
-    """The caller's place in the list, -1 for the whole."""
-    name: str
-    """The name as in the file; empty for the whole and for what is left out."""
-    microseconds: int
-    """The microseconds in it and in what it called."""
-    own: int
-    """How many of these are in itself."""
-    is_other: bool = False
+    """The caller's place in the list; -1 for the whole."""
+    function: str
+    """Its qualified name; empty for the whole and for what is left out."""
+    file: str
+    """Its file; empty if it has none."""
+    line: int
+    """The line that it was at; 0 if not known."""
+    seconds: float
+    """The seconds in it and in what it called."""
+    own: float
+    """The part of these in itself."""
+    other: bool
     """Whether it stands for all that its caller called and that is left out."""
 
 
@@ -83,10 +87,10 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
 
 
-def list_profiles(run_dir: Path) -> list[Listed]:
+def list_profiles(run_dir: Path) -> list[ListedProfile]:
     """Returns the run's profiles, the newest first."""
     directory = run_dir / PROFILES
-    if not _is_directory(directory):
+    if not is_directory(directory):
         return []
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, MAX_ENTRIES) if entry.name.endswith(SPEEDSCOPE)]
@@ -94,38 +98,51 @@ def list_profiles(run_dir: Path) -> list[Listed]:
     return sorted(found, key=lambda listed: (-listed.time, listed.name))[:MAX_PROFILES]
 
 
-def read_profile(run_dir: Path, name: str) -> list[Frame]:
+def read_profile(run_dir: Path, name: str) -> list[ProfiledFrame]:
     """Returns the tree of a profile.
 
     Raises `UntrustedFileError` if its file is no profile, `OSError` if there is none.
     """
     directory = run_dir / PROFILES
-    if re.fullmatch(IDENTIFIER_PATTERN, name) is None or not _is_directory(directory):
+    if re.fullmatch(IDENTIFIER_PATTERN, name) is None or not is_directory(directory):
         raise FileNotFoundError(directory)
     path = directory / f"{name}{SPEEDSCOPE}"
     return merged(_stacks_of(path, read_json(path, MAX_BYTES)))
 
 
-def merged(stacks: Iterable[tuple[Sequence[str], int]], most: int = MAX_FRAMES) -> list[Frame]:
+def merged(stacks: Iterable[tuple[Sequence[str], int]], most: int = MAX_FRAMES) -> list[ProfiledFrame]:
     """Merges stacks (outermost frame first) with their microseconds into a tree.
 
     A caller is before what it called, the longest first. The first is the whole. What is left out counts in a frame of its own,
-    so the microseconds of a frame are its own and those of all that are listed below it.
+    so the seconds of a frame are its own and those of all that are listed below it.
     """
     root = _tree_of(stacks)
     kept = _largest(root, most, root.microseconds * LEAST_SHARE)
-    frames: list[Frame] = []
+    frames: list[ProfiledFrame] = []
     waiting: list[tuple[int, _Node]] = [(-1, root)]
     while waiting:
         parent, node = waiting.pop()
         place = len(frames)
-        frames.append(Frame(parent, node.name, node.microseconds, node.own))
+        frames.append(_frame(parent, node.name, node.microseconds, node.own))
         shown = [child for child in node.children.values() if id(child) in kept]
         other = node.microseconds - node.own - sum(child.microseconds for child in shown)
         if other > 0:
-            frames.append(Frame(place, "", other, other, is_other=True))
+            frames.append(_frame(place, "", other, other, is_other=True))
         waiting.extend((place, child) for child in sorted(shown, key=lambda child: (child.microseconds, child.name)))
     return frames
+
+
+def _frame(parent: int, name: str, microseconds: int, own: int, is_other: bool = False) -> ProfiledFrame:
+    function, file, line = place_of(name)
+    return ProfiledFrame(
+        parent=parent,
+        function=function,
+        file=file,
+        line=line,
+        seconds=microseconds / 1e6,
+        own=own / 1e6,
+        other=is_other,
+    )
 
 
 def place_of(name: str) -> tuple[str, str, int]:
@@ -190,7 +207,7 @@ def _stacks_of(path: Path, content: dict[str, Any]) -> Iterator[tuple[list[str],
             yield [name if isinstance(name, str) else "(no name)" for name in stack], microseconds
 
 
-def _listed(path: Path) -> Listed | None:
+def _listed(path: Path) -> ListedProfile | None:
     name = path.name.removesuffix(SPEEDSCOPE)
     try:
         found = path.lstat()
@@ -198,11 +215,4 @@ def _listed(path: Path) -> Listed | None:
         return None
     if not stat.S_ISREG(found.st_mode) or re.fullmatch(IDENTIFIER_PATTERN, name) is None:
         return None
-    return Listed(name, found.st_mtime, found.st_size)
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False
+    return ListedProfile(name=name, time=found.st_mtime, size=found.st_size)

@@ -85,10 +85,10 @@ def test_runs_share_servers_and_trainer(tmp_path: Path) -> None:
     trainer.record("wait", BEGAN + 10, BEGAN + 15, step=7, run="two")
     trainer.flush()
     timelines = Timelines(tmp_path)
-    found = timelines.show("one", timelines.steps("one")[1:], ())
-    assert found.idle["inference"] == pytest.approx((0.2 + 0.0) / 2), "another run keeps the second server busy"
-    assert found.idle["trainer"] == pytest.approx(1 - 0.5 - 0.3)
-    assert found.idle["orchestrator"] == pytest.approx(0.8), "another run's orchestrator is another process"
+    found = timelines.show("one", timelines.steps("one"), timelines.steps("one")[1:], ())
+    assert found.idle.inference == pytest.approx((0.2 + 0.0) / 2), "another run keeps the second server busy"
+    assert found.idle.trainer == pytest.approx(1 - 0.5 - 0.3)
+    assert found.idle.orchestrator == pytest.approx(0.8), "another run's orchestrator is another process"
     [trained] = [lane for lane in found.lanes if lane.key == "trainer"]
     assert {bar.run for bar in trained.bars if bar.name == "wait"} == {"one"}
     assert {bar.run for bar in trained.bars if bar.name == "forward"} == {"one", "two"}
@@ -97,8 +97,9 @@ def test_runs_share_servers_and_trainer(tmp_path: Path) -> None:
 def test_a_server_that_did_nothing_is_idle(tmp_path: Path) -> None:
     write_spans(tmp_path, "one", 1)
     timelines = Timelines(tmp_path)
-    found = timelines.show("one", timelines.steps("one"), [*SERVERS, "http://127.0.0.1:8003"])
-    assert found.idle["inference"] == pytest.approx((0.2 + 0.8 + 1.0) / 3)
+    steps = timelines.steps("one")
+    found = timelines.show("one", steps, steps, [*SERVERS, "http://127.0.0.1:8003"])
+    assert found.idle.inference == pytest.approx((0.2 + 0.8 + 1.0) / 3)
 
 
 @given(st.lists(st.tuples(numbers, numbers, st.sampled_from(["merge", "generation", "step"])), max_size=30))
@@ -122,7 +123,8 @@ def test_thousands_of_spans_become_a_bounded_number_of_bars(tmp_path: Path) -> N
         log.record("serve", BEGAN + index / 500, BEGAN + (index + 0.5) / 500, role="inference", server="http://busy")
     log.flush()
     timelines = Timelines(tmp_path)
-    found = timelines.show("one", timelines.steps("one"), ())
+    steps = timelines.steps("one")
+    found = timelines.show("one", steps, steps, ())
     [busy] = [lane for lane in found.lanes if lane.title == "http://busy"]
     assert len(busy.bars) <= timeline_reader.MAX_BARS
     assert sum(bar.busy for bar in busy.bars) == pytest.approx(5.0)

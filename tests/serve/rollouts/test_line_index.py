@@ -136,7 +136,7 @@ def test_a_file_of_too_many_lines_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     indexes = StepIndexes(tmp_path)
     progress = indexes.index("one", [1], moment(60))
     assert progress.is_complete
-    assert progress.problems == ("step 1: only the first 3 rollouts are listed",)
+    assert progress.problems == ["step 1: only the first 3 rollouts are listed"]
 
 
 def test_a_step_that_is_made_anew_is_indexed_anew(tmp_path: Path, chat: Chat) -> None:

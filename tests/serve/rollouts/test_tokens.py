@@ -14,7 +14,7 @@ from counterpoint.environments.chat import Chat
 from counterpoint.job.inspection.rollout_records import read_records
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, TokenFileError, read_tokens
 from counterpoint.serve.readers.rollouts.step_indexes import moment
-from counterpoint.serve.readers.rollouts.tokens import TurnTokens, _decoded, tokenizer_of, turn_tokens
+from counterpoint.serve.readers.rollouts.tokens import TokensAnswer, _decoded, tokenizer_of, turn_tokens
 from counterpoint.transport.files.atomic import remove_directory
 from counterpoint.transport.records import Rollout
 from tests.orchestrator.toy_model import make_toy_model
@@ -22,21 +22,21 @@ from tests.serve.rollouts.jobs import name_model, spoken, write_lines, write_ste
 from tests.support.rollouts import make_rollout, make_turn
 
 
-def read(job: Path, step: int, number: int, turn: int, begin: int = 0, most: int = 4096) -> TurnTokens:
+def read(job: Path, step: int, number: int, turn: int, begin: int = 0, most: int = 4096) -> TokensAnswer:
     record = list(read_records(job, "one", step))[number]
     return turn_tokens(job, "one", step, number, record, turn, begin, most, moment(60))
 
 
 def test_each_token_has_its_text_and_its_log_probability(job: Path) -> None:
     found = read(job, 3, 0, 0)
-    assert "".join(token.text for token in found.tokens) == "so-so ☂</s>"
-    umbrella = [token.text for token in found.tokens][6:9]
+    assert "".join(found.texts) == "so-so ☂</s>"
+    umbrella = found.texts[6:9]
     assert umbrella == ["", "", "☂"], "one character of three tokens"
-    assert [token.log_probability for token in found.tokens] == pytest.approx([-0.01 * n for n in range(1, 11)])
+    assert found.log_probabilities == pytest.approx([-0.01 * n for n in range(1, 11)])
     assert (found.missing, found.no_text, found.total, found.recorded) == ("", "", 10, 10)
     assert "token_export is off" in found.no_trainer
     second = read(job, 3, 1, 1, begin=4, most=2)
-    assert [(token.position, token.text) for token in second.tokens] == [(4, "w"), (5, "o")]
+    assert (second.positions, second.texts) == ([4, 5], ["w", "o"])
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ def test_arrays_that_do_not_fit_each_other_keep_no_rollout_from_being_recorded(j
     broken = make_rollout(0, turns=[short, other], reward=None, error="its arrays do not fit")
     write_step(job, "one", 4, [broken, spoken(chat, 1, "fine")], chat)
     assert "did not fit" in read(job, 4, 0, 0).missing
-    assert [token.token_id for token in read(job, 4, 0, 1).tokens] == [3, 4]
-    assert "".join(token.text for token in read(job, 4, 1, 0).tokens) == "fine</s>"
+    assert read(job, 4, 0, 1).token_ids == [3, 4]
+    assert "".join(read(job, 4, 1, 0).texts) == "fine</s>"
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_why_there_are_none_is_said(job: Path, chat: Chat, tmp_path: Path) -> No
     found = read(job, 3, 0, 0)
     assert "tokenizer.json cannot be read" in found.no_text
     assert str(tmp_path) not in found.no_text
-    assert found.tokens[0].text == f"[{found.tokens[0].token_id}]"
+    assert found.texts[0] == f"[{found.token_ids[0]}]"
 
 
 def write_export(job: Path, lines: list[dict[str, object]], rank: int = 0) -> None:
@@ -161,9 +161,9 @@ def test_the_trainers_values_are_joined_by_place_and_token(job: Path, chat: Chat
     write_export(job, [{"rollout_id": "1-0"}, exported(rollout, 1, -1.0)])
     first, second = read(job, 3, 1, 0), read(job, 3, 1, 1)
     assert (first.no_trainer, second.no_trainer) == ("", "")
-    assert [token.trainer for token in first.tokens] == pytest.approx([-1.0, -1.01, -1.02, -1.03])
-    assert second.tokens[0].trainer == pytest.approx(-1.04)
-    assert read(job, 3, 0, 0).tokens[0].trainer == pytest.approx(-9.0)
+    assert first.trainer == pytest.approx([-1.0, -1.01, -1.02, -1.03])
+    assert second.trainer[0] == pytest.approx(-1.04)
+    assert read(job, 3, 0, 0).trainer[0] == pytest.approx(-9.0)
     assert "no sample of this turn" in read(job, 3, 4, 0).no_trainer
     wrong = exported(rollout, 1, -1.0) | {"token_id": [0] * 30}
     write_export(job, [wrong])

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from counterpoint.orchestrator.scheduling.scheduler import Awaited
 from counterpoint.serve.readers.activity.span_files import STEP, SpanFile
+from counterpoint.serve.readers.rollouts.view import name_of
+from counterpoint.transport.config import Config
 from counterpoint.transport.telemetry.intervals import Interval, busy_seconds
 from counterpoint.transport.telemetry.spans import SPANS_FILE, Span
 
 Role = Literal["orchestrator", "inference", "trainer"]
+
+StepSpan = tuple[int, float, float]
+"""A step, its begin and its end."""
+
+STEPS_NAMED = 1_000
 
 WAITING = frozenset({*get_args(Awaited), "wait", "out"} - {"finalize"})
 """Spans during which a role waits."""
@@ -42,44 +48,83 @@ MAX_FILES = 64
 """Most files whose indexes are kept."""
 
 
-@dataclass(slots=True)
-class Bar:
-    """Some spans of one name, drawn as one."""
+class TimelineStep(Config):
+    """One step in the window."""
+
+    step: int
+    """The number of the step."""
+    begin: float
+    """The time when it began, which is when the one before it ended, in Unix seconds."""
+    end: float
+    """The time when it was committed and done."""
+
+
+class TimelineBar(Config):
+    """Something that was done, or several short things that were drawn as one."""
 
     name: str
+    """The name of what was done."""
     begin: float
+    """Unix seconds, cut to the window."""
     end: float
+    """Unix seconds, cut to the window."""
     busy: float
+    """Seconds of it that were really spent so."""
+    waiting: bool
+    """Whether this is waiting, and no work."""
     run: str
+    """The run that it was for; empty if for none."""
     step: int
-    count: int = 1
-    detail: str = ""
-    is_waiting: bool = False
+    """The step that it was for; 0 if for none."""
+    count: int
+    """How many spans it stands for."""
+    detail: str
+    """What is known besides, such as the version of weights."""
 
 
-@dataclass(slots=True)
-class Lane:
-    """What one process, or one side of it, did."""
+class TimelineLane(Config):
+    """What one process did, or one side of it."""
 
     key: str
+    """Unique in the answer."""
     role: Role
+    """The role that did the work."""
     title: str
-    bars: list[Bar] = field(default_factory=list)
-    left_out: int = 0
+    """The title for people: a server's URL, for example."""
+    bars: list[TimelineBar]
+    """The bars, in the order of their beginnings. Those of different names may overlap."""
+    left_out: int
+    """The shortest bars, which are too many."""
 
 
-@dataclass(slots=True)
-class Timeline:
-    """Some steps of one run."""
+class IdleShares(Config):
+    """Shares of the window, from 0 to 1; null where nothing is known of a role."""
+
+    orchestrator: float | None
+    """Share in which it only waited."""
+    inference: float | None
+    """Share in which a server had neither a request nor weights to load: the mean of the servers."""
+    trainer: float | None
+    """Share in which it trained, published and saved nothing, for any run."""
+
+
+class TimelineAnswer(Config):
+    """The timeline of some steps."""
 
     begin: float
+    """The begin of the window, in unix seconds; 0 without a step."""
     end: float
-    steps: list[tuple[int, float, float]]
-    """The steps that are shown, with begin and end, in order."""
-    lanes: list[Lane]
-    idle: dict[Role, float | None]
-    """Share of the time in which a role was not busy; None where nothing is known of it."""
-    servers_left_out: int = 0
+    """The end of the window, in unix seconds."""
+    known: list[int]
+    """All steps whose spans are kept, the newest 1,000."""
+    steps: list[TimelineStep]
+    """The steps that are shown; none while the run has committed no step."""
+    lanes: list[TimelineLane]
+    """The lanes, from the orchestrator over the servers to the trainer."""
+    idle: IdleShares
+    """How much of the window each role was idle."""
+    servers_left_out: int
+    """Servers that are too many to be drawn."""
 
 
 class Timelines:
@@ -89,13 +134,18 @@ class Timelines:
         self._directory = directory
         self._files: dict[str, SpanFile] = {}
 
-    def steps(self, run: str) -> list[tuple[int, float, float]]:
+    def steps(self, run: str) -> list[StepSpan]:
         """Returns the steps that spans tell of, with begin and end, ascending: the orchestrator's, or else the trainer's."""
         found = self._of_run(run).steps(run) or self._of_trainer().steps(run)
         return [(step, *found[step]) for step in sorted(found)]
 
-    def show(self, run: str, shown: Sequence[tuple[int, float, float]], urls: Sequence[str]) -> Timeline:
-        """Returns the timeline of these steps. `urls` are the servers that there are, whether they did anything or not."""
+    def show(
+        self, run: str, known: Sequence[StepSpan], shown: Sequence[StepSpan], urls: Sequence[str]
+    ) -> TimelineAnswer:
+        """Returns the timeline of some of the `known` steps. `urls` are the servers that there are, whatever they did."""
+        if not shown:
+            idle = IdleShares(orchestrator=None, inference=None, trainer=None)
+            return TimelineAnswer(begin=0.0, end=0.0, known=[], steps=[], lanes=[], idle=idle, servers_left_out=0)
         begin, end = min(each[1] for each in shown), max(each[2] for each in shown)
         own = [span for span in self._of_run(run).between(begin, end) if span.run in ("", run)]
         trained = list(self._of_trainer().between(begin, end))
@@ -109,7 +159,15 @@ class Timelines:
                 "trainer", "trainer", [each for each in trained if each.name != "wait" or each.run == run], begin, end
             ),
         ]
-        return Timeline(begin, end, list(shown), lanes, _idle(orchestrated, servers, trained, begin, end), left_out)
+        return TimelineAnswer(
+            begin=begin,
+            end=end,
+            known=[step for step, _, _ in known[-STEPS_NAMED:]],
+            steps=[TimelineStep(step=step, begin=begin, end=end) for step, begin, end in shown],
+            lanes=lanes,
+            idle=_idle(orchestrated, servers, trained, begin, end),
+            servers_left_out=left_out,
+        )
 
     def _served_others(self, run: str, begin: float, end: float) -> list[Span]:
         """Returns what other runs' orchestrators saw of the servers."""
@@ -154,14 +212,14 @@ def _idle(
     trained: Sequence[Span],
     begin: float,
     end: float,
-) -> dict[Role, float | None]:
+) -> IdleShares:
     shares = [share for spans in servers.values() if (share := _idle_share(spans, begin, end)) is not None]
     known = bool(orchestrated) or any(servers.values())
-    return {
-        "orchestrator": _idle_share(orchestrated, begin, end) if orchestrated else None,
-        "inference": sum(shares) / len(shares) if known and shares else None,
-        "trainer": _idle_share(trained, begin, end) if trained else None,
-    }
+    return IdleShares(
+        orchestrator=_idle_share(orchestrated, begin, end) if orchestrated else None,
+        inference=sum(shares) / len(shares) if known and shares else None,
+        trainer=_idle_share(trained, begin, end) if trained else None,
+    )
 
 
 def _idle_share(spans: Iterable[Span], begin: float, end: float) -> float | None:
@@ -172,7 +230,7 @@ def _idle_share(spans: Iterable[Span], begin: float, end: float) -> float | None
     return min(1.0, max(0.0, 1 - busy_seconds(work, begin, end) / (end - begin)))
 
 
-def _lanes(key: str, role: Role, spans: Iterable[Span], begin: float, end: float) -> list[Lane]:
+def _lanes(key: str, role: Role, spans: Iterable[Span], begin: float, end: float) -> list[TimelineLane]:
     """Returns a role's own lane, and that of what goes on beside it, if anything does."""
     own: list[Span] = []
     beside: list[Span] = []
@@ -182,8 +240,8 @@ def _lanes(key: str, role: Role, spans: Iterable[Span], begin: float, end: float
     return [*lanes, _lane(f"{key} beside", role, f"{role}, beside", beside, begin, end)] if beside else lanes
 
 
-def _lane(key: str, role: Role, title: str, spans: Iterable[Span], begin: float, end: float) -> Lane:
-    by_name: defaultdict[tuple[str, str], list[Bar]] = defaultdict(list)
+def _lane(key: str, role: Role, title: str, spans: Iterable[Span], begin: float, end: float) -> TimelineLane:
+    by_name: defaultdict[tuple[str, str], list[TimelineBar]] = defaultdict(list)
     gap = (end - begin) / PIXELS
     for span in sorted((each for each in spans if each.name != STEP), key=lambda each: each.begin):
         bars = by_name[span.name, span.run]
@@ -195,18 +253,28 @@ def _lane(key: str, role: Role, title: str, spans: Iterable[Span], begin: float,
     found = sorted((bar for bars in by_name.values() for bar in bars), key=lambda bar: (bar.begin, bar.end))
     longest = sorted(found, key=lambda bar: bar.begin - bar.end)[:MAX_BARS]
     kept = found if len(found) <= MAX_BARS else sorted(longest, key=lambda bar: (bar.begin, bar.end))
-    return Lane(key, role, title, kept, len(found) - len(kept))
+    return TimelineLane(key=name_of(key), role=role, title=name_of(title), bars=kept, left_out=len(found) - len(kept))
 
 
-def _bar_of(span: Span, begin: float, end: float) -> Bar:
+def _bar_of(span: Span, begin: float, end: float) -> TimelineBar:
     """Cuts a span to the window."""
     first, last = max(span.begin, begin), min(span.end, end)
     detail = ", ".join(f"{name} {value}" for name, value in span.attributes.items() if name != "server")
     busy = busy_seconds([Interval(span.begin, span.end, span.interval.busy)], first, last)
-    return Bar(span.name, first, last, busy, span.run, span.step, detail=detail, is_waiting=span.name in WAITING)
+    return TimelineBar.model_construct(
+        name=name_of(span.name),
+        begin=first,
+        end=last,
+        busy=busy,
+        waiting=span.name in WAITING,
+        run=name_of(span.run),
+        step=span.step,
+        count=1,
+        detail=name_of(detail),
+    )
 
 
-def _join(bar: Bar, other: Bar) -> None:
+def _join(bar: TimelineBar, other: TimelineBar) -> None:
     bar.end = max(bar.end, other.end)
     bar.busy = min(bar.busy + other.busy, bar.end - bar.begin)
     bar.count += other.count

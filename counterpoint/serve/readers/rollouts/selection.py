@@ -23,6 +23,7 @@ from counterpoint.serve.readers.rollouts.line_index import (
     players_of,
     shown_name,
 )
+from counterpoint.transport.config import Config
 
 Sort = Literal["worst", "best", "newest", "longest"]
 
@@ -70,27 +71,27 @@ class RowFilter:
         return taken_R
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """How many values lie in each of some equal stretches, the last of which includes its end. Without values it is empty."""
+class Bars(Config):
+    """A histogram; empty without values."""
 
     edges: list[float]
-    """One more than `counts`."""
+    """The beginning of each bar, and the end of the last."""
     counts: list[int]
+    """How many rollouts are in each."""
 
 
-def histogram(values_N: NDArray[np.float64]) -> Histogram:
+def histogram(values_N: NDArray[np.float64]) -> Bars:
     """Returns the histogram of the finite values, in at most `BARS` stretches."""
     finite_N = values_N[np.isfinite(values_N)]
     if finite_N.size == 0:
-        return Histogram([], [])
+        return Bars(edges=[], counts=[])
     least, greatest = float(finite_N.min()), float(finite_N.max())
     with np.errstate(over="ignore", invalid="ignore"):
         edges = np.linspace(least, greatest, BARS + 1)
         can_be_divided = bool(np.isfinite(edges).all() and (np.diff(edges) > 0).all())
     if not can_be_divided:  # one value, neighbouring numbers, or the whole range of float64
-        return Histogram([least, greatest], [finite_N.size])
-    return Histogram(edges.tolist(), np.histogram(finite_N, bins=edges)[0].tolist())
+        return Bars(edges=[least, greatest], counts=[finite_N.size])
+    return Bars(edges=edges.tolist(), counts=np.histogram(finite_N, bins=edges)[0].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,9 @@ class Selection:
     environments: set[str]
     """The environments in all rows."""
     players: set[str]
-    rewards: Histogram
+    rewards: Bars
     """Counts the rows that the filter takes and that have a reward."""
-    lengths: Histogram
+    lengths: Bars
     """The completion tokens of the rows that the filter takes."""
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from counterpoint.job.directory import is_directory
 from counterpoint.job.inspection.rollout_records import UNSTEPPED, RolloutRecord, records_file
 from counterpoint.serve.readers.rollouts.line_index import (
     Row,
@@ -18,6 +17,7 @@ from counterpoint.serve.readers.rollouts.line_index import (
     record_in,
 )
 from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter, Selection, Sort, select
+from counterpoint.transport.config import Config
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
@@ -25,24 +25,21 @@ MOST_ROWS = 1_000_000
 """Rows that are kept of all steps of a job, some 70 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How much of some steps is indexed."""
+class IndexProgress(Config):
+    """How much of the steps is indexed. A list of what is not all indexed is not all of it: ask again."""
 
-    steps: tuple[int, ...]
-    """The steps that were asked for."""
+    is_complete: bool
+    """Whether all steps are indexed."""
+    steps: int
+    """Steps to be indexed."""
     indexed: int
-    """How many of them are done."""
+    """How many of these are done."""
     read_bytes: int
+    """Bytes that are indexed."""
     bytes: int
-    """The size of the files that were begun."""
-    problems: tuple[str, ...]
-    """Files that cannot be read in full, and why."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that can be indexed is."""
-        return self.indexed == len(self.steps)
+    """Bytes of the files that were begun."""
+    problems: list[str]
+    """Files that cannot be listed in full, and why."""
 
 
 class StepIndexes:
@@ -53,7 +50,7 @@ class StepIndexes:
         self._indexes: OrderedDict[tuple[str, int], StepIndex] = OrderedDict()
         self._rows = 0
 
-    def index(self, run: str, steps: Sequence[int], until: float) -> Progress:
+    def index(self, run: str, steps: Sequence[int], until: float) -> IndexProgress:
         """Indexes the files of these steps, in their order, until the moment `until` of `time.monotonic`.
 
         Those for which `MOST_ROWS` leaves no room are left out, and are a problem.
@@ -92,7 +89,14 @@ class StepIndexes:
                 f"steps {min(left_out)} to {max(left_out)} are left out: the others have {rows:,} rollouts, "
                 f"and at most {MOST_ROWS:,} are looked through",
             )
-        return Progress(tuple(steps), indexed, read, size, tuple(problems[:20]))
+        return IndexProgress(
+            is_complete=indexed == len(steps),
+            steps=len(steps),
+            indexed=indexed,
+            read_bytes=read,
+            bytes=size,
+            problems=problems[:20],
+        )
 
     def rows(self, run: str, steps: Sequence[int]) -> Iterator[Placed]:
         """Yields the rows that are indexed of these steps, in order."""
@@ -140,7 +144,7 @@ class StepIndexes:
             return None
 
     def _advance(self, index: StepIndex, until: float) -> None:
-        if not _is_directory(index.path.parent):
+        if not is_directory(index.path.parent):
             raise UntrustedFileError(f"{index.path.parent.name} is no directory")
         index.advance(until)
 
@@ -160,12 +164,12 @@ class StepIndexes:
 def recorded_steps(directory: Path, run: str) -> list[int]:
     """Returns the steps of a job's run whose rollouts are kept, ascending; none where a link leads away."""
     rollouts = directory / f"run_{run}" / "rollouts"
-    return published_steps(rollouts) if _is_directory(rollouts) else []
+    return published_steps(rollouts) if is_directory(rollouts) else []
 
 
 def listed_steps(directory: Path, run: str) -> list[int]:
     """Returns the same, with step 0 before them where there is something that was dropped and no step has recorded yet."""
-    is_dropped = _is_directory(directory / f"run_{run}") and records_file(directory, run, UNSTEPPED).is_file()
+    is_dropped = is_directory(directory / f"run_{run}") and records_file(directory, run, UNSTEPPED).is_file()
     return [UNSTEPPED] * is_dropped + recorded_steps(directory, run)
 
 
@@ -187,14 +191,6 @@ def _problems(step: int, index: StepIndex) -> list[str]:
 def _reason(error: OSError | UntrustedFileError) -> str:
     """Says what is wrong without the path, which is the machine's."""
     return error.strerror or type(error).__name__ if isinstance(error, OSError) else "rollouts.jsonl is no regular file"
-
-
-def _is_directory(path: Path) -> bool:
-    """Whether there is a directory, and no link to one."""
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def moment(seconds: float) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tokenizers.decoders import DecodeStream
 from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES, written_config
 from counterpoint.job.inspection.rollout_records import RolloutRecord, finite_number, records_file
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, CompletionTokens, TokenFileError, read_tokens
+from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json, read_bytes, read_json
 from counterpoint.transport.printable import printable
 
@@ -31,36 +31,31 @@ UNFINISHED_TOKENS = 8
 """Tokens that may be pending as parts of one character, before each is shown as what it is alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShownToken:
-    """One token."""
+class TokensAnswer(Config):
+    """The tokens of one completion, as columns of equal length."""
 
-    position: int
-    """The position in the completion, from 0."""
-    token_id: int
-    text: str
-    """Empty for a token that is a part of a character, which the last of its tokens shows."""
-    log_probability: float | None
-    """Its log-probability at inference, when it was sampled; None if it is not finite."""
-    trainer: float | None
-    """Its log-probability at the trainer; None if that is not known, or the token is not trained."""
-    is_trained: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TurnTokens:
-    """The recorded tokens of a completion."""
-
-    tokens: tuple[ShownToken, ...] = ()
-    total: int = 0
-    """The tokens of the completion. Those between the kept ones are left out."""
-    recorded: int = 0
-    missing: str = ""
+    positions: list[int]
+    """The positions in the completion, from 0."""
+    token_ids: list[int]
+    """The ids in the model's vocabulary."""
+    texts: list[str]
+    """A character of several tokens is in the last of them; the others are empty."""
+    log_probabilities: list[float | None]
+    """Log-probabilities at inference, when they were sampled."""
+    trainer: list[float | None]
+    """Log-probabilities at the trainer; all None where it is not known."""
+    trained: list[bool]
+    """Whether it may be trained: its environment has not left it out."""
+    total: int
+    """Tokens of the completion."""
+    recorded: int
+    """How many of these were recorded."""
+    missing: str
     """Why there are no tokens; empty if there are."""
-    no_text: str = ""
-    """Why tokens have no text; empty if they have."""
-    no_trainer: str = ""
-    """Why there are none of the trainer's log-probabilities; empty if there are."""
+    no_text: str
+    """Why the texts are numbers; empty if they are not."""
+    no_trainer: str
+    """Why the trainer's log-probabilities are not known; empty if they are."""
 
 
 def turn_tokens(
@@ -73,37 +68,46 @@ def turn_tokens(
     begin: int,
     most: int,
     until: float,
-) -> TurnTokens:
+) -> TokensAnswer:
     """Reads the tokens `begin` to `begin + most - 1` of those that are recorded of one turn of one rollout."""
     try:
         rollout_id, turns = read_tokens(records_file(directory, run, step).with_name(TOKENS_FILE), number)
     except FileNotFoundError:
-        return TurnTokens(missing=_why_unrecorded(directory, run))
+        return _without_tokens(_why_unrecorded(directory, run))
     except (OSError, TokenFileError, UntrustedFileError) as error:
-        return TurnTokens(missing=f"{TOKENS_FILE} of this step cannot be read: {_short(error)}")
+        return _without_tokens(f"{TOKENS_FILE} of this step cannot be read: {_short(error)}")
     if rollout_id != record.rollout_id or turn >= len(turns):
-        return TurnTokens(missing=f"{TOKENS_FILE} of this step does not fit its rollouts.jsonl")
+        return _without_tokens(f"{TOKENS_FILE} of this step does not fit its rollouts.jsonl")
     found = turns[turn]
     if not found.total:
-        return TurnTokens(missing="this completion is empty, or its arrays did not fit each other when it failed")
+        return _without_tokens("this completion is empty, or its arrays did not fit each other when it failed")
     trainer, no_trainer = _trainer_values(directory, run, step, record, turn, found, until)
     try:
         texts, no_text = _texts(tokenizer_of(directory, run), found), ""
     except (OSError, ValueError) as error:
         texts, no_text = [f"[{token}]" for token in found.token_ids.tolist()], _short(error)
     values, positions = found.log_probabilities.tolist(), found.positions.tolist()
-    shown = tuple(
-        ShownToken(
-            positions[index],
-            int(found.token_ids[index]),
-            printable(texts[index]),
-            values[index] if math.isfinite(values[index]) else None,
-            trainer.get(positions[index]),
-            not found.untrained[index],
-        )
-        for index in range(begin, min(begin + most, len(positions)))
+    shown = range(begin, min(begin + most, len(positions)))
+    return TokensAnswer(
+        positions=[positions[index] for index in shown],
+        token_ids=[int(found.token_ids[index]) for index in shown],
+        texts=[printable(texts[index]) for index in shown],
+        log_probabilities=[values[index] if math.isfinite(values[index]) else None for index in shown],
+        trainer=[trainer.get(positions[index]) for index in shown],
+        trained=[not found.untrained[index] for index in shown],
+        total=found.total,
+        recorded=len(positions),
+        missing="",
+        no_text=no_text,
+        no_trainer=no_trainer,
     )
-    return TurnTokens(shown, found.total, len(positions), "", no_text, no_trainer)
+
+
+def _without_tokens(missing: str) -> TokensAnswer:
+    columns: dict[str, Any] = {name: [] for name in ("positions", "token_ids", "texts", "log_probabilities")}
+    return TokensAnswer(
+        **columns, trainer=[], trained=[], total=0, recorded=0, missing=missing, no_text="", no_trainer=""
+    )
 
 
 def _why_unrecorded(directory: Path, run: str) -> str:

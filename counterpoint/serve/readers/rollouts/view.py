@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from counterpoint.job.inspection.rollout_records import RolloutRecord, finite_number
+from counterpoint.job.inspection.rollout_records import RolloutRecord, finite_number, whole_number
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import printable
@@ -143,7 +143,7 @@ def parts_of(record: RolloutRecord, most_characters: int) -> Parts:
         opponent_turns=[
             OpponentTurnView(
                 opponent=name_of(turn.get("opponent")),
-                before=_count(turn.get("before")) or 0,
+                before=whole_number(turn.get("before")) or 0,
                 completion=budget.text(turn.get("completion")) or Text(text="", characters=0, left_out=0),
             )
             for turn in record.opponent_turns[:MAX_PARTS]
@@ -161,7 +161,7 @@ def _turn(turn: dict[str, Any], budget: _Budget) -> TurnView:
         prompt=budget.text(turn.get("prompt")),
         completion=budget.text(turn.get("completion")),
         **{
-            name: _count(turn.get(name))
+            name: whole_number(turn.get(name))
             for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "untrained_tokens", "policy_version")
         },
         temperature=finite_number(turn.get("temperature")),
@@ -173,11 +173,6 @@ def _turn(turn: dict[str, Any], budget: _Budget) -> TurnView:
 def name_of(value: object) -> str:
     """Returns a short text, such as a name, for people; empty if it is none."""
     return printable(value[:200]) if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int | None:
-    number = finite_number(value)
-    return None if number is None or abs(number) > 2**53 else int(number)
 
 
 def _pairs(value: object, most: int) -> list[Pair]:
