@@ -355,7 +355,7 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
     from counterpoint.cli.display.console import console_for
     from counterpoint.cli.display.rollouts import print_rollout
     from counterpoint.environments.chat import Chat
-    from counterpoint.job.inspection.rollout_records import RolloutRecord, best_record, worst_record
+    from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord, best_record, worst_record
     from counterpoint.orchestrator.rollouts.transcripts import Transcriber
     from counterpoint.orchestrator.step.records import rollout_record
     from counterpoint.transport.printable import printable

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from counterpoint.cli.arguments.job import add_job, job_of
-from counterpoint.job.inspection.log_files import appended, last_bytes, log_files_in
+from counterpoint.job.reading.log_files import appended, last_bytes, log_files_in
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError
 

@@ -33,11 +33,11 @@ from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.directory import JOB_FILE, control_directory, read_json
 from counterpoint.job.environments.before_start import rehearse_runs
 from counterpoint.job.fine_tuning import as_begun, fine_tune
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.metrics_lines import Line
-from counterpoint.job.inspection.redaction import redact
-from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left
 from counterpoint.job.plan.at_start import with_choice
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.metrics.metrics_lines import Line
+from counterpoint.job.reading.redaction import redact
+from counterpoint.job.reading.run_state import committed_steps, eviction_of, evictions_of_all_left
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.job.server_ports import as_started, held_ports
 from counterpoint.job.serving.config import STATE, links_of, token_files

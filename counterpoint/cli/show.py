@@ -10,7 +10,7 @@ from pathlib import Path
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.cli.display.console import console_for
 from counterpoint.cli.display.rollouts import print_rollout, rollout_table
-from counterpoint.job.inspection.rollout_records import (
+from counterpoint.job.reading.rollouts.rollout_records import (
     RolloutRecord,
     best_record,
     dropped_records,

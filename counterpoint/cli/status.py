@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     directory = job_of(given)
     if given.health:  # every half minute, in a container: it imports little
-        from counterpoint.job.inspection.health import health_of
+        from counterpoint.job.reading.health import health_of
 
         health = health_of(directory)
         print("\n".join(health.faults or health.alive))

@@ -21,7 +21,7 @@ from counterpoint.cluster.errors import ClusterError
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
 from counterpoint.job.fine_tuning import check_resumed
-from counterpoint.job.inspection.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
+from counterpoint.job.reading.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.checkpoint import CheckpointError, check_resumable
 from counterpoint.sweep.store import StoreError

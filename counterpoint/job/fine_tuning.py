@@ -22,9 +22,9 @@ from counterpoint.job.configuration.layers import without_configuration
 from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.derive import sft_of
 from counterpoint.job.directory import steps_of
-from counterpoint.job.inspection.fine_tuning import DIRECTORY, DONE, MOST_BYTES, NEWEST_BYTES, RUN_ID, fine_tuning_of
-from counterpoint.job.inspection.metrics_lines import Follower, Line
 from counterpoint.job.placement import devices
+from counterpoint.job.reading.fine_tuning import DIRECTORY, DONE, MOST_BYTES, NEWEST_BYTES, RUN_ID, fine_tuning_of
+from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.files.untrusted import read_json

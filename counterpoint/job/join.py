@@ -15,7 +15,7 @@ from counterpoint.job.check import import_paths
 from counterpoint.job.claim_directory import NothingLeft
 from counterpoint.job.derive import check_fits
 from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json
-from counterpoint.job.inspection.run_state import eviction_of
+from counterpoint.job.reading.run_state import eviction_of
 from counterpoint.job.sections import ServersConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig

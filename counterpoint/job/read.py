@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from counterpoint.job.directory import JOB_FILE, is_running, run_ids_in
-from counterpoint.job.inspection.evaluations import result_in
-from counterpoint.job.inspection.metrics_lines import Follower, Line, step_of
-from counterpoint.job.inspection.rollout_records import find_run, find_step, read_records
-from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.reading.metrics.evaluations import result_in
+from counterpoint.job.reading.metrics.metrics_lines import Follower, Line, step_of
+from counterpoint.job.reading.metrics.trained_lines import TrainedLines
+from counterpoint.job.reading.rollouts.rollout_records import find_run, find_step, read_records
 from counterpoint.job.results.step_calls import joined
 from counterpoint.job.results.varied_keys import flat_config, varied_keys
 from counterpoint.job.start import is_beginning

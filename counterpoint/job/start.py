@@ -25,8 +25,8 @@ import tomli_w
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.directory import JOB_FILE, JOB_LOCK
-from counterpoint.job.inspection.log_errors import ERROR_LINE
-from counterpoint.job.inspection.status import JobStatus, StatusReader
+from counterpoint.job.reading.log_errors import ERROR_LINE
+from counterpoint.job.reading.status import JobStatus, StatusReader
 from counterpoint.job.results.step_calls import StepCalls
 from counterpoint.transport import exact_json
 from counterpoint.transport.configuration.toml_file import anchored

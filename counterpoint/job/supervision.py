@@ -25,15 +25,15 @@ from counterpoint.cluster.spec import JobSpec, sub_master_name
 from counterpoint.cluster.worker_view import ENDED, State, WorkerView
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.metrics_lines import Line
-from counterpoint.job.inspection.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
-from counterpoint.job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
-from counterpoint.job.inspection.telemetry import JobTelemetry
-from counterpoint.job.inspection.trained_lines import TrainedLines
 from counterpoint.job.placement import ServersFile
 from counterpoint.job.processes_file import ProcessesFile, read_workers, was_stopping
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.metrics.metrics_lines import Line
+from counterpoint.job.reading.metrics.trained_lines import TrainedLines
+from counterpoint.job.reading.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
+from counterpoint.job.reading.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
 from counterpoint.job.serving.service_state import summarize_service
+from counterpoint.job.serving.telemetry import JobTelemetry
 from counterpoint.job.serving.usage_file import UsageFile
 from counterpoint.job.workers import worker_of
 from counterpoint.orchestrator.step.discarded import in_words

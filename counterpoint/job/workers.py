@@ -20,8 +20,8 @@ from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import living_runs
-from counterpoint.job.inspection.run_state import all_committed, is_finished
 from counterpoint.job.placement import devices, placements
+from counterpoint.job.reading.run_state import all_committed, is_finished
 from counterpoint.job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
 from counterpoint.job.tracking.config import TrackingConfig
 from counterpoint.run.config import RunConfig

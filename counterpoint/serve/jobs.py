@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
 from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES, control_directory, is_directory, run_ids_in
-from counterpoint.job.inspection.fine_tuning import DIRECTORY, RUN_ID
+from counterpoint.job.reading.fine_tuning import DIRECTORY, RUN_ID
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.readers.population import is_experiment
 from counterpoint.serve.readers.sweep import is_sweep

@@ -16,7 +16,7 @@ from counterpoint.cli.run import _next_commands
 from counterpoint.cluster.manager.events import Outcome
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
-from counterpoint.job.inspection.history import History
+from counterpoint.job.reading.metrics.history import History
 from counterpoint.job.supervision import Show, SupervisedJob
 from counterpoint.run.changes import Change, write_journal
 from counterpoint.run.evaluations import EvaluationConfig

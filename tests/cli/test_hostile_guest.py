@@ -24,10 +24,10 @@ from counterpoint.cli.display.summary_tables import print_summary
 from counterpoint.cli.stop import main as stop
 from counterpoint.job.admin.stop_run import GRACE_SECONDS, stop_timeout
 from counterpoint.job.directory import orchestrator_of, run_ids_in, steps_of, written_config
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.run_state import exclusion_of
-from counterpoint.job.inspection.status import read_status
-from counterpoint.job.inspection.summary import summarize, summarize_runs
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.run_state import exclusion_of
+from counterpoint.job.reading.status import read_status
+from counterpoint.job.reading.summary import summarize, summarize_runs
 from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.run.trained import LARGEST_STEP
 from counterpoint.transport.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from counterpoint.cli.logs import main as logs
-from counterpoint.job.inspection.log_files import appended, log_files_in
+from counterpoint.job.reading.log_files import appended, log_files_in
 from counterpoint.transport.errors import UserError
 from tests.support.past_jobs import make_job
 

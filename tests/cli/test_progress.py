@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 import counterpoint.cli.display.progress
-import counterpoint.job.inspection.rollout_records
+import counterpoint.job.reading.rollouts.rollout_records
 from counterpoint.cli.display.plot import plot
 from counterpoint.cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
 from counterpoint.cluster.worker_view import State, WorkerView
-from counterpoint.job.inspection.evaluations import Evaluated
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.rollout_records import dropped_records
+from counterpoint.job.reading.metrics.evaluations import Evaluated
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.rollouts.rollout_records import dropped_records
 from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
@@ -343,7 +343,7 @@ def test_a_record_that_may_not_be_read_is_an_error_for_a_person(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(counterpoint.job.inspection.rollout_records, "open_regular", refuse)
+    monkeypatch.setattr(counterpoint.job.reading.rollouts.rollout_records, "open_regular", refuse)
     with pytest.raises(UserError, match="Permission denied"):
         dropped_records(tmp_path, "one")
 

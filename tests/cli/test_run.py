@@ -31,8 +31,8 @@ from counterpoint.cluster.master.control import ask
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.directory import control_directory, is_running, orchestrator_of
-from counterpoint.job.inspection.run_state import is_finished
 from counterpoint.job.processes_file import read_workers
+from counterpoint.job.reading.run_state import is_finished
 from counterpoint.job.workers import specification
 from counterpoint.job.write_job import write_job
 from counterpoint.models import write_tokenizer

@@ -15,7 +15,7 @@ import pytest
 from counterpoint.cli.main import main
 from counterpoint.cli.status import main as status
 from counterpoint.job.directory import JOB_LOCK
-from counterpoint.job.inspection.summary import summarize
+from counterpoint.job.reading.summary import summarize
 from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.trainer.telemetry.mismatch import MismatchWatch
 from counterpoint.transport.errors import UserError

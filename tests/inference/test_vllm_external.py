@@ -19,7 +19,7 @@ from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.sent_weights import SEND_PATH
-from counterpoint.job.inspection.status import read_status
+from counterpoint.job.reading.status import read_status
 from tests.support.running_job import RunningJob, assert_nothing_is_left, settings
 from tests.support.vllm_server import ServerProcess
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-import counterpoint.job.inspection.run_state
+import counterpoint.job.reading.run_state
 import counterpoint.job.write_job
 from counterpoint.job.claim_directory import NothingLeft, check_directory, claim_directory
 from counterpoint.job.config import JobConfig
@@ -133,7 +133,7 @@ def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(
         assert str(files[0]) in str(refused.value)
         assert refused.value.code == 3
         with monkeypatch.context() as patched:  # a run that has all its steps is no reason to refuse
-            patched.setattr(counterpoint.job.inspection.run_state, "is_finished", lambda run: True)
+            patched.setattr(counterpoint.job.reading.run_state, "is_finished", lambda run: True)
             check_directory(config, fresh=False)
     files[0].unlink()
     check_directory(config, fresh=False)

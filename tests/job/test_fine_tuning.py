@@ -15,7 +15,7 @@ from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import merge
 from counterpoint.job.derive import sft_of
 from counterpoint.job.fine_tuning import LOG, as_begun, begun_with, check_resumed, fine_tune
-from counterpoint.job.inspection.fine_tuning import fine_tuning_of
+from counterpoint.job.reading.fine_tuning import fine_tuning_of
 from counterpoint.transport.errors import UserError
 
 ROWS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]

@@ -17,8 +17,8 @@ from counterpoint.cluster.manager.events import Outcome
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.metrics.metrics_lines import Line
 from counterpoint.job.supervision import MOST_SHOWN, Show, SupervisedJob, progress_of
 from counterpoint.job.workers import SERVICE_LEASE_SECONDS, sections_of, specification
 from counterpoint.orchestrator.step.differences import Notice

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.job.inspection.status import read_status
+from counterpoint.job.reading.job_facts import JobReader
+from counterpoint.job.reading.status import read_status
 from counterpoint.orchestrator.daemon import run
 from counterpoint.run.config import RunConfig
-from counterpoint.serve.readers.job_facts import JobReader
 from counterpoint.serve.readers.problems import problems_of
 from counterpoint.transport.outages import Outage
 from counterpoint.transport.process.notify import NotifySocket

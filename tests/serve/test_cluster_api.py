@@ -14,7 +14,7 @@ from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.master.prime_master import in_words
 from counterpoint.cluster.master.state_writer import StateWriter, open_state
 from counterpoint.cluster.state_file import ChangeLog
-from counterpoint.serve.readers.cluster import ClusterReader, ClusterState
+from counterpoint.job.reading.cluster import ClusterReader, ClusterState
 from tests.cluster.manager.driver import Driver, command
 from tests.serve.api_client import api
 

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from counterpoint.job.reading.rollouts.step_indexes import moment
 from counterpoint.serve.readers import population as reading
 from counterpoint.serve.readers.population import PopulationReader, TrialResults
-from counterpoint.serve.readers.rollouts.step_indexes import moment
 from counterpoint.tune.runner.trial_files import write_state
 from counterpoint.tune.trial import Trial
 from examples.tune.two_slopes import ITERATIONS, best, population

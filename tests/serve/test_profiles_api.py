@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counterpoint.job.reading.activity.profiles import LEAST_SHARE, MAX_BYTES, MAX_PROFILES, merged, place_of
 from counterpoint.run.loop_health.profile import MAX_DEPTH, profile_loop, speedscope
-from counterpoint.serve.readers.profiles import LEAST_SHARE, MAX_BYTES, MAX_PROFILES, merged, place_of
 from tests.serve.api_client import api
 
 STACKS = st.lists(

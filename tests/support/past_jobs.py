@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.history import History
+from counterpoint.job.reading.metrics.history import History
 
 
 def history_of(output: Path) -> History:

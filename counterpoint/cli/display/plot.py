@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.history import History
+from counterpoint.job.reading.metrics.history import History
 
 INK, MUTED, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 REWARD, LAG, LAG_MAX = "#2563eb", "#0f766e", "#f59e0b"

@@ -18,11 +18,11 @@ from rich.text import Text
 from counterpoint.cli.display.rollouts import print_rollout
 from counterpoint.cluster.manager.ending import NOT_READY
 from counterpoint.cluster.worker_view import State, WorkerView
-from counterpoint.job.inspection.evaluations import Evaluated
-from counterpoint.job.inspection.history import RATE_STEPS, History
-from counterpoint.job.inspection.metrics_lines import Line
-from counterpoint.job.inspection.rollout_records import dropped_records
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
+from counterpoint.job.reading.metrics.evaluations import Evaluated
+from counterpoint.job.reading.metrics.history import RATE_STEPS, History
+from counterpoint.job.reading.metrics.metrics_lines import Line
+from counterpoint.job.reading.rollouts.rollout_records import dropped_records
 from counterpoint.job.serving.service_state import service_in_words
 from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures

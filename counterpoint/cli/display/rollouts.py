@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from counterpoint.job.inspection.conversation import messages_of, without_end
-from counterpoint.job.inspection.rollout_records import RolloutRecord
+from counterpoint.job.reading.rollouts.conversation import messages_of, without_end
+from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import clipped, printable
 

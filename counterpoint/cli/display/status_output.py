@@ -16,8 +16,8 @@ from counterpoint.cli.cluster import status as cluster_status
 from counterpoint.cli.display.console import console_for
 from counterpoint.cli.display.status_tables import status_parts
 from counterpoint.cluster.job_files import holds_job
-from counterpoint.job.inspection.status import StatusReader
-from counterpoint.job.inspection.why import DROPPED, describe_decision, explain
+from counterpoint.job.reading.activity.why import DROPPED, describe_decision, explain
+from counterpoint.job.reading.status import StatusReader
 from counterpoint.transport.printable import printable
 
 PIPE_WIDTH = 120

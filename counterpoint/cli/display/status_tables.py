@@ -12,11 +12,11 @@ from rich.text import Text
 
 from counterpoint.cli.display.blame_table import blame_table
 from counterpoint.cluster.worker_view import State
-from counterpoint.job.inspection import evaluations
-from counterpoint.job.inspection.failure_example import FailureExamples
-from counterpoint.job.inspection.history import RATE_STEPS, History
-from counterpoint.job.inspection.status import JobStatus
 from counterpoint.job.number_format import milliseconds, number, scientific
+from counterpoint.job.reading.metrics import evaluations
+from counterpoint.job.reading.metrics.history import RATE_STEPS, History
+from counterpoint.job.reading.rollouts.failure_example import FailureExamples
+from counterpoint.job.reading.status import JobStatus
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.phases import phases_in_words, sum_phases

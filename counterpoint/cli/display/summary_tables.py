@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from counterpoint.job.inspection import evaluations
-from counterpoint.job.inspection.history import RATE_STEPS
-from counterpoint.job.inspection.summary import Summary
 from counterpoint.job.number_format import duration, milliseconds, number, scientific
+from counterpoint.job.reading.metrics import evaluations
+from counterpoint.job.reading.metrics.history import RATE_STEPS
+from counterpoint.job.reading.summary import Summary
 from counterpoint.orchestrator.rollouts.failures import failures_in_words
 from counterpoint.orchestrator.step.phases import phases_in_words
 from counterpoint.transport.printable import printable, shortened

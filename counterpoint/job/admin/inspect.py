@@ -8,8 +8,8 @@ from typing import Any
 from counterpoint.job.admin.ask import NotThere, run_directory
 from counterpoint.job.admin.change import changeable_values
 from counterpoint.job.directory import is_running, own_steps, run_ids_in, steps_of
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.status import JobStatus, read_status
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.status import JobStatus, read_status
 from counterpoint.run.changes import JournalError, read_journal
 from counterpoint.run.pause import read_pause
 from counterpoint.transport.errors import UserError

@@ -3,7 +3,7 @@
 The wishes are lines of `operator_servers.txt` in the job's directory, in the format of `inference.urls_file`; the pool of every
 run watches it (`counterpoint/inference/pool/sources.py`). So an added server takes requests only after the ordinary proof of its
 weights, and a drained one finishes those that it has. What has come of a wish is in each run's `fleet.json`
-(`counterpoint/job/inspection/fleet.py`).
+(`counterpoint/job/reading/activity/fleet.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from counterpoint.inference.pool.sources import OPERATOR_FILE, Listing, parse_li
 from counterpoint.inference.pool.sources import read_text as read_listing
 from counterpoint.job.admin.ask import NotThere, Refused, await_lock, require_job
 from counterpoint.job.directory import JOB_FILE, read_as
-from counterpoint.job.inspection.fleet import join, read_views
+from counterpoint.job.reading.activity.fleet import join, read_views
 from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically

@@ -11,8 +11,8 @@ from pydantic import Field
 from counterpoint.job.admin.ask import Outcome, run_directory
 from counterpoint.job.admin.stop_run import await_end, await_orchestrator, stop_timeout, terminate
 from counterpoint.job.directory import orchestrator_of, steps_of
-from counterpoint.job.inspection.history import History
 from counterpoint.job.number_format import duration
+from counterpoint.job.reading.metrics.history import History
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.lock import Holder

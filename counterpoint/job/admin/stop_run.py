@@ -11,9 +11,9 @@ from pathlib import Path
 
 from counterpoint.cluster.manager.ending import LONGEST_BACKOFF_SECONDS
 from counterpoint.job.directory import is_running, lock_file_of, orchestrator_of, own_steps, written_config
-from counterpoint.job.inspection.run_state import is_to_start
 from counterpoint.job.number_format import duration
 from counterpoint.job.processes_file import read_workers
+from counterpoint.job.reading.run_state import is_to_start
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.lock import Holder

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from counterpoint.job.config import SHARED, JobConfig
 from counterpoint.job.directory import JOB_FILE, read_json
-from counterpoint.job.inspection.history import History
-from counterpoint.job.inspection.metrics_lines import Line
-from counterpoint.job.plan.balance import advice, idle_of
 from counterpoint.job.plan.speed import Corrections, Rollouts, Speed
+from counterpoint.job.reading.metrics.balance import advice, idle_of
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.metrics.metrics_lines import Line
 from counterpoint.orchestrator.scheduling.lossless import BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.wrong_types import first_wrong

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.history import History
+from counterpoint.job.reading.metrics.history import History
 
 BOUNDARY = ("merge", "records", "commit", "send", "malloc_trim")
 """The phases that a replay measures, and `send`, which was a phase in older runs."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.directory import run_ids_in
-from counterpoint.job.inspection.metrics_lines import Follower, Line, step_of
-from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.reading.metrics.metrics_lines import Follower, Line, step_of
+from counterpoint.job.reading.metrics.trained_lines import TrainedLines
 from counterpoint.run.loop_health.slow_spots import METRIC
 
 TRAINER = "trainer/"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from counterpoint.job.directory import steps_of
-from counterpoint.job.inspection.metrics_lines import step_of
-from counterpoint.job.inspection.summary import EDGE_STEPS
 from counterpoint.job.number_format import number
+from counterpoint.job.reading.metrics.metrics_lines import step_of
+from counterpoint.job.reading.summary import EDGE_STEPS
 from counterpoint.job.sweep.targets import Target
 from counterpoint.transport.process.child import last_lines
 

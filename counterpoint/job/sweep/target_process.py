@@ -17,8 +17,8 @@ from collections.abc import Callable
 import tomli_w
 
 from counterpoint.job.check import SAFE_PATH
-from counterpoint.job.inspection.run_state import exclusion_of, is_finished
 from counterpoint.job.number_format import duration
+from counterpoint.job.reading.run_state import exclusion_of, is_finished
 from counterpoint.job.sweep.result import result_of
 from counterpoint.job.sweep.targets import Target
 from counterpoint.sweep.lease import MARGIN

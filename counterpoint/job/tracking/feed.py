@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterpoint.job.inspection.evaluations import result_in
-from counterpoint.job.inspection.metrics_lines import is_number, step_of
+from counterpoint.job.reading.metrics.evaluations import result_in
+from counterpoint.job.reading.metrics.metrics_lines import is_number, step_of
 from counterpoint.job.tracking.rows import Evaluation, Row
 from counterpoint.transport.files.appended_lines import Line
 from counterpoint.transport.files.place import Place

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from counterpoint.job.directory import run_ids_in
-from counterpoint.job.inspection.metrics_lines import step_of
+from counterpoint.job.reading.metrics.metrics_lines import step_of
 from counterpoint.job.tracking.feed import Feed
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.transport.config import IDENTIFIER_PATTERN

@@ -7,14 +7,14 @@ from typing import Any
 
 from counterpoint.cluster.attended.views import shown_name
 from counterpoint.cluster.state_file import Change, WorkerRecord
-from counterpoint.job.inspection.rollout_records import finite_number
 from counterpoint.job.processes_file import read_leniently
+from counterpoint.job.reading.cluster import ClusterReader, ClusterState, cluster_directory
+from counterpoint.job.reading.rollouts.rollout_records import finite_number
+from counterpoint.job.reading.rollouts.view import name_of
 from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.cluster import ClusterReader, ClusterState, cluster_directory
-from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from counterpoint.job.inspection import fleet
-from counterpoint.job.inspection.rollout_records import finite_number, whole_number
+from counterpoint.job.reading.activity import fleet
+from counterpoint.job.reading.rollouts.rollout_records import finite_number, whole_number
+from counterpoint.job.reading.rollouts.view import name_of as shown
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.view import name_of as shown
 from counterpoint.transport.config import Config
 
 

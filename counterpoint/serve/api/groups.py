@@ -11,6 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from counterpoint.job.reading.activity.group_fates import GroupFate, GroupFates, StepFates
+from counterpoint.job.reading.rollouts.line_index import Row
+from counterpoint.job.reading.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
+from counterpoint.job.reading.rollouts.view import name_of as shown
 from counterpoint.orchestrator.rollouts.failures import kind_of
 from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
@@ -22,10 +26,6 @@ from counterpoint.serve.api.rollout_entries import (
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.activity.group_fates import GroupFate, GroupFates, StepFates
-from counterpoint.serve.readers.rollouts.line_index import Row
-from counterpoint.serve.readers.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
-from counterpoint.serve.readers.rollouts.view import name_of as shown
 from counterpoint.transport.config import Config
 
 MAX_GROUPS = 500

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
-from counterpoint.job.inspection.log_files import log_files_in
-from counterpoint.job.inspection.redaction import redact_line
+from counterpoint.job.reading.log_files import log_files_in
+from counterpoint.job.reading.redaction import redact_line
+from counterpoint.job.reading.rollouts.view import name_of as shown
 from counterpoint.serve.endpoint import Endpoint, NotFound, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.view import name_of as shown
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 from counterpoint.transport.printable import shortened

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from counterpoint.job.reading.metrics.run_series import JobSeries, Window
 from counterpoint.run.loop_health.blame_evidence import Kind
 from counterpoint.run.loop_health.slow_spots import SlowSpot, slow_spots_of
 from counterpoint.serve.api.runs import Series, WindowParameters, series_of
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.run_series import JobSeries, Window
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.printable import printable

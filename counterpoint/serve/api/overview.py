@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from counterpoint.job.inspection.redaction import redact_line
+from counterpoint.job.reading.job_facts import JobFacts, JobReader, RunFacts
+from counterpoint.job.reading.redaction import redact_line
 from counterpoint.orchestrator.scheduling.lossless import BOUND
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Job, Jobs, kind_of
 from counterpoint.serve.jobs import Kind as JobKind
-from counterpoint.serve.readers.job_facts import JobFacts, JobReader, RunFacts
 from counterpoint.serve.readers.next_steps import NextStep, next_step
 from counterpoint.serve.readers.problems import Kind, Problem, problems_of
 from counterpoint.transport.config import Config, Identifier

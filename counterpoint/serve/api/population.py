@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from counterpoint.job.reading.rollouts.step_indexes import moment
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.readers.population import PopulationAnswer, PopulationReader, is_experiment
-from counterpoint.serve.readers.rollouts.step_indexes import moment
 from counterpoint.transport.config import Config
 
 READ_SECONDS = 1.0

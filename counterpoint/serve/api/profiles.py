@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from counterpoint.job.reading.activity.profiles import ListedProfile, ProfiledFrame, list_profiles, read_profile
 from counterpoint.serve.endpoint import Endpoint, NotFound, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.profiles import ListedProfile, ProfiledFrame, list_profiles, read_profile
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.printable import printable

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from counterpoint.job.inspection.rollout_records import RolloutRecord
+from counterpoint.job.reading.rollouts.line_index import Outcome
+from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord
+from counterpoint.job.reading.rollouts.selection import Placed, RowFilter
+from counterpoint.job.reading.rollouts.step_indexes import StepIndexes, listed_steps, moment
+from counterpoint.job.reading.rollouts.view import name_of
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.rollouts.line_index import Outcome
-from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter
-from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, listed_steps, moment
-from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import clipped, printable
 

@@ -8,6 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from counterpoint.job.reading.rollouts.line_index import Row
+from counterpoint.job.reading.rollouts.search import Place, search
+from counterpoint.job.reading.rollouts.selection import Placed
+from counterpoint.job.reading.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
 from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     RUN,
@@ -21,10 +25,6 @@ from counterpoint.serve.api.rollout_entries import (
 )
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.line_index import Row
-from counterpoint.serve.readers.rollouts.search import Place, search
-from counterpoint.serve.readers.rollouts.selection import Placed
-from counterpoint.serve.readers.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
 from counterpoint.transport.config import Config
 
 SEARCH_SECONDS = 2.0

@@ -6,6 +6,10 @@ from typing import Any
 
 from pydantic import Field
 
+from counterpoint.job.reading.rollouts.line_index import record_in
+from counterpoint.job.reading.rollouts.selection import Bars, Sort
+from counterpoint.job.reading.rollouts.step_indexes import IndexProgress, StepIndexes, listed_steps, moment
+from counterpoint.job.reading.rollouts.view import Parts, Text, parts_of
 from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     ROLLOUT,
@@ -21,10 +25,6 @@ from counterpoint.serve.api.rollout_entries import (
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.line_index import record_in
-from counterpoint.serve.readers.rollouts.selection import Bars, Sort
-from counterpoint.serve.readers.rollouts.step_indexes import IndexProgress, StepIndexes, listed_steps, moment
-from counterpoint.serve.readers.rollouts.view import Parts, Text, parts_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable
 

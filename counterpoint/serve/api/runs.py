@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from counterpoint.job.inspection.redaction import run_configuration
+from counterpoint.job.reading.metrics.downsample import rounded
+from counterpoint.job.reading.metrics.run_series import READING_SECONDS, Axis, JobSeries, RunSeries, Window
+from counterpoint.job.reading.redaction import run_configuration
 from counterpoint.run.changes import JournalError, read_journal
 from counterpoint.run.config import RunConfig
 from counterpoint.serve.api.overview import ProblemEntry, RunEntry, facts_of, problem_entry, run_entry
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Job, Jobs
-from counterpoint.serve.readers.downsample import rounded
 from counterpoint.serve.readers.problems import problems_of_run
-from counterpoint.serve.readers.run_series import READING_SECONDS, Axis, JobSeries, RunSeries, Window
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.configuration.schema import keys_of

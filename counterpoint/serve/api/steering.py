@@ -15,13 +15,13 @@ from counterpoint.job.admin.inspect import inspect_run
 from counterpoint.job.admin.join import Joined, join_run
 from counterpoint.job.admin.servers import Server, list_servers
 from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb, sentence_of
+from counterpoint.job.reading.rollouts.view import name_of
 from counterpoint.job.serving.config import WORKER_VARIABLE
 from counterpoint.run.requests import LONGEST_PROFILE_SECONDS, RunRequest
 from counterpoint.serve.api.jobs import NoParameters
 from counterpoint.serve.endpoint import Endpoint, Refused, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.openapi import Described
-from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.configuration.docstrings import docstring_of
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.job.reading.rollouts.rollout_records import finite_number
+from counterpoint.job.reading.rollouts.view import shown_value
 from counterpoint.job.sweep.rows import Row
 from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.view import shown_value
 from counterpoint.serve.readers.sweep import SweepReader, is_sweep, reward_of
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import printable

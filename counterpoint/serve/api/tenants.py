@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from counterpoint.job.reading.rollouts.view import name_of
 from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.view import name_of
 from counterpoint.service.keys import owner_name
 from counterpoint.service.tinker.status import STATUS_FILE, Status
 from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SamplerRecord, Session

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from counterpoint.job.inspection import fleet
+from counterpoint.job.reading.activity import fleet
+from counterpoint.job.reading.activity.timeline import TimelineAnswer, Timelines
 from counterpoint.serve.api.rollout_entries import RUN, RunParameters, Step, job_of
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.activity.timeline import TimelineAnswer, Timelines
 
 
 class TimelineParameters(RunParameters):

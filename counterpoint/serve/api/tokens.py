@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
+from counterpoint.job.reading.rollouts.line_index import record_in
+from counterpoint.job.reading.rollouts.step_indexes import moment
+from counterpoint.job.reading.rollouts.tokens import TokensAnswer, turn_tokens
 from counterpoint.serve.api.rollout_entries import ROLLOUT, OneRollout, line_of
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.rollouts.line_index import record_in
-from counterpoint.serve.readers.rollouts.step_indexes import moment
-from counterpoint.serve.readers.rollouts.tokens import TokensAnswer, turn_tokens
 
 TOKENS_SECONDS = 3.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from counterpoint.job.reading.activity.usage import UsageReader, UsageSeries
 from counterpoint.serve.api.population import JobParameters
 from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Jobs
-from counterpoint.serve.readers.usage import UsageReader, UsageSeries
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError
 

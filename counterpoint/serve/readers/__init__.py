@@ -1,1 +1,1 @@
-"""What the endpoints read from the directories of jobs: incremental, in bounded memory."""
+"""What the page makes of a job's facts (problems, what to do next), and the directories of experiments and of sweeps."""

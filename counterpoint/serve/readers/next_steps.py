@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from counterpoint.serve.readers.job_facts import JobFacts
+from counterpoint.job.reading.job_facts import JobFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.rollout_records import finite_number
-from counterpoint.serve.readers.rollouts.line_index import shown_name
-from counterpoint.serve.readers.rollouts.view import shown_value
+from counterpoint.job.reading.rollouts.line_index import shown_name
+from counterpoint.job.reading.rollouts.rollout_records import finite_number
+from counterpoint.job.reading.rollouts.view import shown_value
 from counterpoint.transport.config import IDENTIFIER_PATTERN, Config
 from counterpoint.transport.exact_json import JsonError, loads
 from counterpoint.transport.files.appended_lines import AppendedLines

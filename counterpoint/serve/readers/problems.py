@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from counterpoint.cluster.worker_view import State
-from counterpoint.job.inspection.metrics_lines import Line
-from counterpoint.job.inspection.redaction import redact_line
 from counterpoint.job.number_format import duration, scientific
+from counterpoint.job.reading.job_facts import JobFacts, RunFacts
+from counterpoint.job.reading.metrics.metrics_lines import Line
+from counterpoint.job.reading.redaction import redact_line
 from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
@@ -28,7 +29,6 @@ from counterpoint.orchestrator.step.shares import REMEDY, shortfalls
 from counterpoint.run.loop_health.slow_spots import in_words as slow_spots_in_words
 from counterpoint.run.loop_health.slow_spots import slow_spots_of
 from counterpoint.run.loop_health.watchdog import FAILING
-from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
 from counterpoint.trainer.telemetry import mismatch
 from counterpoint.transport.outages import Kind as OutageKind
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.directory import orchestrator_of
-from counterpoint.job.inspection.run_state import committed_steps
 from counterpoint.job.join import check_joins
 from counterpoint.job.population.exploit import outcome, request_save
+from counterpoint.job.reading.run_state import committed_steps
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError

@@ -14,7 +14,7 @@ from pathlib import Path
 import tomli_w
 
 from counterpoint.job.check import SAFE_PATH
-from counterpoint.job.inspection.run_state import exclusion_of
+from counterpoint.job.reading.run_state import exclusion_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError

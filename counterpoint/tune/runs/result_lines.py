@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from pathlib import Path
 
-from counterpoint.job.inspection.metrics_lines import Follower, Line
+from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.tune import result as keys
 from counterpoint.tune.result import Result

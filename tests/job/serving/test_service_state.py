@@ -14,7 +14,7 @@ from rich.console import Console
 
 from counterpoint.cli.display.progress import LiveProgress, PlainProgress
 from counterpoint.cli.display.summary_tables import print_summary
-from counterpoint.job.inspection.summary import summarize_runs
+from counterpoint.job.reading.summary import summarize_runs
 from counterpoint.job.serving.service_state import service_in_words, summarize_service
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateSession

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.cli.show import main as show
-from counterpoint.job.inspection.history import History
+from counterpoint.job.reading.metrics.history import History
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.step import differences as differences_module
 from counterpoint.orchestrator.step.differences import (

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from counterpoint.job.inspection.fleet import STALE_SECONDS
+from counterpoint.job.reading.activity.fleet import STALE_SECONDS
 from counterpoint.orchestrator.activity import FLEET_FILE
 from counterpoint.trainer.telemetry.published import RUNS_FILE
 from tests.serve.activity.jobs import SERVERS, fleet, write_fleet

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
+from counterpoint.job.reading.activity import group_fates
+from counterpoint.job.reading.activity.group_fates import GroupFates
 from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision, DecisionLog
-from counterpoint.serve.readers.activity import group_fates
-from counterpoint.serve.readers.activity.group_fates import GroupFates
 from counterpoint.transport.files.atomic import publish_directory
 from tests.serve.activity.jobs import write_decisions
 from tests.serve.api_client import api

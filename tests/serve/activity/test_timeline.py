@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.serve.readers.activity import timeline as timeline_reader
-from counterpoint.serve.readers.activity.timeline import Timelines
+from counterpoint.job.reading.activity import timeline as timeline_reader
+from counterpoint.job.reading.activity.timeline import Timelines
 from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, SpanLog, line_of
 from tests.serve.activity.jobs import BEGAN, SERVERS, fleet, write_fleet, write_spans
 from tests.serve.api_client import api

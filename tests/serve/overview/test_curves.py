@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import counterpoint
-from counterpoint.job.inspection import trained_lines as trained_lines_module
-from counterpoint.job.inspection.evaluations import Evaluations, result_in
-from counterpoint.job.inspection.history import History
-from counterpoint.serve.readers.downsample import downsample, rounded
-from counterpoint.serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
-from counterpoint.serve.readers.step_table import MOST_SEEN, StepTable
+from counterpoint.job.reading.metrics import trained_lines as trained_lines_module
+from counterpoint.job.reading.metrics.downsample import downsample, rounded
+from counterpoint.job.reading.metrics.evaluations import Evaluations, result_in
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.metrics.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
+from counterpoint.job.reading.metrics.step_table import MOST_SEEN, StepTable
 from counterpoint.transport.files import appended_lines
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.synthetic_jobs import trained_lines
@@ -189,7 +189,7 @@ def test_a_window_is_cut_by_step_or_by_time(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.serve.readers.run_series.KEPT_BYTES", 2000)
+    monkeypatch.setattr("counterpoint.job.reading.metrics.run_series.KEPT_BYTES", 2000)
     reader = JobSeries(tmp_path)
     for number in range(12):
         write_lines(tmp_path / f"run_{number}" / "metrics.jsonl", [shipped_line(step, step) for step in range(1, 21)])

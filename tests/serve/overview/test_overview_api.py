@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from counterpoint.job.inspection.status import read_status
+from counterpoint.job.reading import job_facts
+from counterpoint.job.reading.status import read_status
 from counterpoint.run.changes import Change, write_journal
-from counterpoint.serve.readers import job_facts
 from counterpoint.serve.readers.problems import Kind, problems_of
 from counterpoint.trainer.metrics import MetricsFile
 from counterpoint.transport.files.atomic import publish_directory

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.job.inspection.fleet import Server
-from counterpoint.job.inspection.history import History
-from counterpoint.job.plan.balance import Idle
+from counterpoint.job.reading.activity.fleet import Server
+from counterpoint.job.reading.job_facts import JobFacts, RunFacts
+from counterpoint.job.reading.metrics.balance import Idle
+from counterpoint.job.reading.metrics.history import History
+from counterpoint.job.reading.metrics.newest_steps import KEPT_STEPS, KEPT_TRAINED
+from counterpoint.job.reading.run_file import RunFile
 from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.step.differences import Notice
-from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
-from counterpoint.serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
 from counterpoint.serve.readers.problems import Kind, Problem, problems_of
-from counterpoint.serve.readers.run_file import RunFile
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from counterpoint.transport import outages
 from counterpoint.transport.outages import Outage

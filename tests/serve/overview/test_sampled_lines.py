@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.serve.readers import run_series, step_table
-from counterpoint.serve.readers.run_series import SECONDS_A_STEP, JobSeries, Window
-from counterpoint.serve.readers.sampled_lines import MOST_BYTES, TREND_POINTS, Trend
-from counterpoint.serve.readers.step_table import StepTable
+from counterpoint.job.reading.metrics import run_series, step_table
+from counterpoint.job.reading.metrics.run_series import SECONDS_A_STEP, JobSeries, Window
+from counterpoint.job.reading.metrics.sampled_lines import MOST_BYTES, TREND_POINTS, Trend
+from counterpoint.job.reading.metrics.step_table import StepTable
 from tests.support.jobs import shipped_line, trained_line, write_lines
 
 EVERYTHING = Window(points=100_000)

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.environments.chat import Chat
-from counterpoint.serve.readers.rollouts import line_index, step_indexes
-from counterpoint.serve.readers.rollouts.line_index import StepIndex, record_in
-from counterpoint.serve.readers.rollouts.selection import RowFilter, Sort, histogram, select
-from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment
+from counterpoint.job.reading.rollouts import line_index, step_indexes
+from counterpoint.job.reading.rollouts.line_index import StepIndex, record_in
+from counterpoint.job.reading.rollouts.selection import RowFilter, Sort, histogram, select
+from counterpoint.job.reading.rollouts.step_indexes import StepIndexes, moment
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from tests.serve.rollouts.jobs import spoken, write_lines, write_step
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from counterpoint.environments.chat import Chat
+from counterpoint.job.reading.rollouts import line_index, view
 from counterpoint.serve.api import rollout_search, rollouts
-from counterpoint.serve.readers.rollouts import line_index, view
 from tests.serve.api_client import Client, api
 from tests.serve.rollouts.jobs import HOSTILE, spoken, write_lines, write_step
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.serve.readers.rollouts import line_index
-from counterpoint.serve.readers.rollouts import search as searching
-from counterpoint.serve.readers.rollouts.search import Hit, search
-from counterpoint.serve.readers.rollouts.selection import RowFilter
-from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.job.reading.rollouts import line_index
+from counterpoint.job.reading.rollouts import search as searching
+from counterpoint.job.reading.rollouts.search import Hit, search
+from counterpoint.job.reading.rollouts.selection import RowFilter
+from counterpoint.job.reading.rollouts.step_indexes import moment
 from tests.serve.rollouts.jobs import write_lines
 
 

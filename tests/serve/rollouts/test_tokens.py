@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.environments.chat import Chat
-from counterpoint.job.inspection.rollout_records import read_records
+from counterpoint.job.reading.rollouts.rollout_records import read_records
+from counterpoint.job.reading.rollouts.step_indexes import moment
+from counterpoint.job.reading.rollouts.tokens import TokensAnswer, _decoded, tokenizer_of, turn_tokens
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, TokenFileError, read_tokens
-from counterpoint.serve.readers.rollouts.step_indexes import moment
-from counterpoint.serve.readers.rollouts.tokens import TokensAnswer, _decoded, tokenizer_of, turn_tokens
 from counterpoint.transport.files.atomic import remove_directory
 from counterpoint.transport.records import Rollout
 from tests.orchestrator.toy_model import make_toy_model

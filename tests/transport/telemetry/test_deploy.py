@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from counterpoint.inference.pool import meters as pool
-from counterpoint.job.inspection import telemetry as supervisor
+from counterpoint.job.serving import telemetry as supervisor
 from counterpoint.job.sweep import telemetry as sweep
 from counterpoint.orchestrator.telemetry import catalogue as orchestrator
 from counterpoint.trainer.telemetry import catalogue as trainer

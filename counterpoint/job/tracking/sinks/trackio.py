@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.redaction import whole_configuration
+from counterpoint.job.reading.redaction import whole_configuration
 from counterpoint.job.tracking.rows import Evaluation, Row, Target
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.inspection.redaction import whole_configuration
+from counterpoint.job.reading.redaction import whole_configuration
 from counterpoint.job.tracking.rows import Evaluation, Row, Target
 from counterpoint.job.tracking.sinks.wandb_files import last_offline_step
 

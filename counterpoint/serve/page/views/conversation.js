@@ -1,4 +1,4 @@
-// A prompt's text as messages, as `counterpoint/job/inspection/conversation.py` has them: split where the usual chat templates begin one. What an environment wrote may look like a template's token:
+// A prompt's text as messages, as `counterpoint/job/reading/rollouts/conversation.py` has them: split where the usual chat templates begin one. What an environment wrote may look like a template's token:
 // the text as it was sent is shown on request (views/rollout.js), and what a model wrote is never split.
 
 /** Where a message begins; a group is its role. Those of ChatML, Llama, Gemma, DeepSeek, Phi and GLM, and Mistral. */

@@ -1,1 +1,0 @@
-"""A job as its files show it: its runs' metrics, state, logs and rollouts. Read only."""

@@ -1,0 +1,193 @@
+"""One rollout for people: its record in parts of bounded length, with everything in it as plain text.
+
+A model, an environment or a guest wrote it. What could steer a terminal or turn the writing direction is escaped
+(`transport/printable.py`); the page then sets it as text, never as HTML.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord, finite_number, whole_number
+from counterpoint.transport.config import Config
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.printable import printable
+
+MAX_PARTS = 2_000
+"""Turns of a rollout that are shown, and pairs of a table."""
+
+ANSWER_CHARACTERS = 4 * 2**20
+"""The characters of all texts of one rollout together."""
+
+
+class Text(Config):
+    """A text that somebody else wrote, safe to be shown as text."""
+
+    text: str
+    """The text, or its beginning and its end."""
+    characters: int
+    """The characters of the whole text."""
+    left_out: int
+    """Characters of its middle that are left out."""
+
+
+class TurnView(Config):
+    """One model call."""
+
+    player: str
+    """The player whose turn it is; empty in a rollout with one player."""
+    prompt: Text | None
+    """The part of the prompt that is new since the turn that it extends; None if no text was recorded."""
+    completion: Text | None
+    """What the model wrote; None if no text was recorded."""
+    prompt_tokens: int | None
+    """The tokens of the whole prompt."""
+    cached_tokens: int | None
+    """How many of these the server had in its prefix cache."""
+    completion_tokens: int | None
+    """What the model wrote."""
+    untrained_tokens: int | None
+    """How many of these the environment left out of training."""
+    policy_version: int | None
+    """The weights that wrote it."""
+    temperature: float | None
+    """The temperature at sampling."""
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+    server: str
+    """The server that answered."""
+
+
+class OpponentTurnView(Config):
+    """A call of another policy, which is not trained."""
+
+    opponent: str
+    """The name of the opponent."""
+    before: int
+    """The number of turns before it."""
+    completion: Text
+    """The text that the model wrote."""
+
+
+class Pair(Config):
+    """A name and a value, as text."""
+
+    name: str
+    """What the value is called."""
+    value: str
+    """The value, as JSON; its end may be left out."""
+
+
+class Parts(Config):
+    """What the record holds."""
+
+    rollout_id: str
+    """Unique in its run."""
+    answer: Text | None
+    """The right answer of its example; None if it has none."""
+    error: Text | None
+    """Why it failed; None if it did not."""
+    filtered_by: str | None
+    """The filter that caught it; None if none did."""
+    dropped: str | None
+    """Why its group was dropped after it was finalized; None if it was not."""
+    turns: list[TurnView]
+    """The model's calls, in order."""
+    turns_left_out: int
+    """How many more turns it has."""
+    opponent_turns: list[OpponentTurnView]
+    """The calls of other policies, in order."""
+    player_rewards: list[Pair]
+    """The reward of each player that has one of its own."""
+    player_advantages: list[Pair]
+    """The advantage of each."""
+    metrics: list[Pair]
+    """What the environment measured."""
+    state: list[Pair]
+    """The columns of its state that are recorded."""
+
+
+class _Budget:
+    """Shares the characters of one answer among its texts."""
+
+    def __init__(self, most_each: int) -> None:
+        self._each, self._left = most_each, ANSWER_CHARACTERS
+
+    def text(self, value: object) -> Text | None:
+        if not isinstance(value, str):
+            return None
+        characters = len(value)
+        most = min(self._each, self._left)
+        left_out = max(0, len(value) - most)
+        self._left -= len(value) - left_out
+        if left_out:
+            head, tail = value[: most - most // 2], value[len(value) - most // 2 :]
+            value = f"{head}\n[... {left_out} characters left out ...]\n{tail}"
+        return Text(text=printable(value), characters=characters, left_out=left_out)
+
+
+def parts_of(record: RolloutRecord, most_characters: int) -> Parts:
+    """Returns the record's parts; of a text that is longer than `most_characters`, the middle is left out."""
+    budget = _Budget(most_characters)
+    turns = record.turns
+    return Parts(
+        rollout_id=name_of(record.rollout_id),
+        answer=budget.text(record.fields.get("answer")),
+        error=budget.text(record.error),
+        filtered_by=None if record.filtered_by is None else name_of(record.filtered_by),
+        dropped=None if record.dropped is None else name_of(record.dropped),
+        turns=[_turn(turn, budget) for turn in turns[:MAX_PARTS]],
+        turns_left_out=max(0, len(turns) - MAX_PARTS),
+        opponent_turns=[
+            OpponentTurnView(
+                opponent=name_of(turn.get("opponent")),
+                before=whole_number(turn.get("before")) or 0,
+                completion=budget.text(turn.get("completion")) or Text(text="", characters=0, left_out=0),
+            )
+            for turn in record.opponent_turns[:MAX_PARTS]
+        ],
+        **{
+            name: _pairs(record.fields.get(name), most_characters)
+            for name in ("player_rewards", "player_advantages", "metrics", "state")
+        },
+    )
+
+
+def _turn(turn: dict[str, Any], budget: _Budget) -> TurnView:
+    return TurnView(
+        player=name_of(turn.get("player")),
+        prompt=budget.text(turn.get("prompt")),
+        completion=budget.text(turn.get("completion")),
+        **{
+            name: whole_number(turn.get(name))
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "untrained_tokens", "policy_version")
+        },
+        temperature=finite_number(turn.get("temperature")),
+        finish_reason=name_of(turn.get("finish_reason")),
+        server=name_of(turn.get("server")),
+    )
+
+
+def name_of(value: object) -> str:
+    """Returns a short text, such as a name, for people; empty if it is none."""
+    return printable(value[:200]) if isinstance(value, str) else ""
+
+
+def _pairs(value: object, most: int) -> list[Pair]:
+    if not isinstance(value, dict):
+        return []
+    return [
+        Pair(name=name_of(str(name)), value=shown_value(each, min(most, 20_000)))
+        for name, each in [*value.items()][:MAX_PARTS]
+    ]
+
+
+def shown_value(value: object, most: int, *, indented: bool = True) -> str:
+    """Returns a value as text: a text as it is, anything else as JSON, at most so many characters of it."""
+    try:
+        text = value if isinstance(value, str) else dumps(value, option=orjson.OPT_INDENT_2 if indented else 0).decode()
+    except TypeError:  # orjson reads what is deeper than it writes
+        return "(nested too deeply to be shown)"
+    return printable(text if len(text) <= most else f"{text[:most]} [... {len(text) - most} characters left out ...]")

@@ -1,1 +1,0 @@
-"""What roles did and do: spans of steps, fates of groups."""
