@@ -62,7 +62,9 @@ def test_files_that_are_no_targets_are_passed_over_and_damaged_records_shown(tmp
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / ".hidden.json").write_text("{}")
     (tmp_path / "damaged.json").write_bytes(record.to_bytes()[:30])
-    damaged, good = sweep_status(tmp_path)
+    os.mkfifo(tmp_path / "fifo.json")
+    damaged, fifo, good = sweep_status(tmp_path)
     assert (damaged.target_id, damaged.state, good.state) == ("damaged", "UNREADABLE", "RUNNING")
+    assert (fifo.target_id, fifo.state) == ("fifo", "UNREADABLE"), "nobody waits for who would write into it"
     assert damaged.error is not None
     assert f"{tmp_path}: damaged is not a sweep's record" in damaged.error
