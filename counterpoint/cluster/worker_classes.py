@@ -13,7 +13,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -61,11 +62,10 @@ def _require(import_path: str, path: Sequence[str], base: type[Worker]) -> None:
     source = _source_of(module, path)
     if source is not None:
         try:
-            tree = ast.parse(source.read_bytes(), str(source))
+            names = _names(source, path)
         except (OSError, SyntaxError, ValueError) as error:
             raise LookupError(f"{source} cannot be read: {error}") from None
-        names, is_open = _top_level_names(tree, path)
-        if name not in names and not is_open:
+        if names is not None and name not in names:
             near = difflib.get_close_matches(name, sorted(names), n=1)
             raise LookupError(f"{source} defines no {name}" + (f"; the nearest is {near[0]}" if near else ""))
     kinds = _kinds(module, name, path)
@@ -101,41 +101,41 @@ def _source_of(module: str, path: Sequence[str]) -> Path | None:
     return Path(found.origin) if found is not None and found.origin and found.origin.endswith(".py") else None
 
 
-def _top_level_names(tree: ast.Module, path: Sequence[str]) -> tuple[set[str], bool]:
-    """The names that a module defines, and whether it may define others that are not written there.
+def _definitions(source: Path) -> Mapping[str, list[ast.AST]]:
+    """Returns, for each name that a source defines or imports anywhere, and for `*`, the nodes that do so."""
+    found: dict[str, list[ast.AST]] = defaultdict(list)
+    for node in ast.walk(ast.parse(source.read_bytes(), str(source))):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found[name].append(node)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                for alias in names:
+                    found[alias.asname or alias.name].append(node)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found[name].append(node)
+    return dict(found)
 
-    The public names of a package, which another takes over by `import *`, count as those of the other.
+
+def _names(source: Path, path: Sequence[str], *, is_taken: bool = False) -> set[str] | None:
+    """Returns the names that a source defines; None if it may define others that are not written there.
+
+    The names of a module from which it takes all by `import *` count; not so if that takes others in the same way (`is_taken`).
     """
-    names: set[str] = set()
-    is_open = False
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.add(node.name)
-            is_open |= node.name == "__getattr__"
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-            if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
-                of_others = _names_of(node.module, path) if node.module and not node.level else None
-                names |= of_others or set()
-                is_open |= of_others is None
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names, is_open
-
-
-def _names_of(module: str, path: Sequence[str]) -> set[str] | None:
-    """The names of a module that `import *` takes over; None if they cannot be told from its source."""
-    try:
-        source = _source_of(module, path)
-        tree = ast.parse(source.read_bytes(), str(source)) if source else None
-    except (LookupError, OSError, SyntaxError, ValueError):
+    found = _definitions(source)
+    names = {name.split(".")[0] for name in found}
+    if "__getattr__" in names or (is_taken and "*" in names):
         return None
-    if tree is None or any(
-        alias.name == "*" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
-    ):
-        return None
-    names, is_open = _top_level_names(tree, path)
-    return None if is_open else names
+    for node in found.get("*", []):
+        try:
+            module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+            other = _source_of(module, path) if module else None
+            theirs = _names(other, path, is_taken=True) if other else None
+        except (LookupError, OSError, SyntaxError, ValueError):
+            return None
+        if theirs is None:
+            return None
+        names |= theirs
+    return names
 
 
 # --- what a class is derived from ---
@@ -150,7 +150,7 @@ def _kinds(module: str, name: str, path: Sequence[str], depth: int = 0) -> set[s
             found = getattr(known, name, None)
             return {_path_of(each) for each in found.__mro__} if isinstance(found, type) else {"no class"}
         source = _source_of(module, path)
-        nodes = [*ast.walk(ast.parse(source.read_bytes(), str(source)))] if source and depth < _DEEPEST else []
+        nodes = _definitions(source) if source and depth < _DEEPEST else {}
     except (ImportError, LookupError, OSError, SyntaxError, ValueError):
         return {_UNKNOWN}
     package = module if source and source.name == "__init__.py" else module.rpartition(".")[0]
@@ -163,19 +163,19 @@ def _kinds(module: str, name: str, path: Sequence[str], depth: int = 0) -> set[s
                 return of(generic)
             case ast.Attribute(value=value, attr=below):
                 prefix = ast.unparse(value)
-                homes = [home for node in nodes for names, home in _imported(node, package) if names == prefix]
-                return _kinds(homes[0], below, path, depth + 1) if len(homes) == 1 else {_UNKNOWN}
+                match nodes.get(prefix, []):
+                    case [ast.Import() | ast.ImportFrom() as node]:
+                        return _kinds(_home(node, prefix, package), below, path, depth + 1)
         return {_UNKNOWN}
 
-    match [node for node in nodes if _defines(node, name)]:
+    match nodes.get(name, []):
         case [ast.ClassDef(decorator_list=[], bases=bases)]:
             return {f"{module}:{name}"}.union(*map(of, bases))
         case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[])]:
             return {"no class"}
         case [ast.ImportFrom() as node]:
-            home = next(home for names, home in _imported(node, package) if names == name)
-            return _kinds(*home.rpartition(".")[::2], path, depth + 1)
-        case [] if nodes and hasattr(builtins, name) and not any(_defines(node, "*") for node in nodes):
+            return _kinds(*_home(node, name, package).rpartition(".")[::2], path, depth + 1)
+        case [] if nodes and hasattr(builtins, name) and "*" not in nodes:
             return {f"{builtins.__name__}:{name}"}
     return {_UNKNOWN}
 
@@ -184,21 +184,11 @@ def _path_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _defines(node: ast.AST, name: str) -> bool:
-    match node:
-        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-            return node.name == name
-        case ast.Import() | ast.ImportFrom():
-            return any((alias.asname or alias.name) == name for alias in node.names)
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
-
-
-def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """Yields each name that a node imports, and what it stands for: `module`, or `module.name`."""
+def _home(node: ast.Import | ast.ImportFrom, name: str, package: str) -> str:
+    """Returns what a name that a node imports stands for: `module`, or `module.name`."""
+    imported = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
     if isinstance(node, ast.Import):
-        yield from ((alias.asname or alias.name, alias.name) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        parts = package.split(".")
-        above = parts[: len(parts) - node.level + 1] if node.level else []
-        home = ".".join([*above, *filter(None, [node.module])])
-        yield from ((alias.asname or alias.name, f"{home}.{alias.name}") for alias in node.names)
+        return imported
+    parts = package.split(".")
+    above = parts[: len(parts) - node.level + 1] if node.level else []
+    return ".".join([*above, *filter(None, [node.module]), imported])
