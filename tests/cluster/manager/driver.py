@@ -5,37 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from counterpoint.cluster.manager.events import (
-    Allocate,
-    Allocated,
-    AllocationFailed,
-    Begin,
-    CheckChildren,
-    ChildrenChecked,
-    Create,
-    Created,
-    CreateFailed,
-    EndAnnounced,
-    Event,
-    ExtensionRequested,
-    Failover,
-    FailoverDone,
-    GuestsChanged,
-    Instruction,
-    MasterChanged,
-    NodeLost,
-    Outcome,
-    Release,
-    ReplaceRequested,
-    ScaleRequested,
-    StopRequested,
-    Tick,
-    WorkerExited,
-    WorkerReady,
-    WorkerSilent,
-    WorkerStarted,
-    WorkFinished,
-)
+from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.state import WorkerRecord
 from counterpoint.cluster.spec import JobSpec, RoleSpec
@@ -66,14 +36,14 @@ class Driver:
         self.now = 0.0
         self.nodes: dict[str, str] = {}
         """Where a bundle is placed, if not on `node`."""
-        self.instructions: list[Instruction] = []
+        self.instructions: list[events.Instruction] = []
         """All that was ever instructed."""
 
     def __getitem__(self, worker: str) -> WorkerRecord:
         return self.manager.state.workers[worker]
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> events.Outcome | None:
         return self.manager.outcome
 
     @property
@@ -89,26 +59,26 @@ class Driver:
 
     # --- events ---
 
-    def handle(self, event: Event) -> list[str]:
+    def handle(self, event: events.Event) -> list[str]:
         """Passes in an event, and the answers to what follows; returns the instructions in words, but for places."""
         self.now = max(self.now, event.at)
         words: list[str] = []
-        events = [event]
-        while events:
-            for instruction in self.manager.handle(events.pop(0)):
+        waiting = [event]
+        while waiting:
+            for instruction in self.manager.handle(waiting.pop(0)):
                 self.instructions.append(instruction)
-                if not isinstance(instruction, Allocate | Release) or not self.answers:
+                if not isinstance(instruction, events.Allocate | events.Release) or not self.answers:
                     words.append(in_words(instruction))
                 if self.answers:
-                    events += self._answer(instruction)
+                    waiting += self._answer(instruction)
         return words
 
-    def _answer(self, instruction: Instruction) -> list[Event]:
+    def _answer(self, instruction: events.Instruction) -> list[events.Event]:
         match instruction:
-            case Allocate(bundle, attempt):
-                return [Allocated(bundle, attempt, self.nodes.get(bundle, "node"), self.now)]
-            case Create(worker, incarnation, bundle):
-                return [Created(worker, incarnation, self.nodes.get(bundle, "node"), 100, self.now)]
+            case events.Allocate(bundle, attempt):
+                return [events.Allocated(bundle, attempt, self.nodes.get(bundle, "node"), self.now)]
+            case events.Create(worker, incarnation, bundle):
+                return [events.Created(worker, incarnation, self.nodes.get(bundle, "node"), 100, self.now)]
         return []
 
     def at(self, at: float | None) -> float:
@@ -118,76 +88,76 @@ class Driver:
         return self[worker].incarnation
 
     def begin(self, at: float | None = None) -> list[str]:
-        return self.handle(Begin(self.at(at)))
+        return self.handle(events.Begin(self.at(at)))
 
     def ready(self, worker: str, at: float | None = None) -> list[str]:
-        return self.handle(WorkerReady(worker, self.incarnation(worker), f"ipc://{worker}", "", self.at(at)))
+        return self.handle(events.WorkerReady(worker, self.incarnation(worker), f"ipc://{worker}", "", self.at(at)))
 
     def started(self, worker: str, at: float | None = None) -> list[str]:
-        return self.handle(WorkerStarted(worker, self.incarnation(worker), self.at(at)))
+        return self.handle(events.WorkerStarted(worker, self.incarnation(worker), self.at(at)))
 
     def finished(self, worker: str, at: float | None = None) -> list[str]:
-        return self.handle(WorkFinished(worker, self.incarnation(worker), self.at(at)))
+        return self.handle(events.WorkFinished(worker, self.incarnation(worker), self.at(at)))
 
     def exit(
         self, worker: str, code: int = 0, at: float | None = None, reason: str = "", *, lost: bool = False
     ) -> list[str]:
-        return self.handle(WorkerExited(worker, self.incarnation(worker), code, reason, self.at(at), lost))
+        return self.handle(events.WorkerExited(worker, self.incarnation(worker), code, reason, self.at(at), lost))
 
     def exits(self, *workers: str, code: int = 0) -> list[str]:
         return [word for worker in workers for word in self.exit(worker, code)]
 
     def no_start(self, worker: str, reason: str, at: float | None = None) -> list[str]:
-        return self.handle(CreateFailed(worker, self.incarnation(worker), reason, self.at(at)))
+        return self.handle(events.CreateFailed(worker, self.incarnation(worker), reason, self.at(at)))
 
     def leaves(self, worker: str, at: float | None = None) -> list[str]:
-        return self.handle(EndAnnounced(worker, self.incarnation(worker), self.at(at)))
+        return self.handle(events.EndAnnounced(worker, self.incarnation(worker), self.at(at)))
 
     def needs(self, worker: str, seconds: float, at: float | None = None) -> list[str]:
-        return self.handle(ExtensionRequested(worker, self.incarnation(worker), seconds, self.at(at)))
+        return self.handle(events.ExtensionRequested(worker, self.incarnation(worker), seconds, self.at(at)))
 
     def silent(self, worker: str, seconds: float = 15.0, at: float | None = None) -> list[str]:
-        return self.handle(WorkerSilent(worker, self.incarnation(worker), seconds, self.at(at)))
+        return self.handle(events.WorkerSilent(worker, self.incarnation(worker), seconds, self.at(at)))
 
     def checked(self, role: str, at: float | None = None) -> list[str]:
         worker, number = f"{role}-master", self.manager.state.roles[role].check
-        return self.handle(ChildrenChecked(worker, self.incarnation(worker), number, self.at(at)))
+        return self.handle(events.ChildrenChecked(worker, self.incarnation(worker), number, self.at(at)))
 
     def failover_done(self, worker: str, at: float | None = None) -> list[str]:
-        return self.handle(FailoverDone(worker, self.incarnation(worker), self[worker].notice, self.at(at)))
+        return self.handle(events.FailoverDone(worker, self.incarnation(worker), self[worker].notice, self.at(at)))
 
     def replace(self, by: str, worker: str, at: float | None = None) -> list[str]:
         incarnations = self.incarnation(by), self.incarnation(worker)
-        return self.handle(ReplaceRequested(by, incarnations[0], worker, incarnations[1], "slow", self.at(at)))
+        return self.handle(events.ReplaceRequested(by, incarnations[0], worker, incarnations[1], "slow", self.at(at)))
 
     def scale(self, role: str, count: int, at: float | None = None) -> list[str]:
-        return self.handle(ScaleRequested(role, count, self.at(at)))
+        return self.handle(events.ScaleRequested(role, count, self.at(at)))
 
     def lose(self, node: str, at: float | None = None) -> list[str]:
-        return self.handle(NodeLost(node, "its keeper does not answer", self.at(at)))
+        return self.handle(events.NodeLost(node, "its keeper does not answer", self.at(at)))
 
     def no_place(self, bundle: str, final: bool = False, at: float | None = None) -> list[str]:
         attempt = self.manager.state.bundles[bundle].attempt
-        return self.handle(AllocationFailed(bundle, attempt, "no room", final, self.at(at)))
+        return self.handle(events.AllocationFailed(bundle, attempt, "no room", final, self.at(at)))
 
     def place(self, bundle: str, node: str = "node", at: float | None = None) -> list[str]:
         attempt = self.manager.state.bundles[bundle].attempt
-        return self.handle(Allocated(bundle, attempt, node, self.at(at)))
+        return self.handle(events.Allocated(bundle, attempt, node, self.at(at)))
 
     def stop(self, reason: str = "asked", code: int = 143, at: float | None = None, by: str = "") -> list[str]:
-        return self.handle(StopRequested(reason, code, by, self.at(at)))
+        return self.handle(events.StopRequested(reason, code, by, self.at(at)))
 
     def guests(self, *guests: str, at: float | None = None) -> list[str]:
-        return self.handle(GuestsChanged(guests, self.at(at)))
+        return self.handle(events.GuestsChanged(guests, self.at(at)))
 
     def tick(self, at: float | None = None) -> list[str]:
         """A tick at that time, or at the deadline."""
         due = self.deadline if at is None else at
         assert due is not None, "nothing is due"
-        return self.handle(Tick(due))
+        return self.handle(events.Tick(due))
 
     def new_master(self, epoch: int, at: float | None = None) -> list[str]:
-        return self.handle(MasterChanged(epoch, self.at(at)))
+        return self.handle(events.MasterChanged(epoch, self.at(at)))
 
     # --- more at once ---
 
@@ -217,17 +187,17 @@ class Driver:
         return []
 
 
-def in_words(instruction: Instruction) -> str:
+def in_words(instruction: events.Instruction) -> str:
     match instruction:
-        case Allocate(bundle):
+        case events.Allocate(bundle):
             return f"allocate {bundle}"
-        case Release(bundle):
+        case events.Release(bundle):
             return f"release {bundle}"
-        case Create(worker, _, _, again):
+        case events.Create(worker, _, _, again):
             return f"create {worker}" + (" again" if again else "")
-        case CheckChildren(worker):
+        case events.CheckChildren(worker):
             return f"check {worker}"
-        case Failover(worker, _, _, failed):
+        case events.Failover(worker, _, _, failed):
             return f"tell {worker} of {' '.join(failed)}"
         case _:
             return f"{type(instruction).__name__.lower()} {instruction.worker}"

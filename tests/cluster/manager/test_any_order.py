@@ -20,23 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from counterpoint.cluster.manager.events import (
-    Begin,
-    EndAnnounced,
-    Event,
-    ExtensionRequested,
-    GuestsChanged,
-    Instruction,
-    MasterChanged,
-    NodeLost,
-    ReplaceRequested,
-    ScaleRequested,
-    StopRequested,
-    Tick,
-    WorkerHeard,
-    WorkerSilent,
-    WorkerSuspected,
-)
+from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.manager import PrimeManager
 from counterpoint.cluster.manager.state import ENDED, JobState, Ledger, Phase
 from counterpoint.cluster.spec import JobSpec, RestartScope, StartGate
@@ -88,14 +72,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.random = random.Random(seed)
         self.manager = PrimeManager(spec)
         self.backend = Backend()
-        self.orders: deque[Instruction] = deque()
-        self.events: list[Event] = []
+        self.orders: deque[events.Instruction] = deque()
+        self.events: list[events.Event] = []
         self.removals: dict[str, int] = defaultdict(int)
-        self.handle(Begin(0.0))
+        self.handle(events.Begin(0.0))
         if well:
             self.all_goes_well_for_a_while()
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """A stale event changes nothing."""
         self.events.append(event)
         stale = self.is_stale(event)
@@ -172,7 +156,7 @@ class AnyOrder(RuleBasedStateMachine):
             for event in self.events:
                 self.manager.handle(event)
         assert self.manager.snapshot() == former.snapshot()
-        self.handle(MasterChanged(former.state.epoch + 1, self.backend.now))
+        self.handle(events.MasterChanged(former.state.epoch + 1, self.backend.now))
         self.go_on()
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 40.0]))
@@ -190,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def tick_if_due(self) -> None:
         if self.manager.deadline is not None and self.manager.deadline <= self.backend.now:
-            self.handle(Tick(self.backend.now))
+            self.handle(events.Tick(self.backend.now))
 
     # --- what workers do ---
 
@@ -224,23 +208,23 @@ class AnyOrder(RuleBasedStateMachine):
     def announce_the_end(self, number: int) -> None:
         if name := self.living(number):
             process = self.backend.processes[name]
-            self.backend.report(name, EndAnnounced(name, process.incarnation, self.backend.now))
-            self.backend.report(name, ExtensionRequested(name, process.incarnation, 20.0, self.backend.now))
+            self.backend.report(name, events.EndAnnounced(name, process.incarnation, self.backend.now))
+            self.backend.report(name, events.ExtensionRequested(name, process.incarnation, 20.0, self.backend.now))
         self.go_on()
 
     @rule(number=st.integers(0, 7))
     def fall_silent(self, number: int) -> None:
         if name := self.living(number):
-            self.handle(WorkerSilent(name, self.backend.processes[name].incarnation, 15.0, self.backend.now))
+            self.handle(events.WorkerSilent(name, self.backend.processes[name].incarnation, 15.0, self.backend.now))
         self.go_on()
 
     @rule(number=st.integers(0, 7), heard=st.booleans())
     def miss_heartbeats(self, number: int, heard: bool) -> None:
         if name := self.living(number):
             incarnation = self.backend.processes[name].incarnation
-            self.handle(WorkerSuspected(name, incarnation, 4.0, self.backend.now))
+            self.handle(events.WorkerSuspected(name, incarnation, 4.0, self.backend.now))
             if heard:
-                self.handle(WorkerHeard(name, incarnation, self.backend.now))
+                self.handle(events.WorkerHeard(name, incarnation, self.backend.now))
         self.go_on()
 
     @rule(number=st.integers(0, 7), unkillable=st.sampled_from([False, False, True]))
@@ -255,7 +239,9 @@ class AnyOrder(RuleBasedStateMachine):
         asks, child = self.living(by), self.living(number)
         if asks is not None and child is not None:
             incarnations = (self.backend.processes[name].incarnation for name in (asks, child))
-            self.handle(ReplaceRequested(asks, next(incarnations), child, next(incarnations), "slow", self.backend.now))
+            self.handle(
+                events.ReplaceRequested(asks, next(incarnations), child, next(incarnations), "slow", self.backend.now)
+            )
         self.go_on()
 
     # --- what happens to the job ---
@@ -264,7 +250,7 @@ class AnyOrder(RuleBasedStateMachine):
     def lose_node(self, node: str, told_twice: bool) -> None:
         self.backend.lose(node)
         if told_twice:
-            self.backend.report(node, NodeLost(node, "gone", self.backend.now))
+            self.backend.report(node, events.NodeLost(node, "gone", self.backend.now))
         self.go_on()
 
     @rule(places=st.booleans())
@@ -278,18 +264,18 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(role_number=st.integers(0, 2), count=st.integers(0, 4))
     def scale(self, role_number: int, count: int) -> None:
         roles = self.spec.roles
-        self.handle(ScaleRequested(roles[role_number % len(roles)].name, count, self.backend.now))
+        self.handle(events.ScaleRequested(roles[role_number % len(roles)].name, count, self.backend.now))
         self.go_on()
 
     @precondition(lambda self: len(self.events) > 30)
     @rule(by=st.sampled_from(["", "", "rank-0"]), code=st.sampled_from([0, 143]))
     def ask_to_stop(self, by: str, code: int) -> None:
-        self.handle(StopRequested("asked", code, by, self.backend.now))
+        self.handle(events.StopRequested("asked", code, by, self.backend.now))
         self.go_on()
 
     @rule(guests=st.sampled_from([(), ("visitor",)]))
     def change_guests(self, guests: tuple[str, ...]) -> None:
-        self.handle(GuestsChanged(guests, self.backend.now))
+        self.handle(events.GuestsChanged(guests, self.backend.now))
         self.go_on()
 
     # --- what holds ---
@@ -334,7 +320,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         """From here on nothing goes wrong: the job ends, nothing of it lives, and its state is the fold of the events."""
         self.backend.failing_places = self.backend.failing_creations = 0
-        self.handle(GuestsChanged((), self.backend.now))
+        self.handle(events.GuestsChanged((), self.backend.now))
         for _ in range(ENOUGH_ROUNDS):
             if self.manager.outcome is not None:
                 break
@@ -361,7 +347,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.the_deadline_comes()
             return
         assert not any(role.task for role in self.spec.roles), "nothing is due, and the job has not ended"
-        self.handle(StopRequested("the end", 143, "", self.backend.now))
+        self.handle(events.StopRequested("the end", 143, "", self.backend.now))
 
 
 @pytest.mark.slow

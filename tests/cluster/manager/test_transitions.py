@@ -8,38 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from counterpoint.cluster.manager.events import (
-    Allocate,
-    Allocated,
-    AllocationFailed,
-    Begin,
-    CheckChildren,
-    ChildrenChecked,
-    Create,
-    Created,
-    CreateFailed,
-    EndAnnounced,
-    Event,
-    ExtensionRequested,
-    Failover,
-    FailoverDone,
-    GuestsChanged,
-    MasterChanged,
-    NodeLost,
-    Release,
-    ReplaceRequested,
-    ScaleRequested,
-    Start,
-    StopRequested,
-    Tick,
-    WorkerExited,
-    WorkerHeard,
-    WorkerReady,
-    WorkerSilent,
-    WorkerStarted,
-    WorkerSuspected,
-    WorkFinished,
-)
+from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.manager import OF_A_WORKER, OF_THE_JOB, PrimeManager
 from counterpoint.cluster.manager.state import PLACES, STAGES, TRANSITIONS, Ledger, Phase
 from counterpoint.cluster.spec import JobSpec, RestartScope, StartGate
@@ -63,69 +32,69 @@ WALKS = 1000
 
 
 def test_every_event_has_somebody_who_decides() -> None:
-    assert {*OF_A_WORKER, *OF_THE_JOB, MasterChanged} == set(get_args(Event))
+    assert {*OF_A_WORKER, *OF_THE_JOB, events.MasterChanged} == set(get_args(events.Event))
 
 
-def answer(manager: PrimeManager, chance: random.Random, now: float) -> Event:
+def answer(manager: PrimeManager, chance: random.Random, now: float) -> events.Event:
     """The answer to an instruction, or what a worker does next by itself."""
-    asked: list[Any] = [each for each in manager.outstanding() if not isinstance(each, Release)]
+    asked: list[Any] = [each for each in manager.outstanding() if not isinstance(each, events.Release)]
     asked += [one for one in manager.state.workers.values() if one.phase in (Phase.INITIALIZING, Phase.RUNNING)]
     match chance.choice(asked or [None]):
         case None:
-            return Tick(now if manager.deadline is None else manager.deadline)
-        case Allocate(bundle, attempt):
-            return Allocated(bundle, attempt, chance.choice(("here", "there")), now)
-        case Create(worker, incarnation):
-            return Created(worker, incarnation, "here", 7, now)
-        case CheckChildren(worker, incarnation, check):
-            return ChildrenChecked(worker, incarnation, check, now)
-        case Start(worker, incarnation):
-            return WorkerStarted(worker, incarnation, now)
-        case Failover(worker, incarnation, notice):
-            return FailoverDone(worker, incarnation, notice, now)
+            return events.Tick(now if manager.deadline is None else manager.deadline)
+        case events.Allocate(bundle, attempt):
+            return events.Allocated(bundle, attempt, chance.choice(("here", "there")), now)
+        case events.Create(worker, incarnation):
+            return events.Created(worker, incarnation, "here", 7, now)
+        case events.CheckChildren(worker, incarnation, check):
+            return events.ChildrenChecked(worker, incarnation, check, now)
+        case events.Start(worker, incarnation):
+            return events.WorkerStarted(worker, incarnation, now)
+        case events.Failover(worker, incarnation, notice):
+            return events.FailoverDone(worker, incarnation, notice, now)
         case record if getattr(record, "phase", None) is Phase.INITIALIZING:
-            return WorkerReady(record.name, record.incarnation, "ipc://it", "", now)
+            return events.WorkerReady(record.name, record.incarnation, "ipc://it", "", now)
         case record if getattr(record, "phase", None) is Phase.RUNNING:
-            return WorkFinished(record.name, record.incarnation, now)
+            return events.WorkFinished(record.name, record.incarnation, now)
         case instruction:
-            return WorkerExited(instruction.worker, instruction.incarnation, chance.choice(CODES), "", now)
+            return events.WorkerExited(instruction.worker, instruction.incarnation, chance.choice(CODES), "", now)
 
 
-def anything(manager: PrimeManager, chance: random.Random, now: float) -> Event:
+def anything(manager: PrimeManager, chance: random.Random, now: float) -> events.Event:
     """An event of any kind, of any worker, bundle or node; mostly of its incarnation or attempt of now."""
     state, off = manager.state, chance.choice((0, 0, 0, 0, 0, -1, 1))
     worker, other = (chance.choice([*state.workers.values()]) for _ in range(2))
     bundle = chance.choice([*state.bundles.values()])
     one = (worker.name, worker.incarnation + off)
-    often: tuple[Callable[[], Event], ...] = (
-        lambda: CreateFailed(*one, "no memory", now),
-        lambda: ScaleRequested(worker.role, chance.randrange(1, 4), now),
-        lambda: Tick(manager.deadline or now),
+    often: tuple[Callable[[], events.Event], ...] = (
+        lambda: events.CreateFailed(*one, "no memory", now),
+        lambda: events.ScaleRequested(worker.role, chance.randrange(1, 4), now),
+        lambda: events.Tick(manager.deadline or now),
     )
-    kinds: tuple[Callable[[], Event], ...] = (
+    kinds: tuple[Callable[[], events.Event], ...] = (
         *often,
         *often,
-        lambda: Begin(now),
-        lambda: MasterChanged(state.epoch + chance.randrange(2), now),
-        lambda: Allocated(bundle.name, bundle.attempt + off, "here", now),
-        lambda: AllocationFailed(bundle.name, bundle.attempt + off, "no room", chance.random() < 0.5, now),
-        lambda: Created(*one, "there", 8, now),
-        lambda: WorkerReady(*one, "ipc://it", "", now),
-        lambda: WorkerStarted(*one, now),
-        lambda: WorkFinished(*one, now),
-        lambda: EndAnnounced(*one, now),
-        lambda: ExtensionRequested(*one, chance.choice((20.0, float("inf"))), now),
-        lambda: WorkerExited(*one, chance.choice(CODES), "", now, chance.random() < 0.3),
-        lambda: WorkerSuspected(*one, 4.0, now),
-        lambda: WorkerHeard(*one, now),
-        lambda: WorkerSilent(*one, 15.0, now),
-        lambda: ChildrenChecked(*one, state.roles[worker.role].check, now),
-        lambda: FailoverDone(*one, worker.notice, now),
-        lambda: ReplaceRequested(other.name, other.incarnation, *one, "slow", now),
-        lambda: NodeLost(chance.choice(("here", "there")), "gone", now),
-        lambda: StopRequested("asked", 143, chance.choice(("", other.name)), now + 2.0),
-        lambda: GuestsChanged(chance.choice(((), ("visitor",))), now),
-        lambda: Tick(now),
+        lambda: events.Begin(now),
+        lambda: events.MasterChanged(state.epoch + chance.randrange(2), now),
+        lambda: events.Allocated(bundle.name, bundle.attempt + off, "here", now),
+        lambda: events.AllocationFailed(bundle.name, bundle.attempt + off, "no room", chance.random() < 0.5, now),
+        lambda: events.Created(*one, "there", 8, now),
+        lambda: events.WorkerReady(*one, "ipc://it", "", now),
+        lambda: events.WorkerStarted(*one, now),
+        lambda: events.WorkFinished(*one, now),
+        lambda: events.EndAnnounced(*one, now),
+        lambda: events.ExtensionRequested(*one, chance.choice((20.0, float("inf"))), now),
+        lambda: events.WorkerExited(*one, chance.choice(CODES), "", now, chance.random() < 0.3),
+        lambda: events.WorkerSuspected(*one, 4.0, now),
+        lambda: events.WorkerHeard(*one, now),
+        lambda: events.WorkerSilent(*one, 15.0, now),
+        lambda: events.ChildrenChecked(*one, state.roles[worker.role].check, now),
+        lambda: events.FailoverDone(*one, worker.notice, now),
+        lambda: events.ReplaceRequested(other.name, other.incarnation, *one, "slow", now),
+        lambda: events.NodeLost(chance.choice(("here", "there")), "gone", now),
+        lambda: events.StopRequested("asked", 143, chance.choice(("", other.name)), now + 2.0),
+        lambda: events.GuestsChanged(chance.choice(((), ("visitor",))), now),
+        lambda: events.Tick(now),
         *often,
     )
     return chance.choice(kinds)()
@@ -188,7 +157,7 @@ def test_only_what_the_tables_have_happens_and_all_of_it(monkeypatch: pytest.Mon
     for seed in range(WALKS):
         chance, now = random.Random(seed), 0.0
         manager = PrimeManager(chance.choice(JOBS))
-        manager.handle(Begin(0.0))
+        manager.handle(events.Begin(0.0))
         for _ in range(100):
             now += chance.choice((0.0, 0.0, 1.0, 30.0))
             manager.handle((anything if chance.random() < 0.35 else answer)(manager, chance, now))

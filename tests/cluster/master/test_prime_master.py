@@ -10,19 +10,7 @@ import pytest
 
 from counterpoint.cluster.backends import local, on_ray
 from counterpoint.cluster.backends.base import Backend
-from counterpoint.cluster.manager.events import (
-    AllocationFailed,
-    Event,
-    ExtensionRequested,
-    GuestsChanged,
-    ManagerStage,
-    Outcome,
-    ScaleRequested,
-    StopRequested,
-    WorkerExited,
-    WorkerReady,
-    WorkerSilent,
-)
+from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE
 from counterpoint.cluster.master import scheduler
 from counterpoint.cluster.master.faults import POINTS, Faults
@@ -80,11 +68,11 @@ class Job:
         backend: Backend = FakeBackend(self.world, epoch)
         return MasterTerm(Orders(self.spec, self.directory), state, backend, epoch, faults)
 
-    async def run(self, faults: Faults | None = None) -> Outcome:
+    async def run(self, faults: Faults | None = None) -> events.Outcome:
         async with asyncio.timeout(DEADLINE):
             return await self.master(faults).run()
 
-    async def run_to_death(self, faults: FatalFaults) -> Outcome | None:
+    async def run_to_death(self, faults: FatalFaults) -> events.Outcome | None:
         """Runs a master, and returns None once it was killed."""
         master = self.master(faults)
         run = asyncio.create_task(master.run())
@@ -96,12 +84,12 @@ class Job:
             await killed(run)
         return None
 
-    async def running(self) -> tuple[MasterTerm, asyncio.Task[Outcome]]:
+    async def running(self) -> tuple[MasterTerm, asyncio.Task[events.Outcome]]:
         """Starts a master, and returns once the job is RUNNING. Its workers do nothing by themselves."""
         self.world.on_start = lambda world, worker, incarnation: None
         master = self.master()
         run = asyncio.create_task(master.run())
-        await until(lambda: master.is_ready and master.manager.stage is ManagerStage.RUNNING)
+        await until(lambda: master.is_ready and master.manager.stage is events.ManagerStage.RUNNING)
         return master, run
 
 
@@ -165,7 +153,7 @@ async def test_a_stop_does_not_wait_for_creations_that_have_not_begun(
     ).master()
     running = asyncio.create_task(master.run())
     await until(lambda: begun)
-    await master.request(StopRequested("enough", 143, "", 0.0))
+    await master.request(events.StopRequested("enough", 143, "", 0.0))
     async with asyncio.timeout(DEADLINE):
         assert (await running).code == 143
     assert len(begun) == CREATIONS_AT_ONCE
@@ -233,9 +221,9 @@ async def test_a_stray_process_is_killed_at_a_takeover(tmp_path: Path) -> None:
 async def test_a_request_is_durable_when_it_is_answered(tmp_path: Path) -> None:
     job = Job(tmp_path, spec(min_count=1, max_count=5))
     master, run = await job.running()
-    await master.request(ScaleRequested("task", 3, 0.0))
+    await master.request(events.ScaleRequested("task", 3, 0.0))
     await until(lambda: ("task-2", 1) in job.world.created)
-    await master.request(StopRequested("enough", 7, "", 0.0))
+    await master.request(events.StopRequested("enough", 7, "", 0.0))
     async with asyncio.timeout(DEADLINE):
         outcome = await run
     assert (outcome.code, "enough" in outcome.reason) == (7, True)
@@ -280,26 +268,28 @@ async def test_the_state_tells_what_has_changed_also_across_masters(tmp_path: Pa
 
 
 def test_a_long_reason_is_cut_and_one_that_is_no_text_is_made_one() -> None:
-    event = fitting(WorkerExited("a-0", 1, 1, "x" * 5000, 0.0))
-    assert isinstance(event, WorkerExited)
+    event = fitting(events.WorkerExited("a-0", 1, 1, "x" * 5000, 0.0))
+    assert isinstance(event, events.WorkerExited)
     assert (len(event.reason), event.reason[-5:]) == (2000, "(cut)")
-    event = fitting(AllocationFailed("bundle", 1, "no file b\udcff \N{SNOWMAN}", False, 0.0))
-    assert event == AllocationFailed("bundle", 1, "no file b? \N{SNOWMAN}", False, 0.0)
+    event = fitting(events.AllocationFailed("bundle", 1, "no file b\udcff \N{SNOWMAN}", False, 0.0))
+    assert event == events.AllocationFailed("bundle", 1, "no file b? \N{SNOWMAN}", False, 0.0)
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        WorkerReady("a-0", 2, "x" * 100_000, "", 5.0),
-        WorkerReady("a-0", 2, "\udcff", "", 5.0),
-        *(ExtensionRequested("a-0", 2, seconds, 5.0) for seconds in (float("nan"), float("inf"), True, "soon")),  # type: ignore[arg-type]
+        events.WorkerReady("a-0", 2, "x" * 100_000, "", 5.0),
+        events.WorkerReady("a-0", 2, "\udcff", "", 5.0),
+        *(events.ExtensionRequested("a-0", 2, seconds, 5.0) for seconds in (float("nan"), float("inf"), True, "soon")),  # type: ignore[arg-type]
     ],
 )
-def test_what_the_state_cannot_hold_counts_against_its_worker(event: Event) -> None:
-    assert fitting(event) == WorkerSilent("a-0", 2, 0.0, 5.0)
+def test_what_the_state_cannot_hold_counts_against_its_worker(event: events.Event) -> None:
+    assert fitting(event) == events.WorkerSilent("a-0", 2, 0.0, 5.0)
 
 
-@pytest.mark.parametrize("event", [GuestsChanged(("x" * 100_000,), 0.0), StopRequested("x", True, "", 0.0)])
-def test_what_the_state_cannot_hold_and_is_of_no_worker_is_refused(event: Event) -> None:
+@pytest.mark.parametrize(
+    "event", [events.GuestsChanged(("x" * 100_000,), 0.0), events.StopRequested("x", True, "", 0.0)]
+)
+def test_what_the_state_cannot_hold_and_is_of_no_worker_is_refused(event: events.Event) -> None:
     with pytest.raises(ValueError, match=type(event).__name__):
         fitting(event)
