@@ -22,18 +22,6 @@ def test_a_place_comes_before_a_process_and_all_are_ready_before_any_starts() ->
     assert job.deadline is None
 
 
-def test_a_worker_that_dies_is_created_again_and_started_alone() -> None:
-    job = Driver(managed("rank", count=2, task=True), role("actor")).running()
-    assert job.exit("rank-1", 1, 10.0, "ValueError: x") == []
-    assert job.deadline == 11.0
-    assert job.tick() == ["create rank-1 again"]
-    assert job.ready("rank-1") == ["tell rank-master of rank-1", "check rank-master"]
-    assert job.checked("rank") == ["start rank-1"]
-    job.started("rank-1")
-    assert (job["rank-1"].phase.value, job["rank-1"].incarnation) == ("running", 2)
-    assert job["rank-0"].incarnation == job["rank-master"].incarnation == job["actor-0"].incarnation == 1
-
-
 def test_places_are_given_back_with_the_last_worker_in_them() -> None:
     job = Driver(command("server"), command("task", task=True), answers=False)
     job.begin(0.0)

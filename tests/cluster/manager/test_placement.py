@@ -77,14 +77,6 @@ def test_the_workers_of_a_lost_node_move_together_at_no_cost_to_their_budgets() 
     assert job.lose("one", 11.0) == [], "nothing is there any more"
 
 
-def test_a_worker_with_an_empty_budget_survives_the_loss_of_its_node() -> None:
-    job = two_nodes()
-    job.lose("two", 10.0)
-    job.tick()
-    job.bring_up()
-    assert (job["learner-0"].phase.value, job["learner-0"].incarnation) == ("running", 2)
-
-
 def test_a_node_that_is_lost_before_its_workers_are_created_counts_as_well() -> None:
     job = Driver(role("actor"), answers=False)
     job.begin(0.0)

@@ -107,15 +107,6 @@ def test_a_silent_worker_whose_node_is_gone_was_not_killed() -> None:
         assert "its keeper is gone: no answer for 10 s" in said
 
 
-def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
-    job = three(max_restarts=1).running()
-    job.silent("trainer-0", 60.0, 61.0)
-    assert job.deadline == 61.0 + KILLED_SECONDS
-    assert job.tick() == ["stop task-0"]
-    job.exits("task-0", "server-0")
-    assert job.outcome == failed(1, "trainer-0", "was silent for 60 s and could not be killed")
-
-
 def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
     job = in_a_row(max_restarts=1).running()
     assert job.leaves("task-0", 50.0) == []

@@ -35,15 +35,6 @@ def test_a_count_beyond_the_limits_changes_nothing() -> None:
     assert job.scale("other", 2) == []
 
 
-def test_a_rank_that_comes_back_goes_on_counting_its_incarnations() -> None:
-    job = elastic()
-    job.scale("rank", 1)
-    job.exit("rank-1", 143)
-    job.failover_done("rank-master")
-    assert job.scale("rank", 2) == ["create rank-1 again"]
-    assert job["rank-1"].incarnation == 2
-
-
 def test_a_rank_that_is_wanted_again_while_it_ends_is_created_again() -> None:
     job = elastic()
     job.scale("rank", 1, 10.0)

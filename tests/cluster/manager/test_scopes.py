@@ -185,15 +185,3 @@ def test_a_sub_master_is_created_again_with_the_job_also_if_its_workers_have_don
     assert job.exit("learner-0", 1, 10.0) == ["stop rank-master"]
     assert job.exit("rank-master", 143, 11.0) == []
     assert job.tick() == ["create learner-0 again", "create rank-master again"]
-
-
-def test_budgets_are_per_worker_and_siblings_that_were_asked_to_end_keep_theirs() -> None:
-    job = Driver(role("actor", count=2, restart=ROLE, max_restarts=1)).running()
-    for first, second in (("actor-0", "actor-1"), ("actor-1", "actor-0")):
-        job.exit(first, 1)
-        job.exit(second, 143)
-        job.tick()
-        job.bring_up()
-    assert job.exit("actor-0", 1) == ["stop actor-1"]
-    job.exit("actor-1", 143)
-    assert job.outcome == failed(1, "actor-0", "ended with exit code 1")

@@ -126,12 +126,6 @@ def test_a_worker_of_a_class_that_is_not_ready_in_time_is_created_again() -> Non
     assert job.outcome == failed(1, "actor-0", "was not ready within 5 s and was killed")
 
 
-def test_a_worker_with_deadlines_of_its_own_has_none_here() -> None:
-    job = Driver(command("a", task=True, ready_timeout_seconds=math.inf))
-    assert job.begin(0.0) == ["create a-0"]
-    assert (job["a-0"].phase.value, job.deadline) == ("initializing", None)
-
-
 def test_a_process_whose_creation_nobody_confirms_is_killed_and_created_again() -> None:
     job = Driver(role("actor"), answers=False)
     job.begin(0.0)

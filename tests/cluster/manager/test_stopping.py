@@ -117,15 +117,6 @@ def test_a_worker_asks_in_vain_for_more_than_a_stop() -> None:
     assert job.stop("Ctrl-C", 130, 14.5) == ["kill actor-0", "kill learner-0"]
 
 
-def test_what_a_worker_asks_while_the_job_stops_changes_nothing() -> None:
-    """It sees others end, as they were asked to."""
-    job = three().running()
-    job.stop(at=10.0)
-    assert job.stop("task-0 has ended", 1, 10.5, by="server-0") == []
-    job.exits("task-0", "trainer-0", "server-0", code=143)
-    assert job.outcome == Outcome(143, "asked")
-
-
 def test_the_workers_of_a_role_stop_at_once_and_its_sub_master_after_them() -> None:
     job = Driver(role("first", count=2), managed("second", count=2), managed("task", count=2, task=True)).running()
     assert job.stop(at=10.0) == ["stop task-1", "stop task-0"]
@@ -260,14 +251,6 @@ def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
     assert job.stop("Ctrl-C", 130, 5.0) == []
     job.exits("task-0", "trainer-0")
     assert job.outcome == failed(1, "server-0", "ended with exit code 1")
-
-
-def test_a_worker_that_fails_while_being_stopped_fails_a_job_that_was_done() -> None:
-    job = three().running()
-    job.exit("task-0", 0, 4.0)
-    job.exit("trainer-0", 1, 5.0)
-    job.exit("server-0", 0, 6.0)
-    assert job.outcome == failed(1, "trainer-0", "ended with exit code 1 while it was being stopped")
 
 
 def test_a_worker_that_follows_its_peers_out_is_no_failure() -> None:
