@@ -58,7 +58,10 @@ def most_together(most_bytes: int) -> int:
 
 def size_of(frames: Sequence[Buffer]) -> int:
     """Returns the bytes of frames."""
-    return sum(len(frame) if type(frame) is bytes else as_bytes_view(frame).nbytes for frame in frames)
+    size = 0
+    for frame in frames:
+        size += len(frame) if type(frame) is bytes else as_bytes_view(frame).nbytes
+    return size
 
 
 @dataclass(slots=True)
@@ -132,10 +135,12 @@ class Link(Protocol):
 class Ask:
     """What the other end asks. Answer it once, on the loop."""
 
-    __slots__ = ("_connection", "_number", "deadline", "frames", "given_up", "on_cancel")
+    __slots__ = ("_connection", "_number", "deadline", "frames", "given_up", "on_cancel", "size")
 
-    def __init__(self, connection: Connection, number: int, frames: Sequence[Buffer], deadline: float) -> None:
-        self._connection, self._number = connection, number
+    def __init__(
+        self, connection: Connection, number: int, frames: Sequence[Buffer], size: int, deadline: float
+    ) -> None:
+        self._connection, self._number, self.size = connection, number, size
         self.frames, self.deadline = frames, deadline
         """The deadline is by the loop's clock, which is `time.monotonic`: the asker waits no longer."""
         self.given_up = False
@@ -198,8 +203,11 @@ class Connection:
         number, seconds = next(self._numbers), min(seconds, _LONGEST_SECONDS)
         timer = self._loop.call_later(seconds, self._late, answer, seconds)
         answer.add_done_callback(partial(self._settle, number, timer))
-        self._unsent[number] = answer, frames, self._loop.time() + seconds
-        self._send_asks()
+        size = size_of(frames)
+        if not self._unsent and (not self._asked or self._asking.has_room(size)):
+            self._send_ask(number, answer, frames, size, seconds)
+        else:
+            self._unsent[number] = answer, frames, self._loop.time() + seconds
         return answer
 
     def close(self, reason: str = "the connection was closed") -> None:
@@ -233,25 +241,31 @@ class Connection:
         if self._open.get(header.number) is ask:
             del self._open[header.number]
             for load in self._loads:
-                load.add(-size_of(ask.frames), -1)
+                load.add(-ask.size, -1)
             self._send(header, () if ask.given_up else frames)
 
     def _send(self, header: _Header, frames: Sequence[Buffer] = ()) -> None:
         if self.link is not None and not self.ended.done():
             self.link.send([_pack(header), *frames])
 
-    def _send_asks(self) -> None:
+    def _send_ask(
+        self, number: int, answer: asyncio.Future[list[Buffer]], frames: Sequence[Buffer], size: int, seconds: float
+    ) -> None:
+        self._asked[number] = answer, size
+        self._asking.add(size)
+        if self.link is not None:
+            self.link.send([ask_frame(number, seconds), *frames])
+
+    def _send_held_back(self) -> None:
         """Sends what was held back, as far as there is room, in order."""
-        while self._unsent and self.link is not None:
+        while self._unsent:
             number = next(iter(self._unsent))
             answer, frames, deadline = self._unsent[number]
             size = size_of(frames)
             if self._asked and not self._asking.has_room(size):
                 return
             del self._unsent[number]
-            self._asked[number] = answer, size
-            self._asking.add(size)
-            self.link.send([ask_frame(number, deadline - self._loop.time()), *frames])
+            self._send_ask(number, answer, frames, size, deadline - self._loop.time())
 
     def _settle(self, number: int, timer: asyncio.TimerHandle, _: object) -> None:
         timer.cancel()
@@ -273,7 +287,8 @@ class Connection:
                 answer.set_result([*frames])
             else:
                 answer.set_exception(RpcError(header.failure, header.text, header.trace))
-            self._send_asks()
+            if self._unsent:
+                self._send_held_back()
 
     def _take_ask(self, header: _Header, frames: Sequence[Buffer]) -> None:
         number, size = header.number, size_of(frames)
@@ -288,7 +303,7 @@ class Connection:
         for load in self._loads:
             load.add(size)
         deadline = self._loop.time() + min(header.seconds, _LONGEST_SECONDS)
-        ask = self._open[number] = Ask(self, number, frames, deadline)
+        ask = self._open[number] = Ask(self, number, frames, size, deadline)
         self._on_ask(ask)
 
     def _give_up(self, number: int) -> None:

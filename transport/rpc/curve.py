@@ -11,6 +11,7 @@ import errno
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -212,10 +213,6 @@ class CurveListener(_Socket):
                 self._clients[peer] = client
         client.received(frames[1:])
 
-    def send_to(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Sends to a client. One that is gone, or does not read, gets nothing."""
-        self._write([peer, *frames])
-
     def close(self) -> None:
         """Sends what is queued, for a moment, and frees everything."""
         super().close()
@@ -223,15 +220,16 @@ class CurveListener(_Socket):
         self._context.term()
 
 
+@dataclass(slots=True)
 class _Client:
     """The `Link` to one peer of a listener."""
 
-    def __init__(self, listener: CurveListener, peer: bytes) -> None:
-        self._listener, self._peer = listener, peer
+    listener: CurveListener
+    peer: bytes
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See `Link`."""
-        self._listener.send_to(self._peer, frames)
+        """See `Link`: a peer that is gone, or does not read, gets nothing."""
+        self.listener._write([self.peer, *frames])
 
     def close(self) -> None:
         """See `Link`: nothing is kept of it."""

@@ -1,4 +1,4 @@
-"""The caller's end of all calls of a process: a loop in one thread, which has the connections and decides about each call.
+"""The caller's end of all calls of a process: a loop in one thread, which has the connections, and carries each call.
 
 `group.py` is what users see of it. The worker's process makes one `Caller`, gives it each list of members that it is told, and
 closes it. `server.py` is the other end.
@@ -15,17 +15,16 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import InvalidStateError
-from contextlib import suppress
-from functools import partial
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from counterpoint.cluster.calls.call import Call
 from counterpoint.cluster.calls.codec import CodecError, decode
-from counterpoint.cluster.calls.group import RoleGroup
 from counterpoint.cluster.calls.server import HELLO, METHODS, MOST_CALLS, RAISED, REFUSED, CallHeader
 from counterpoint.cluster.errors import (
     ActorBusy,
@@ -49,53 +48,52 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 2.0
 """Seconds between two looks at a connection. Within two of them, silence ends a call."""
 
+CLOSED = "the calls of this process were closed"
+
 _END_SECONDS = 5.0
+_LONGEST_SECONDS = 1e6
 _LIMITS = MOST_BYTES, MOST_CALLS
 _BACKOFF_SECONDS = (0.05, 1.0)
 _JITTER = random.Random()
 """Its own, as another thread must not disturb the sequence that a test has seeded."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A call, with what is needed to send it (again)."""
 
-    def __init__(
-        self, number: int, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
-    ) -> None:
-        self.call: Call[Any] = Call()
-        self.number, self.role, self.method, self.frames, self.timeout = number, role, method, frames, timeout
-        self.worker, self.is_fixed = worker, fixed
-        """The worker that is wanted, empty for any; whether no other will do."""
-        self.deadline = time.monotonic() + timeout
-        self.timer: asyncio.TimerHandle | None = None
-        self.answer: asyncio.Future[list[Buffer]] | None = None
-        """While it is sent."""
-        self.queue: dict[Request, None] = {}
-        """Where it waits, else."""
-        self.busy: set[str] = set()
-        """The workers that did not run it because an earlier method hangs there."""
+    number: int
+    role: str
+    worker: str
+    """The worker that is wanted, empty for any."""
+    is_fixed: bool
+    """Whether no other will do."""
+    method: str
+    frames: Sequence[Buffer]
+    timeout: float
+    call: Call[Any] = field(default_factory=Call)
+    deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.timeout
 
     def __str__(self) -> str:
         return f"{self.worker or self.role}.{self.method}"
 
-    def wait_in(self, queue: dict[Request, None]) -> None:
-        """Waits there until it is routed again, or ends."""
-        queue[self] = None
-        self.queue = queue
+    @property
+    def seconds_left(self) -> float:
+        """How long the caller still waits."""
+        return self.deadline - time.monotonic()
 
-    def end(self, result: object) -> None:
-        """Ends the call with a result or an error, unless it was cancelled meanwhile."""
-        self.queue.pop(self, None)
-        self.frames = ()
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.answer is not None:
-            self.answer.cancel()
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """Ends the call as what has carried it, unless it was cancelled meanwhile."""
         with suppress(InvalidStateError):
-            if isinstance(result, CallError):
-                self.call.set_exception(result)
+            if task.cancelled():
+                self.call.set_exception(CallError(f"{self}: {CLOSED}"))
+            elif (error := task.exception()) is not None:
+                self.call.set_exception(error.with_traceback(None))  # which would keep the arguments in memory
             else:
-                self.call.set_result(result)
+                self.call.set_result(task.result())
 
 
 class Peer:
@@ -107,11 +105,11 @@ class Peer:
         """Once the worker has answered."""
         self.connecting: asyncio.Task[None] | None = None
         """Connects, and connects again."""
-        self.waiting: dict[Request, None] = {}
-        """Calls that wait for the connection."""
         self.trouble = ""
         """Why the address does not answer; empty as long as it may."""
         self.has_left = False
+        self.gate, self.queued = asyncio.Lock(), 0
+        """Calls that wait for the connection pass one after the other, so that they are sent in order."""
 
     def __str__(self) -> str:
         return f"{self.member.worker} (incarnation {self.member.incarnation})"
@@ -128,46 +126,52 @@ class Peer:
         return self.trouble or ("it has no method marked @remote" if is_up else f"it is {self.member.stage}")
 
     @property
+    def is_connected(self) -> bool:
+        """Whether a call can be sent to it now."""
+        return self.connection is not None and not self.connection.ended.done()
+
+    @property
     def takes_calls(self) -> bool:
         """Whether a call may be given to it: its address answers, or is new, and calls wait for it for two heartbeats."""
-        return self.connection is not None or (bool(self.member.address) and not self.trouble and not self.is_gone)
+        return self.is_connected or (bool(self.member.address) and not self.trouble and not self.is_gone)
 
 
 class Caller:
-    """Makes `RoleGroup`s, and carries their calls. Use it in a `with` statement, or `close` it."""
+    """Carries the calls of `RoleGroup`s. Use it in a `with` statement, or `close` it."""
 
     def __init__(self, keys: CurveKeys | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._keys, self._heartbeat_seconds = keys, heartbeat_seconds
         self._name = os.urandom(16)
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
-        """Guards what several threads use: the members, the roles, the thread and whether it ended."""
+        """Guards what several threads use: the members, the roles, the thread, and whether it was closed."""
         self._members: dict[str, Member] = {}
         self._roles: set[str] = set()
         self._thread: LoopThread | None = None
-        self._ended = ""
+        self._is_closed = False
         # What follows is for the loop alone.
         self._peers: dict[str, Peer] = {}
-        self._open: set[Request] = set()
-        self._held: defaultdict[str, dict[Request, None]] = defaultdict(dict)
-        """Repeatable calls that nobody takes now, by role."""
+        self._news = asyncio.Event()
+        """Set, and replaced, when a member or a connection has changed."""
         self._methods: dict[str, dict[str, bool]] = {}
         """Whether each method of a role is idempotent, as its workers told."""
         self._turns: defaultdict[str, int] = defaultdict(int)
 
     # --- in any thread ---
 
-    def group(self, role: str) -> RoleGroup:
-        """Returns the workers of a role, and begins to connect to them."""
+    def follow(self, role: str) -> None:
+        """Begins to connect to the workers of a role. Raises `CallError` once it is closed."""
         with self._changed:
-            if self._ended:
-                raise CallError(f"calls to {role}: {self._ended}")
+            self._require_open(f"calls to {role}")
             if self._thread is None:
                 self._thread = LoopThread("calls-out")
             if role not in self._roles:
                 self._roles.add(role)
                 self._thread.post(self._follow_members)
-        return RoleGroup(role, self)
+
+    def _require_open(self, what: str) -> None:
+        if self._is_closed:
+            raise CallError(f"{what}: {CLOSED}")
 
     def update(self, members: Sequence[Member]) -> None:
         """Takes the list of all members of the job. One that names an older incarnation of a worker does not bring it back."""
@@ -178,7 +182,7 @@ class Caller:
                 for member in members
             }
             self._changed.notify_all()
-            if self._thread is not None and not self._ended:
+            if self._thread is not None and not self._is_closed:
                 self._thread.post(self._follow_members)
 
     def members(self, role: str) -> Sequence[Member]:
@@ -194,11 +198,10 @@ class Caller:
             return [f"{member.worker} ({member.stage})" for member in members if not member.address]
 
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ended or (self.members(role) and not missing()), timeout):
+            if not self._changed.wait_for(lambda: self._is_closed or (self.members(role) and not missing()), timeout):
                 names = ", ".join(missing()) or "no worker of the role is known"
                 raise CallTimeout(f"{role}: after {timeout:g} s some workers take no calls: {names}")
-            if self._ended:
-                raise CallError(f"calls to {role}: {self._ended}")
+            self._require_open(f"calls to {role}")
 
     def send(
         self, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
@@ -206,22 +209,17 @@ class Caller:
         """Sends a call to `worker`, or if it is not `fixed` or empty to any of the role."""
         request = Request(next(self._numbers), role, worker, fixed, method, frames, timeout)
         with self._changed:
-            if self._ended or self._thread is None:
-                raise CallError(f"{role}.{method}: {self._ended}")
+            self._require_open(f"{role}.{method}")
+            assert self._thread is not None  # since `follow`
             self._thread.post(self._begin, request)
         return request.call
 
     def close(self) -> None:
         """Ends; calls in flight fail with `CallError`."""
         with self._changed:
-            if self._ended:
-                return
-            self._ended = "the calls of this process were closed"
+            thread, self._thread, self._is_closed = self._thread, None, True
             self._changed.notify_all()
-            if self._thread is None:
-                return
-            self._thread.post(self._end)
-        if not self._thread.close(_END_SECONDS):
+        if thread is not None and not thread.close(_END_SECONDS):
             logger.warning("the thread of calls did not end within %g s and is abandoned", _END_SECONDS)
 
     def __enter__(self) -> Caller:
@@ -232,11 +230,10 @@ class Caller:
 
     # --- on the loop: members and connections ---
 
-    def _end(self) -> None:
-        for request in [*self._open]:
-            self._finish(request, CallError(f"{request}: {self._ended}"))
-        for peer in self._peers.values():
-            self._disconnect(peer, self._ended)
+    def _tell(self) -> None:
+        """Wakes the calls that wait."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _follow_members(self) -> None:
         members = {member.worker: member for role in self._roles for member in self.members(role)}
@@ -246,20 +243,15 @@ class Caller:
                 peer = self._peers[worker] = Peer(members[worker])
             elif member is None or _place(member) != _place(peer.member):
                 said = f"its incarnation {member.incarnation} is {member.stage}" if member else "it left the job"
-                self._disconnect(peer, said)
+                if peer.connecting is not None:
+                    peer.connecting.cancel()
+                if peer.connection is not None:
+                    peer.connection.close(said)
+                peer.connection, peer.connecting, peer.trouble = None, None, ""
             peer.has_left, peer.member = member is None, member or peer.member
             if peer.member.address and not peer.has_left and peer.connecting is None:
                 peer.connecting = asyncio.ensure_future(self._keep_connected(peer))
-            self._route_all(peer.waiting)
-        for role in [*self._held]:
-            self._route_all(self._held[role])
-
-    def _disconnect(self, peer: Peer, reason: str) -> None:
-        if peer.connecting is not None:
-            peer.connecting.cancel()
-        connection, peer.connection, peer.connecting, peer.trouble = peer.connection, None, None, ""
-        if connection is not None:
-            connection.close(reason)
+        self._tell()
 
     async def _keep_connected(self, peer: Peer) -> None:
         """Connects to one incarnation, and again when the connection breaks. Calls wait for the first one for two heartbeats."""
@@ -274,14 +266,16 @@ class Caller:
                 is_final = isinstance(error, OSError) and error.errno == errno.EINVAL
                 if is_final or time.monotonic() >= until:
                     peer.trouble = f"{peer.member.address} does not answer: {error}"
-                    self._route_all(peer.waiting)
             else:
                 failures, peer.trouble, peer.connection = 0, "", connection
-                for request in [*peer.waiting]:
-                    self._give(request, peer)
-                self._route_all(self._held[peer.role])
-                connection.ended.add_done_callback(partial(self._note_lost, peer, connection))
-                await asyncio.shield(connection.ended)
+                self._tell()
+                try:
+                    peer.trouble = await asyncio.shield(connection.ended)
+                finally:
+                    connection.close()
+                logger.info("lost %s: %s", peer, peer.trouble)
+                peer.connection = None
+            self._tell()
             first, longest = _BACKOFF_SECONDS
             await asyncio.sleep(min(longest, first * 2 ** min(failures, 16)) * _JITTER.uniform(0.5, 1.0))
 
@@ -301,55 +295,88 @@ class Caller:
             raise
         return connection
 
-    def _note_lost(self, peer: Peer, connection: Connection, ended: asyncio.Future[str]) -> None:
-        if peer.connection is connection:  # else it was closed here
-            logger.info("lost %s: %s", peer, ended.result())
-            peer.connection, peer.trouble = None, ended.result()
-
     # --- on the loop: calls ---
 
     def _begin(self, request: Request) -> None:
-        self._open.add(request)
-        seconds = min(request.deadline - time.monotonic(), 1e6)
-        request.timer = asyncio.get_running_loop().call_later(seconds, self._late, request)
-        self._give(request, self._choose(request))
+        asyncio.get_running_loop().create_task(self._carry(request)).add_done_callback(request.end)
 
-    def _late(self, request: Request) -> None:
-        where = "no answer" if request.answer is not None else "it was not sent"
-        self._finish(request, CallTimeout(f"{request}: {where} within {request.timeout:g} s"))
+    async def _carry(self, request: Request) -> Any:
+        """Sends a call, also again if it is repeatable, and returns what the method returned. Raises `CallError`."""
+        peer: Peer | None = None
+        busy: set[str] = set()
+        while not request.call.done():  # it may be cancelled
+            if peer is None or not peer.takes_calls:
+                peer = self._choose(request)
+            if peer is None and self._members:
+                raise NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent")
+            if peer is not None and peer.takes_calls:
+                answer = await self._send(request, peer)
+                if answer is None:
+                    continue
+                name = str(peer)
+                try:
+                    return decode(await answer)
+                except CodecError as error:
+                    said = f"{request}: the result of {name} cannot be read: {error}"
+                    raise RemoteError(said, "CodecError") from None
+                except RpcError as failure:
+                    peer = self._after(failure, request, peer, name, busy)
+                    if failure.kind != REFUSED:
+                        continue
+            elif peer is not None and peer.is_gone:
+                raise ActorDied(f"{request}: {peer} takes no calls any more; the method was not sent")
+            elif not self._is_repeatable(request):
+                said = f"{peer} takes no calls now: {peer.why_not}" if peer else "no worker of the job is known yet"
+                raise ActorRestarting(f"{request}: {said}; the method was not sent")
+            async with self._in_time(request):
+                await self._news.wait()
 
-    def _finish(self, request: Request, result: object) -> None:
-        self._open.discard(request)
-        request.end(result)
+    async def _send(self, request: Request, peer: Peer) -> asyncio.Future[list[Buffer]] | None:
+        """Sends a call, in order, once the worker is connected. Returns its answer, or None if the worker takes no calls now."""
+        if peer.queued or not peer.is_connected:
+            peer.queued += 1
+            try:
+                async with self._in_time(request), peer.gate:
+                    while peer.takes_calls and not peer.is_connected:
+                        await self._news.wait()
+            finally:
+                peer.queued -= 1
+        if peer.connection is None or not peer.is_connected:
+            return None
+        member = peer.member
+        header = CallHeader(self._name, request.number, member.worker, member.incarnation, request.method)
+        return peer.connection.ask([msgspec.msgpack.encode(header), *request.frames], request.seconds_left)
 
-    def _route_all(self, queue: dict[Request, None]) -> None:
-        """Decides anew about calls that wait."""
-        for request in [*queue]:
-            self._give(request, self._choose(request))
+    @asynccontextmanager
+    async def _in_time(self, request: Request) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(min(request.seconds_left, _LONGEST_SECONDS)):
+                yield
+        except TimeoutError:
+            raise CallTimeout(f"{request}: it was not sent within {request.timeout:g} s") from None
 
-    def _give(self, request: Request, peer: Peer | None) -> None:
-        """Sends a call to a worker, lets it wait for the connection, or fails it."""
-        request.queue.pop(request, None)
-        if request.call.done():  # it was cancelled
-            self._finish(request, None)
-            return
-        if peer is None and self._members:
-            self._finish(request, NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent"))
-        elif peer is not None and peer.connection is not None:
-            member = peer.member
-            header = CallHeader(self._name, request.number, member.worker, member.incarnation, request.method)
-            frames, seconds = [msgspec.msgpack.encode(header), *request.frames], request.deadline - time.monotonic()
-            request.answer = peer.connection.ask(frames, seconds)
-            request.answer.add_done_callback(partial(self._answered, request, peer, str(peer)))
-        elif peer is not None and peer.takes_calls:
-            request.wait_in(peer.waiting)
-        elif peer is not None and peer.is_gone:
-            self._finish(request, ActorDied(f"{request}: {peer} takes no calls any more; the method was not sent"))
-        elif self._is_repeatable(request):
-            request.wait_in(self._held[request.role])
-        else:
-            said = "no worker of the job is known yet" if peer is None else f"{peer} takes no calls now: {peer.why_not}"
-            self._finish(request, ActorRestarting(f"{request}: {said}; the method was not sent"))
+    def _after(self, failure: RpcError, request: Request, peer: Peer, name: str, busy: set[str]) -> Peer | None:
+        """Returns to whom a call goes next that `name` has failed, None for anybody; raises if it goes to nobody."""
+        if failure.kind == LATE:
+            raise CallTimeout(f"{request}: no answer within {request.timeout:g} s") from None
+        if failure.kind in (LOST, REFUSED) and self._is_repeatable(request):
+            return None
+        if failure.kind == LOST:
+            said = f"{name} died or is silent ({failure}), and nobody knows whether the method ran"
+            raise ActorDied(f"{request}: {said}") from None
+        if failure.kind == REFUSED:
+            raise ActorRestarting(f"{request}: {name} is not there, {failure}; the method was not run") from None
+        if failure.kind == BUSY:
+            busy.add(peer.member.worker)
+            peers = [other for other in self._peers.values() if other.role == request.role and other.takes_calls]
+            others = [other for other in peers if other.member.worker not in busy]
+            if others and not request.is_fixed:
+                return others[0]
+            raise ActorBusy(f"{request}: {name} is busy: {failure}; the method was not run") from None
+        raised = RemoteError(f"{request}: {name} raised {failure}", failure.kind.removeprefix(RAISED), failure.trace)
+        if failure.trace:
+            raised.add_note(f"The traceback in {name}:\n{failure.trace}")
+        raise raised from None
 
     def _choose(self, request: Request) -> Peer | None:
         """Returns the worker whose turn it is: one that takes calls, else one that may again."""
@@ -371,45 +398,6 @@ class Caller:
 
     def _is_repeatable(self, request: Request) -> bool:
         return self._methods.get(request.role, {}).get(request.method, False)
-
-    def _answered(self, request: Request, peer: Peer, name: str, answer: asyncio.Future[list[Buffer]]) -> None:
-        if answer.cancelled():
-            return  # the call has ended
-        request.answer = None
-        failure = answer.exception()
-        if not isinstance(failure, RpcError):
-            try:
-                self._finish(request, decode(answer.result()))
-            except CodecError as error:
-                said = f"{request}: the result of {name} cannot be read: {error}"
-                self._finish(request, RemoteError(said, "CodecError"))
-        elif failure.kind == LATE:
-            self._late(request)
-        elif failure.kind == LOST and not self._is_repeatable(request):
-            said = f"{name} died or is silent ({failure}), and nobody knows whether the method ran"
-            self._finish(request, ActorDied(f"{request}: {said}"))
-        elif failure.kind == LOST:
-            self._give(request, self._choose(request))
-        elif failure.kind == REFUSED and self._is_repeatable(request):
-            request.wait_in(self._held[request.role])
-        elif failure.kind == REFUSED:
-            said = f"{name} is not there, {failure}; the method was not run"
-            self._finish(request, ActorRestarting(f"{request}: {said}"))
-        elif failure.kind == BUSY:
-            request.busy.add(peer.member.worker)
-            peers = [other for other in self._peers.values() if other.role == request.role and other.takes_calls]
-            others = [other for other in peers if other.member.worker not in request.busy]
-            if others and not request.is_fixed:
-                self._give(request, others[0])
-            else:
-                self._finish(request, ActorBusy(f"{request}: {name} is busy: {failure}; the method was not run"))
-        else:
-            raised = RemoteError(
-                f"{request}: {name} raised {failure}", failure.kind.removeprefix(RAISED), failure.trace
-            )
-            if failure.trace:
-                raised.add_note(f"The traceback in {name}:\n{failure.trace}")
-            self._finish(request, raised)
 
 
 def _place(member: Member) -> tuple[int, str]:

@@ -5,32 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from counterpoint.cluster.calls.call import Call, Calls
+from counterpoint.cluster.calls.caller import Caller
 from counterpoint.cluster.calls.codec import encode_parts
 from counterpoint.cluster.member import Member, Stage
-from counterpoint.transport.files.atomic import Buffer
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 """The deadline of a call that states none. Death and silence of the callee end it much earlier."""
-
-
-class Sender(Protocol):
-    """What a group needs of the process's `Caller`."""
-
-    def members(self, role: str) -> Sequence[Member]:
-        """Returns the workers of a role, by rank."""
-
-    def send(
-        self, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
-    ) -> Call[Any]:
-        """Sends a call to `worker`, or if it is not `fixed` or empty to any of the role."""
-
-    def wait_until_callable(self, role: str, timeout: float) -> None:
-        """Blocks until every worker of the role takes calls."""
 
 
 class RoleGroup:
@@ -56,9 +41,9 @@ class RoleGroup:
     when there is nobody left. No other method is sent twice, but for one that a busy worker has not run: it goes to the next.
     """
 
-    def __init__(self, role: str, sender: Sender) -> None:
-        self.role = role
-        self._sender = sender
+    def __init__(self, role: str, caller: Caller) -> None:
+        self.role, self._caller = role, caller
+        caller.follow(role)
 
     def __repr__(self) -> str:
         return f"RoleGroup({self.role!r}, {len(self)} workers)"
@@ -69,7 +54,7 @@ class RoleGroup:
 
     def members(self) -> Sequence[Member]:
         """Returns the workers of the role that have not finished, as last known here, by rank."""
-        return [member for member in self._sender.members(self.role) if member.address or member.stage != Stage.FINISH]
+        return [member for member in self._caller.members(self.role) if member.address or member.stage != Stage.FINISH]
 
     def call(
         self,
@@ -98,7 +83,7 @@ class RoleGroup:
         It fails with the first error, as soon as there is one; `Calls.each` has every worker's.
         """
         frames = encode_parts({"args": [*args], "kwargs": kwargs})
-        send = partial(self._sender.send, self.role, fixed=True, method=method, frames=frames, timeout=timeout)
+        send = partial(self._caller.send, self.role, fixed=True, method=method, frames=frames, timeout=timeout)
         workers = [member.worker for member in self.members()] or [""]  # nobody: the call says so
         return Calls([send(worker=worker) for worker in workers], list)
 
@@ -128,13 +113,13 @@ class RoleGroup:
 
         Raises `CallTimeout`, naming the workers that do not.
         """
-        self._sender.wait_until_callable(self.role, timeout)
+        self._caller.wait_until_callable(self.role, timeout)
 
     def _send(
         self, worker: str, fixed: bool, method: str, args: Sequence[Any], kwargs: dict[str, Any], timeout: float
     ) -> Call[Any]:
         frames = encode_parts({"args": [*args], "kwargs": kwargs})
-        return self._sender.send(self.role, worker, fixed, method, frames, timeout)
+        return self._caller.send(self.role, worker, fixed, method, frames, timeout)
 
 
 def split(args: Sequence[Any], parts: int) -> list[tuple[list[Any], int]]:

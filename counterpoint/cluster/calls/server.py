@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import traceback
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from msgspec import Meta
 from counterpoint.cluster.calls import codec
 from counterpoint.cluster.calls.codec import CodecError
 from counterpoint.cluster.calls.remote import Method, methods_of
-from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 from counterpoint.transport.rpc.connection import BUSY, LATE, LOST, MOST_BYTES, Ask
 from counterpoint.transport.rpc.curve import CurveListener
@@ -42,9 +42,6 @@ MOST_CALLS = 256
 
 END_SECONDS = 5.0
 """How long a server that ends waits for its threads."""
-
-KEPT_ANSWERS, KEPT_BYTES = 256, 16 * 2**20
-"""Most answers kept, and most bytes of them. A larger answer is not kept: its method runs again, which does no harm."""
 
 HELLO = b"HELLO"
 """The first frame of what a caller asks first; it is answered with `METHODS`."""
@@ -72,74 +69,20 @@ class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     method: Name
 
 
-@dataclass(slots=True)
-class Answer:
-    """What becomes of a call: the frames of its result, or kind, text and traceback of its failure."""
-
-    frames: Sequence[Buffer] = ()
-    failure: tuple[str, str, str] | None = None
-
-    @property
-    def size(self) -> int:
-        """Bytes, about."""
-        return sum(as_bytes_view(frame).nbytes for frame in self.frames) + sum(map(len, self.failure or ()))
-
-    def send(self, ask: Ask) -> None:
-        """Answers `ask`."""
-        if self.failure is None:
-            ask.answer(self.frames)
-        else:
-            ask.fail(*self.failure)
-
-
 Key = tuple[bytes, int]
 """The caller of a call, and the call's number."""
 
-
-class Answers:
-    """The calls that run, and the latest answers, so that a call that is sent again does not run again. Pure, and bounded.
-
-    A call that still runs is answered once, to where its caller now is. Only calls of idempotent methods are sent again, so their
-    answers are kept for a while.
-    """
-
-    def __init__(self) -> None:
-        self._running: dict[Key, Ask] = {}
-        self._kept: OrderedDict[Key, Answer] = OrderedDict()
-        self._kept_bytes = 0
-
-    def begin(self, key: Key, ask: Ask) -> bool:
-        """Returns whether the call is new and is to be run. If its answer is there, it is sent."""
-        if (kept := self._kept.get(key)) is not None:
-            kept.send(ask)
-            return False
-        before, self._running[key] = self._running.get(key), ask
-        if before is not None:
-            before.fail(LOST, "it was sent again")
-        return before is None
-
-    def end(self, key: Key, answer: Answer | None, keep: bool) -> None:
-        """Sends the answer of a call; None: nobody waits for it."""
-        ask = self._running.pop(key)
-        if answer is None:
-            ask.fail(LATE, "its deadline has passed")
-            return
-        answer.send(ask)
-        if keep and answer.size <= KEPT_BYTES:
-            self._kept[key] = answer
-            self._kept_bytes += answer.size
-            while len(self._kept) > KEPT_ANSWERS or self._kept_bytes > KEPT_BYTES:
-                self._kept_bytes -= self._kept.popitem(last=False)[1].size
+Reply = Callable[[Ask], object]
+"""Answers what was asked."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
-    """A call that arrived."""
+    """A call that waits or runs. One that is sent again meanwhile does not run again: its newest ask is answered."""
 
     key: Key
-    frames: Sequence[Buffer]
+    ask: Ask
     method: Method
-    deadline: float
 
 
 def call_address(directory: Path, worker: str) -> str:
@@ -170,7 +113,7 @@ class CallServer:
         self._target, self._worker, self._incarnation = target, worker, incarnation
         self._methods = methods_of(type(target))
         self.address, self._keys, self._max_frame_bytes = address, keys, max_frame_bytes
-        self._answers = Answers()
+        self._calls: dict[Key, _Call] = {}
         self._log = RateLimitedLog(logger)
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._running: _Call | None = None
@@ -255,9 +198,12 @@ class CallServer:
             said = f"AttributeError: {kind} has no method {header.method!r:.80} marked @remote; marked are: {known}"
             ask.fail(f"{RAISED}AttributeError", said)
             return
-        call = _Call((header.caller, header.number), ask.frames[1:], method, ask.deadline)
-        if not self._answers.begin(call.key, ask):
+        key = header.caller, header.number
+        if (open_call := self._calls.get(key)) is not None:
+            before, open_call.ask = open_call.ask, ask
+            before.fail(LOST, "it was sent again")
             return
+        call = self._calls[key] = _Call(key, ask, method)
         if not method.is_async:
             self._waiting.put(call)
             return
@@ -270,7 +216,7 @@ class CallServer:
         while True:
             await asyncio.sleep(_GRACE_SECONDS)
             hung = self._running
-            if hung is None or (late := time.monotonic() - hung.deadline) < _GRACE_SECONDS:
+            if hung is None or (late := time.monotonic() - hung.ask.deadline) < _GRACE_SECONDS:
                 continue
             where = _line_of(self._plain)
             if hung is not self._told:
@@ -279,22 +225,26 @@ class CallServer:
             said = f"`{hung.method.name}` still runs {late:.0f} s after the deadline of its call{where}"
             with suppress(queue.Empty):
                 while (call := self._waiting.get_nowait()) is not None:
-                    self._answers.end(call.key, Answer(failure=(BUSY, said, "")), keep=False)
+                    self._end(call, partial(Ask.fail, kind=BUSY, text=said))
+
+    def _end(self, call: _Call, reply: Reply) -> None:
+        del self._calls[call.key]
+        reply(call.ask)
 
     # --- in the other threads ---
 
     def _run_plain(self) -> None:
         while (call := self._waiting.get()) is not None and not self._closing:
-            answer = None
-            if call.deadline >= time.monotonic():
+            reply: Reply = _late
+            if call.ask.deadline >= time.monotonic():
                 self._running = call
                 try:
                     args, kwargs = _arguments(call)
-                    answer = _result(call, getattr(self._target, call.method.name)(*args, **kwargs))
+                    reply = _result(call, getattr(self._target, call.method.name)(*args, **kwargs))
                 except BaseException as error:  # noqa: BLE001 - SystemExit, too, is the caller's to know, and costs one call
-                    answer = _raised(error)
+                    reply = _raised(error)
                 self._running = None
-            self._io.post(self._answers.end, call.key, answer, call.method.idempotent)
+            self._io.post(self._end, call, reply)
 
     def _begin_task(self, call: _Call) -> None:
         task = asyncio.get_running_loop().create_task(self._await(call))
@@ -302,15 +252,18 @@ class CallServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _await(self, call: _Call) -> None:
-        answer: Answer | None
-        limit = asyncio.timeout_at(call.deadline)
+        limit = asyncio.timeout_at(call.ask.deadline)
         try:
             args, kwargs = _arguments(call)
             async with limit:
-                answer = _result(call, await getattr(self._target, call.method.name)(*args, **kwargs))
+                reply = _result(call, await getattr(self._target, call.method.name)(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - as above
-            answer = None if limit.expired() else _raised(error)  # its caller knows its deadline
-        self._io.post(self._answers.end, call.key, answer, call.method.idempotent)
+            reply = _late if limit.expired() else _raised(error)
+        self._io.post(self._end, call, reply)
+
+
+def _late(ask: Ask) -> None:
+    ask.fail(LATE, "its deadline has passed")
 
 
 def _line_of(thread: threading.Thread) -> str:
@@ -319,22 +272,23 @@ def _line_of(thread: threading.Thread) -> str:
 
 
 def _arguments(call: _Call) -> tuple[list[Any], dict[str, Any]]:
-    match codec.decode(call.frames):
+    match codec.decode(call.ask.frames[1:]):
         case [list(args), dict(kwargs)] if all(type(name) is str for name in kwargs):
             return args, kwargs
         case _:
             raise CodecError("the value of a call is not [args, kwargs]")
 
 
-def _result(call: _Call, value: object) -> Answer:
+def _result(call: _Call, value: object) -> Reply:
     if inspect.isawaitable(value):
         raise TypeError(f"{call.method.name} returned {type(value).__name__}; mark the `async def` itself as @remote")
-    return Answer([frame if isinstance(frame, bytes) else bytes(frame) for frame in codec.encode(value, "result")])
+    frames = [frame if isinstance(frame, bytes) else bytes(frame) for frame in codec.encode(value, "result")]
+    return partial(Ask.answer, frames=frames)
 
 
-def _raised(error: BaseException) -> Answer:
+def _raised(error: BaseException) -> Reply:
     """Returns the answer that says what the method raised. The first frame of the traceback, which is ours, is left out."""
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     lines = traceback.TracebackException(type(error), error, trace)
-    message = "".join(lines.format_exception_only()).strip()
-    return Answer(failure=(RAISED + type(error).__qualname__, message, "".join(lines.format())))
+    kind, message = RAISED + type(error).__qualname__, "".join(lines.format_exception_only()).strip()
+    return partial(Ask.fail, kind=kind, text=message, trace="".join(lines.format()))

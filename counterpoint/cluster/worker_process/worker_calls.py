@@ -55,7 +55,7 @@ class WorkerCalls:
 
     def group(self, role: str) -> RoleGroup:
         """Returns the workers of a role, to be called."""
-        return self._caller.group(role)
+        return RoleGroup(role, self._caller)
 
     def update(self, members: Iterable[Member]) -> None:
         """Takes all members of the job, as last known."""

@@ -45,7 +45,7 @@ class Fleet:
         ]
         self.caller = Caller(heartbeat_seconds=30.0)
         self.caller.update(self.members)
-        self.group: RoleGroup = self.caller.group("callee")
+        self.group: RoleGroup = RoleGroup("callee", self.caller)
 
     def close(self) -> None:
         for callee in self.callees:
@@ -205,9 +205,9 @@ def test_a_cancelled_call_disturbs_nobody(fleet: Fleet) -> None:
 
 
 def test_a_role_without_workers_is_an_error(fleet: Fleet) -> None:
-    nobody = fleet.caller.group("nobody")
+    nobody = RoleGroup("nobody", fleet.caller)
     with Caller() as early:
-        unknown = early.group("callee")
+        unknown = RoleGroup("callee", early)
         for group, error in ((nobody, NoSuchActor), (unknown, ActorRestarting)):
             for calls in (group.call("echo"), group.call_rank0("echo"), group.call_all("echo")):
                 with pytest.raises(error, match="the method was not sent"):
@@ -279,7 +279,7 @@ def test_a_rank_or_a_role_that_the_job_does_not_have_is_said_at_once(fleet: Flee
     with pytest.raises(NoSuchActor, match=r"callee-99.*callee-0, callee-1, callee-2"):
         fleet.group.call(method, rank=99).result(DEADLINE)
     with pytest.raises(NoSuchActor, match=r"role caller.*callee"):
-        fleet.caller.group("caller").call(method).result(DEADLINE)
+        RoleGroup("caller", fleet.caller).call(method).result(DEADLINE)
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def address(tmp_path: Path) -> str:
 
 
 def test_a_killed_process_ends_its_calls_and_the_next_incarnation_answers(caller: Caller, address: str) -> None:
-    group = caller.group("callee")
+    group = RoleGroup("callee", caller)
     with callee_process(address) as process:
         caller.update([member(address)])
         assert group.call("echo", 1).result(DEADLINE) == [1]
@@ -70,7 +70,7 @@ def test_a_killed_process_ends_its_calls_and_the_next_incarnation_answers(caller
 
 
 def test_idempotent_calls_outlive_their_worker(caller: Caller, address: str) -> None:
-    group = caller.group("callee")
+    group = RoleGroup("callee", caller)
     with callee_process(address) as process:
         caller.update([member(address)])
         assert group.call("echo", 1).result(DEADLINE) == [1]
@@ -90,7 +90,7 @@ def test_idempotent_calls_outlive_their_worker(caller: Caller, address: str) -> 
 @pytest.mark.parametrize("caller", [IMPATIENT], indirect=True)
 def test_an_idempotent_call_to_any_worker_goes_to_another(caller: Caller, tmp_path: Path) -> None:
     first, second = (call_address(tmp_path, f"callee-{rank}") for rank in range(2))
-    group = caller.group("callee")
+    group = RoleGroup("callee", caller)
     with callee_process(first) as doomed, callee_process(second, "callee-1"):
         caller.update([member(first), member(second, "callee-1")])
         for rank in range(2):
@@ -102,7 +102,7 @@ def test_an_idempotent_call_to_any_worker_goes_to_another(caller: Caller, tmp_pa
 
 @pytest.mark.parametrize("caller", [IMPATIENT], indirect=True)
 def test_silence_ends_a_call_and_the_worker_that_goes_on_is_called_again(caller: Caller, address: str) -> None:
-    group = caller.group("callee")
+    group = RoleGroup("callee", caller)
     with callee_process(address) as process:
         caller.update([member(address)])
         wait_until(lambda: answers(group), "an answer")
@@ -119,7 +119,7 @@ def test_a_worker_that_cannot_be_reached_at_first_is_an_error_within_two_heartbe
     caller: Caller, address: str
 ) -> None:
     caller.update([member(address)])  # nothing listens there
-    group = caller.group("callee")
+    group = RoleGroup("callee", caller)
     with pytest.raises(ActorRestarting, match="does not answer"):
         group.call("echo").result(DEADLINE)
     with callee_process(address):
@@ -127,7 +127,7 @@ def test_a_worker_that_cannot_be_reached_at_first_is_an_error_within_two_heartbe
 
 
 async def test_awaiting_a_worker_that_dies_raises(caller: Caller, address: str) -> None:
-    group = caller.group("callee")
+    group = RoleGroup("callee", caller)
     with callee_process(address) as process:
         caller.update([member(address)])
         async with asyncio.timeout(DEADLINE):

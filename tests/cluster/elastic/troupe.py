@@ -50,7 +50,7 @@ class TroupeContext(Context):
     troupe: Any = None
 
     def group(self, role: str) -> RoleGroup:
-        group: RoleGroup = self.troupe.caller.group(role)
+        group: RoleGroup = RoleGroup(role, self.troupe.caller)
         return group
 
     def get_nodes_by_role(self, role: str) -> Sequence[Member]:
