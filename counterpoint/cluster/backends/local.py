@@ -25,6 +25,7 @@ from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat, Node
 from counterpoint.cluster.backends.capacity import choose, require_capacity, total_of
 from counterpoint.cluster.backends.keeper_link import CONNECT_SECONDS, NO_PROCESS, SUFFIX, WORKERS, KeeperLink
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
+from counterpoint.cluster.devices import DEVICES, visible_devices
 from counterpoint.cluster.errors import BackendError, StaleMasterError
 from counterpoint.cluster.log_rotation import rotate_if_full
 from counterpoint.cluster.manager.events import CreateFailed, Event, WorkerExited
@@ -34,14 +35,11 @@ from counterpoint.cluster.spec import JobSpec
 from counterpoint.transport.config import machine_memory
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.own_directory import remove_left
-from counterpoint.transport.process.child import ChildError, run
 from counterpoint.transport.process.keeper import messages
 from counterpoint.transport.process.keeper.main import EPOCH_FILE, epoch_in
 from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY
 
 logger = logging.getLogger(__name__)
-
-DEVICES = "CUDA_VISIBLE_DEVICES"
 
 END_SECONDS = 10.0
 """How long `close(end=True)` waits for the keepers to end in order."""
@@ -453,14 +451,3 @@ class LocalBackend(Backend):
 
 def _news(members: Any) -> dict[str, Any]:
     return {"kind": messages.MEMBERS, "members": [asdict(member) for member in members]}
-
-
-def visible_devices() -> list[str]:
-    """Returns the ids of this machine's accelerators: those in `CUDA_VISIBLE_DEVICES`, or what `nvidia-smi` names."""
-    if (listed := os.environ.get(DEVICES)) is not None:
-        return [device for device in listed.split(",") if device.strip() and device.strip() != "-1"]
-    try:
-        shown = run("nvidia-smi", ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], 10.0, guarded=False)
-    except (OSError, ChildError):
-        return []
-    return shown.output.decode().split() if shown.code == 0 else []

@@ -18,11 +18,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from counterpoint.cluster.backends.local import DEVICES, visible_devices
+from counterpoint.cluster.devices import DEVICES, ask_nvidia, visible_devices
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import JOB_FILE, read_json
 from counterpoint.job.plan.planned import Planned, planned_job
-from counterpoint.job.serving.usage_file import ask_nvidia
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.process.child import ChildError, run
 from counterpoint.transport.process.exit_codes import describe_exit

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,19 +15,16 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
+from counterpoint.cluster.devices import ask_nvidia
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.json_lines import append_line
-from counterpoint.transport.process.child import ChildError, run
 
 USAGE_FILE = "usage.jsonl"
 
 EVERY_SECONDS = 5.0
 MOST_BYTES = 2**23
 """The size at which the older half is dropped; it then has half a day of a job of four workers."""
-
-NVIDIA_SECONDS = 5.0
-"""Longest time that `nvidia-smi` may take."""
 
 _TICKS, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
@@ -125,12 +121,3 @@ def _gpu_figures(query: str) -> Counter[int]:
     ):  # else it says why it cannot
         figures[int(at)] += int(value)
     return figures
-
-
-def ask_nvidia(query: str) -> bytes:
-    """Returns the lines of values, without units, with which `nvidia-smi` answers; none if there is no answer in time."""
-    if shutil.which("nvidia-smi") is not None:
-        command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
-        with suppress(OSError, ChildError):
-            return run("nvidia-smi", command, NVIDIA_SECONDS, guarded=False).output  # it starts nothing itself
-    return b""

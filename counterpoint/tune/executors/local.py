@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.local import visible_devices
+from counterpoint.cluster.devices import visible_devices
 from counterpoint.transport.config import machine_memory
 from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.process.exit_codes import describe_exit

@@ -15,7 +15,8 @@ import pytest
 
 from counterpoint.cluster.attended.left_running import has_workers
 from counterpoint.cluster.backends.keeper_link import SUFFIX, WORKERS, mark_of
-from counterpoint.cluster.backends.local import DEVICES, LocalBackend
+from counterpoint.cluster.backends.local import LocalBackend
+from counterpoint.cluster.devices import DEVICES
 from counterpoint.cluster.errors import BackendError, ClusterError, StaleMasterError
 from counterpoint.cluster.manager.events import Created, CreateFailed, NodeLost, WorkerExited, WorkerReady
 from counterpoint.cluster.remains import marked, start_of

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from counterpoint.cluster import devices
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.serving import usage_file
 from counterpoint.job.serving.usage_file import USAGE_FILE, UsageFile
@@ -116,7 +117,7 @@ def test_a_command_that_hangs_holds_up_nobody_and_is_not_begun_twice(
     began, goes_on = tmp_path / "began", tmp_path / "goes_on"
     script = f"#!/bin/sh\nprintf . >> {began}\nwhile [ ! -e {goes_on} ]; do sleep 0.02; done\n"
     give_nvidia_smi(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(usage_file, "NVIDIA_SECONDS", 300.0)
+    monkeypatch.setattr(devices, "NVIDIA_SECONDS", 300.0)
     usage = file()
     own = [WorkerView("trainer", State.READY, 0.0, os.getpid(), "")]
     usage.measure({"trainer": os.getpid()})
