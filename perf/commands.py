@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +11,7 @@ from typing import Self
 
 from counterpoint.job.directory import is_running
 from counterpoint.job.processes_file import read_workers
-from counterpoint.transport.process.child import last_lines
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child, last_lines
 
 PATIENCE_SECONDS = 900.0
 """The deadline of each wait. The longest demo takes some five minutes on two cores."""
@@ -42,16 +39,8 @@ class Command:
     def __init__(self, log: Path | None, *words: str) -> None:
         self.log = log
         self.name = f"counterpoint {words[0]}"
-        with open(log or os.devnull, "ab") as file:
-            output = file if log else None
-            self._process = subprocess.Popen(
-                guarded([sys.executable, "-m", "counterpoint.cli.main", *words]),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=os.environ | {"TTY_COMPATIBLE": "0"},
-                process_group=0,
-            )
+        command = [sys.executable, "-m", "counterpoint.cli.main", *words]
+        self._process = Child(self.name, command, log=log, environment=os.environ | {"TTY_COMPATIBLE": "0"})
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +51,7 @@ class Command:
     @property
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
-        return self._process.poll()
+        return self._process.code
 
     @property
     def ended(self) -> bool:
@@ -71,20 +60,14 @@ class Command:
 
     def stop(self) -> None:
         """Ends it in order if it still runs, and kills it after `STOP_SECONDS`."""
-        if self.ended:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGHUP)  # makes the guardian kill all that is below it
-            self._process.wait()
+        if not self.ended:
+            self._process.stop(STOP_SECONDS)
 
     def wait(self) -> int:
         """Waits for its end; returns its exit code. Raises `DemoError` at the deadline."""
         try:
             return self._process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             raise DemoError(f"{self} did not end within {PATIENCE_SECONDS:g} s{self.last_output()}") from None
 
     def succeed(self) -> None:

@@ -6,11 +6,10 @@ So no case inherits another's memory or threads.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import run
 from perf.bench.command import Size
 from perf.figures import Case
 from perf.noise import TOO_NOISY, settle
@@ -35,11 +34,11 @@ def measure_case(name: str, size: Size) -> list[Case]:
     """Measures the case `name`, once the machine has settled from the one before. Raises `CaseFailed`."""
     settle()
     command = [sys.executable, "-P", "-m", module_of(name), "--json", *size.flags]
-    completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
+    completed = run(f"the case {name}", command, stderr=None)
     try:
-        return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
+        return [Case.of_json(fields) for fields in json.loads(completed.output)]
     except (ValueError, KeyError):
-        raise CaseFailed(f"the case {name} ended with {completed.returncode} and no figures") from None
+        raise CaseFailed(f"the case {name} ended with {completed.code} and no figures") from None
 
 
 def module_of(name: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,7 +26,7 @@ import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.resolve_model import resolve_model
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 from perf.bench.command import Size, show
 from perf.bench.servers import load_server
 from perf.chaos.disk import json_lines
@@ -39,7 +38,7 @@ SAMPLING = tinker.SamplingParams(max_tokens=16, temperature=1.0)
 
 ROUNDS = 3
 
-START_SECONDS = 60.0
+START_SECONDS = STOP_SECONDS = 60.0
 
 KEY = "tml-benchmark-of-samples"
 
@@ -76,18 +75,15 @@ def _service(directory: Path, server: str) -> Iterator[str]:
     }
     file.write_text(tomli_w.dumps(values))
     log = directory / "service.log"
-    with log.open("wb") as output:
-        command = guarded([sys.executable, "-m", "counterpoint.cli.main", "service", str(file)])
-        with subprocess.Popen(command, stdout=output, stderr=output) as process:
-            try:
-                deadline = time.monotonic() + START_SECONDS
-                while "answers at" not in log.read_text():
-                    if process.poll() is not None or time.monotonic() > deadline:
-                        raise RuntimeError(f"the service did not start within {START_SECONDS:g} s: {log.read_text()}")
-                    time.sleep(0.1)
-                yield f"http://127.0.0.1:{port}"
-            finally:
-                process.terminate()
+    command = [sys.executable, "-m", "counterpoint.cli.main", "service", str(file)]
+    with Child("the service", command, log=log) as process:
+        deadline = time.monotonic() + START_SECONDS
+        while "answers at" not in log.read_text():
+            if process.code is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the service did not start within {START_SECONDS:g} s: {log.read_text()}")
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+        process.stop(STOP_SECONDS)
 
 
 def _sampler(url: str) -> Any:

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,8 +20,8 @@ from typing import Any
 import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
-from counterpoint.transport.process.child import last_lines
-from counterpoint.transport.process.launch import descendants, guarded
+from counterpoint.transport.process.child import Child, last_lines
+from counterpoint.transport.process.launch import descendants
 from perf.chaos import batch_copies
 from perf.chaos.progress import ChaosError
 from perf.chaos.witness import Witness
@@ -100,7 +99,7 @@ class ChaosJob:
         self._file = directory / "job.toml"
         self._log = directory / "job.log"
         self._settings = settings(self.output_dir, self.notes)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     @property
     def run_ids(self) -> list[str]:
@@ -111,10 +110,7 @@ class ChaosJob:
         """Starts the command; does not wait."""
         self._file.write_text(tomli_w.dumps(self._settings))
         command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(self._file), *arguments]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                guarded(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
+        self._process = Child("the job", command, log=self._log)
 
     def finish(self) -> None:
         """Stops the command in order, and resumes it until each run has trained what it committed and two steps more."""
@@ -128,23 +124,22 @@ class ChaosJob:
     def _end(self, number: signal.Signals | None) -> None:
         process = self._alive()
         if number is not None:
-            process.send_signal(number)
+            process.signal(number)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while process.poll() is None:
+        while (code := process.code) is None:
             if time.monotonic() > deadline:
                 raise ChaosError(f"the job did not end within {DEADLINE_SECONDS:g} s\n{self._quoted()}")
             self.witness.look()
             time.sleep(LOOK_SECONDS)
         self._process = None
-        if process.returncode not in ((0,) if number is None else (0, 128 + number)):
-            raise ChaosError(f"the job was to end in order, and ended with {process.returncode}\n{self._quoted()}")
+        if code not in ((0,) if number is None else (0, 128 + number)):
+            raise ChaosError(f"the job was to end in order, and ended with {code}\n{self._quoted()}")
         self.witness.look()
 
     def close(self) -> None:
         """Ends a job that failed, with every process below it."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGHUP)
-            self._process.wait()
+            self._process.kill()
 
     def wait_until(self, what: str, condition: Callable[[], bool]) -> None:
         """Waits until `condition()` holds. Raises `ChaosError` when the job ends before, or it takes too long."""
@@ -153,7 +148,7 @@ class ChaosJob:
             self.witness.look()
             if condition():
                 return
-            if (code := self._alive().poll()) is not None:
+            if (code := self._alive().code) is not None:
                 raise ChaosError(f"the job ended with {code} before the {what}\n{self._quoted()}")
             if failed := [name for name, worker in self.workers().items() if worker["state"] == "failed"]:
                 raise ChaosError(f"{', '.join(failed)} failed for good before the {what}\n{self._quoted()}")
@@ -213,7 +208,7 @@ class ChaosJob:
                 found += [Victim(name, what, child) for child in descendants(pid) if (what := _part_of_vllm(child))]
         return found
 
-    def _alive(self) -> subprocess.Popen[bytes]:
+    def _alive(self) -> Child:
         assert self._process is not None
         return self._process
 

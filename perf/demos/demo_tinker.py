@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 import tomllib
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from counterpoint.job.resolve_model import resolve_model
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 from perf.chaos.disk import json_lines
 from perf.commands import Command, DemoError, is_ready, log_of, say, until
 
@@ -61,17 +60,13 @@ def main() -> int:
         say(f"a trainer, a server and the service start: {service.log}")
         until("the service", lambda: is_ready(output), [service])
         say(f"python -m {RECIPE} {' '.join(words := settings(job, metrics.parent))}")
-        with log_of(output, "recipe").open("wb") as log:
-            recipe = subprocess.Popen(
-                guarded([sys.executable, "-m", RECIPE, *words]),
-                env=os.environ | {"PYTHONPATH": str(COOKBOOK), "TINKER_API_KEY": "tml-demo", "HF_HUB_OFFLINE": "1"},
-                stdout=log,
-                stderr=log,
-            )
+        variables = os.environ | {"PYTHONPATH": str(COOKBOOK), "TINKER_API_KEY": "tml-demo", "HF_HUB_OFFLINE": "1"}
+        log = log_of(output, "recipe")
+        with Child("the recipe", [sys.executable, "-m", RECIPE, *words], environment=variables, log=log) as recipe:
             told = Told()
-            until("the recipe", lambda: recipe.poll() is not None, [service], lambda: told.tell(metrics))
-    if recipe.returncode:
-        raise DemoError(f"the recipe ended with {recipe.returncode}: see {log_of(output, 'recipe')}")
+            until("the recipe", lambda: recipe.code is not None, [service], lambda: told.tell(metrics))
+    if recipe.code:
+        raise DemoError(f"the recipe ended with {recipe.code}: see {log}")
     told.tell(metrics)
     first, last = statistics.fmean(told.right[:ENDS]), statistics.fmean(told.right[-ENDS:])
     say(

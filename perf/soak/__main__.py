@@ -35,7 +35,7 @@ from rich.table import Table
 
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.transport.files.json_lines import append_line
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 from perf.soak.growth import Growth, growths
 from perf.soak.held import COUNTING, COUNTS_VARIABLE, files_below, held_below
 
@@ -84,9 +84,8 @@ def soak(directory: Path, steps: int, *, demo: bool, pause: float) -> int:
     with _answering(environment, demo) as url:
         file = directory / "job.toml"
         file.write_text(tomli_w.dumps(_settings(directory / "job", steps, url)))
-        command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file)])
-        with (directory / "job.log").open("wb") as log:
-            job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file)]
+        job = Child("the job", command, environment=environment, log=directory / "job.log")
         samples: list[dict[str, Any]] = []
         interrupted = False
         try:
@@ -95,8 +94,7 @@ def soak(directory: Path, steps: int, *, demo: bool, pause: float) -> int:
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            if job.poll() is None:
-                job.send_signal(signal.SIGHUP)
+            job.kill()
             code = job.wait()
     if code and not interrupted:
         print(f"the job ended with {code}: {(directory / 'job.log').read_text()[-2000:]}", file=sys.stderr)
@@ -146,7 +144,7 @@ def _answering(environment: dict[str, str], demo: bool) -> Iterator[str]:
 
 def _watch(
     samples: list[dict[str, Any]],
-    job: subprocess.Popen[bytes],
+    job: Child,
     directory: Path,
     environment: dict[str, str],
     steps: int,
@@ -155,11 +153,11 @@ def _watch(
     """Adds samples until the last step; from the first one on, with the page and a viewer of it."""
     deadline = time.monotonic() + START_SECONDS
     while not (step := _newest_step(directory / "job")):
-        if job.poll() is not None or time.monotonic() > deadline:
+        if job.code is not None or time.monotonic() > deadline:
             return
         time.sleep(0.2)
     with _viewed(directory / "job", environment):
-        while step < steps and job.poll() is None:
+        while step < steps and job.code is None:
             step = _newest_step(directory / "job")
             if step >= steps:
                 break  # its processes end now, and growth is of those that are there to the end

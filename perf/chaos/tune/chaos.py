@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from counterpoint.transport.process.launch import descendants, guarded, live_processes
+from counterpoint.transport.process.child import Child
+from counterpoint.transport.process.launch import descendants, live_processes
 from counterpoint.tune.runner.journal import holds_experiment
 from perf.chaos.progress import say
 from perf.chaos.tune.audit import FAULTS, Findings, audit
@@ -65,19 +65,19 @@ class Victim:
 
     def __init__(self, directory: Path, scheduler: str, seed: int) -> None:
         self.directory, self.scheduler, self.seed = directory, scheduler, seed
-        self._log = (directory / "log").open("ab")
+        self._log = directory / "log"
         self.start()
 
     def start(self) -> None:
         """Starts the runner, or starts it again."""
         command = [sys.executable, "-P", "-m", "perf.chaos.tune.experiment", str(self.directory)]
         command += [self.scheduler, str(self.seed)]
-        self._process = subprocess.Popen(guarded(command), stdout=self._log, stderr=self._log)
+        self._process = Child("the experiment", command, log=self._log)
 
     @property
     def is_over(self) -> bool:
         """Whether its process has ended."""
-        return self._process.poll() is not None
+        return self._process.code is not None
 
     @property
     def runner(self) -> int | None:
@@ -126,17 +126,16 @@ class Victim:
         """Lets it come to its end. Raises `StandsStillError`."""
         try:
             code = self._process.wait(DEADLINE_SECONDS)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             raise StandsStillError(f"{self.directory}: not finished after {DEADLINE_SECONDS:g} s") from None
         if code or not (self.directory / HEARD).exists():
-            raise StandsStillError(f"{self.directory}: the runner ended with {code}; see {self._log.name}")
+            raise StandsStillError(f"{self.directory}: the runner ended with {code}; see {self._log}")
 
     def close(self) -> None:
         """Ends what is left."""
         if not self.is_over:
             end(self._process.pid)
             self._process.wait()
-        self._log.close()
 
 
 def children_of(process: int) -> list[int]:
