@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from counterpoint.environments.gateway import server as gateway
 from counterpoint.environments.workers import pool
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.process.keeper import main as keeper
 from counterpoint.transport.process.notify import NotifySocket, notify
 from counterpoint.transport.rpc import stream
 from counterpoint.transport.rpc.connection import Ask, RpcError
@@ -123,6 +125,27 @@ async def test_a_keeper_listens_for_its_user_alone(short: Path) -> None:
     assert mode(path) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     await backend.close(end=True)
+
+
+def test_a_keeper_answers_its_user_alone_wherever_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfAnother:
+        """What the kernel says of a peer."""
+
+        size = 12
+
+        def unpack(self, _: bytes) -> tuple[int, int, int]:
+            return 1, os.getuid() + 12345, 1
+
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as peer:
+        listener.bind(f"\0counterpoint-test-{os.getpid()}")  # as below an actor on Ray
+        listener.listen()
+        kept = keeper.Keeper(listener)
+        peer.connect(listener.getsockname())
+        monkeypatch.setattr(keeper, "_CREDENTIALS", OfAnother())
+        kept._accept()
+        assert not peer.recv(1), "the connection has ended"
+        assert not kept._peers
+        kept._selector.close()
 
 
 async def test_workers_of_an_environment_are_their_users_alone(short: Path) -> None:

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 from counterpoint.cluster.backends.keeper_link import SUFFIX, WORKERS, lives
+from counterpoint.cluster.backends.link import LEASES_OF_THE_FENCE
 from counterpoint.cluster.errors import BackendError, ClusterError
 from counterpoint.cluster.job_files import JobFile, read_job, read_outcome
 from counterpoint.cluster.remains import has_agents_of_old
@@ -40,7 +41,6 @@ async def left_running(directory: Path) -> bool:
 async def _has_actors(job: JobFile, directory: Path) -> bool:
     """Asks Ray."""
     from counterpoint.cluster.backends.on_ray import CALL_SECONDS, CONNECT_SECONDS
-    from counterpoint.cluster.backends.ray_actor import LEASES_OF_THE_FENCE
     from counterpoint.cluster.backends.ray_cluster import RayCluster
     from counterpoint.cluster.backends.ray_places import job_key
     from counterpoint.cluster.backends.ray_threads import in_thread

@@ -12,30 +12,23 @@ leases are over, after which nothing there can run any more.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat, Node
+from counterpoint.cluster.backends.actor_link import ADOPT_SECONDS, ActorLink
+from counterpoint.cluster.backends.base import Bundle, Node
 from counterpoint.cluster.backends.capacity import require_capacity, require_place
+from counterpoint.cluster.backends.kept import KeptBackend
+from counterpoint.cluster.backends.link import LEASES_OF_THE_FENCE
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.backends.ray_actor import LEASES_OF_THE_FENCE
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_key
 from counterpoint.cluster.backends.ray_threads import in_thread
-from counterpoint.cluster.backends.reports import event_of
-from counterpoint.cluster.clock import RunningClock
-from counterpoint.cluster.errors import BackendError, StaleMasterError
-from counterpoint.cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
-from counterpoint.cluster.member import Member
+from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
-from counterpoint.transport.process.keeper import messages
 
 logger = logging.getLogger(__name__)
 
@@ -44,74 +37,18 @@ CALL_SECONDS = 30.0
 PLACE_SECONDS = 10.0
 """How long a bundle waits for a place before the manager is told that there is none now."""
 
-START_SECONDS = 90.0
-"""Longest time from the creation of an actor to its first answer."""
-
-ADOPT_SECONDS = 20.0
-"""Longest time for an actor of an earlier master to answer."""
-
 UNREACHABLE_SECONDS = 30.0
 """Nothing is placed for so long on a node that could not show that nothing of a worker is left there. Ray itself takes about as
 long to give a node up."""
 
-LEAST_SILENCE_SECONDS = 3.0
-"""An actor on a busy machine may be late for so long, however short the lease."""
-
 POLL_SECONDS = 1.0
 """Seconds between two looks at Ray's nodes."""
-
-PULSE_SECONDS = 0.5
-"""Seconds between two looks at the clock while an actor's answer is waited for."""
-
-END_SECONDS = 10.0
-"""How long a killed worker may take to end before its actor is removed."""
-
-NO_PROCESS = 128 + 9
-"""Exit code of a worker whose process is not known, or no more."""
 
 _PLACED = "bundle of "
 """How a handle that names a worker's bundle begins; the worker follows."""
 
-Key = tuple[str, int]
-"""A worker and its incarnation."""
 
-
-@dataclass(slots=True, eq=False)
-class Hosted:
-    """A worker's actor, as this master has it."""
-
-    name: ActorName
-    handle: Any
-    lost: asyncio.Future[str]
-    """Why it is given up."""
-    node: str = ""
-    is_up: bool = False
-    """Whether it has answered."""
-    created: bool = False
-    received: int = 0
-    """The number of its last report."""
-    unacknowledged: dict[int, bool] = field(default_factory=dict)
-    """The numbers of received reports: whether each may be acknowledged."""
-    acknowledged: int = 0
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once nothing of the worker runs any more, and its end is among the events."""
-
-    def lose(self, reason: str) -> None:
-        """Gives it up."""
-        if not self.lost.done():
-            self.lost.set_result(reason)
-
-    def acknowledge(self, number: int) -> None:
-        """Notes that a report need not be repeated, which the actor is told once that is true of all before it, too."""
-        self.unacknowledged[number] = True
-        for earlier, may in sorted(self.unacknowledged.items()):
-            if not may:
-                break
-            del self.unacknowledged[earlier]
-            self.acknowledged = earlier
-
-
-class RayBackend(Backend):
+class RayBackend(KeptBackend[ActorLink]):
     """The backend. Make it on the event loop that uses it; `close` it."""
 
     def __init__(
@@ -124,30 +61,13 @@ class RayBackend(Backend):
         address: str = "",
     ) -> None:
         """Takes the job, the master's epoch, and Ray's address; without it, `$RAY_ADDRESS` has it. `clock` dates the events."""
-        self.job, self.directory, self.epoch = job, directory, epoch
-        self._clock = clock
+        super().__init__(job, epoch, clock)
         self._ray = RayCluster(address)
         self._key = job_key(job.name, directory)
-        self._silence = max(job.lease_seconds / 2, LEAST_SILENCE_SECONDS)
-        self._hosted: dict[Key, Hosted] = {}
-        """The actors whose worker's end was not told yet."""
-        self._highest: dict[str, int] = {}
-        """The highest incarnation of each worker that was created, or was to end before it was."""
-        self._locks: dict[str, asyncio.Lock] = {}
-        """Held while a worker is created or ended: what ends it must not overtake what creates it."""
         self._bundles: dict[str, Bundle] = {}
         """Those that were placed."""
-        self._members: dict[str, Member] = {}
         self._unreachable: dict[str, float] = {}
         """Nodes that did not answer: until when nothing is placed there, by `time.monotonic`."""
-        self._events: deque[Event] = deque()
-        self._beats: dict[str, Heartbeat] = {}
-        """The latest of each worker that was not taken yet."""
-        self._arrived = asyncio.Event()
-        self._sources: dict[Event, tuple[Hosted, int]] = {}
-        """The actor from which each event came that is not acknowledged."""
-        self._stale: StaleMasterError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
         self._connected = False
 
@@ -177,7 +97,7 @@ class RayBackend(Backend):
     async def release(self, bundle: str) -> None:
         """See `Backend.release`."""
         self._raise_if_stale()
-        await asyncio.gather(*(self._end(one) for one in list(self._hosted.values()) if one.name.bundle == bundle))
+        await self._end([link for link in self.links.values() if link.bundle == bundle])
         self._bundles.pop(bundle, None)
         await self._call(f"releasing bundle {bundle}", self._ray.remove_group, group_name(self._key, bundle))
 
@@ -186,181 +106,37 @@ class RayBackend(Backend):
         nodes: list[Node] = await self._call("listing the nodes", self._ray.nodes)
         return nodes
 
-    # --- orders ---
+    # --- actors ---
 
-    async def create(self, order: WorkerOrder) -> None:
-        """See `Backend.create`."""
-        worker, key = order.worker, (order.worker, order.incarnation)
-        async with self._lock_of(worker):
-            self._raise_if_stale()
-            if key in self._hosted:
-                return
-            if order.incarnation <= self._highest.get(worker, 0):
-                self._tell_no_process(key)
-                return
-            await asyncio.gather(*(self._end(one) for one in list(self._hosted.values()) if one.name.worker == worker))
-            self._highest[worker] = order.incarnation
-            if order.bundle in self._bundles:  # actors that had no master for a while may have removed it
-                await self._reserve(self._bundles[order.bundle], ())
-            name = ActorName(self._key, order.bundle, worker, order.incarnation)
-            group, needs = group_name(self._key, order.bundle), self._needs_of(worker)
-            what = f"creating actor {name}"
-            handle = await self._call(what, self._ray.start_actor, str(name), group, needs, self.job.lease_seconds)
-            one = self._hosted[key] = Hosted(name, handle, asyncio.get_running_loop().create_future())
-            try:
-                await self._ask(one, START_SECONDS, "create", order)
-                one.is_up = True
-                await self._ask(one, CALL_SECONDS, "obey", _news(self._members.values()))
-            except BackendError as error:
-                one.lose(str(error))
-                raise
-            finally:
-                self._begin(self._listen(one))
+    async def _link_for(self, order: WorkerOrder) -> tuple[ActorLink, WorkerOrder]:
+        """See `KeptBackend._link_for`."""
+        if order.bundle in self._bundles:  # actors that had no master for a while may have removed it
+            await self._reserve(self._bundles[order.bundle], ())
+        name = ActorName(self._key, order.bundle, order.worker, order.incarnation)
+        group, needs = group_name(self._key, order.bundle), self._needs_of(order.worker)
 
-    async def start(self, worker: str, incarnation: int) -> None:
-        """See `Backend.start`."""
-        await self._order(worker, incarnation, messages.START)
+        async def reach() -> Any:
+            lease = self.job.lease_seconds
+            return await self._call(f"creating actor {name}", self._ray.start_actor, str(name), group, needs, lease)
 
-    async def check_children(self, worker: str, incarnation: int, check: int, children: Sequence[Member]) -> None:
-        """See `Backend.check_children`."""
-        maps = [asdict(child) for child in children]
-        await self._order(worker, incarnation, messages.CHECK_CHILDREN, check=check, children=maps)
+        return self._link_to(name, reach), order
 
-    async def failover(self, worker: str, incarnation: int, notice: int, failed: Sequence[Member]) -> None:
-        """See `Backend.failover`."""
-        maps = [asdict(member) for member in failed]
-        await self._order(worker, incarnation, messages.FAILOVER, notice=notice, failed=maps)
+    def _link_to(self, name: ActorName, reach: Callable[[], Awaitable[Any]]) -> ActorLink:
+        return ActorLink(name, self.epoch, reach, self._bury, self._clock, self._take)
 
-    async def publish(self, members: Sequence[Member]) -> None:
-        """Does as `Backend.publish`; a lost actor has nobody to tell."""
-        self._raise_if_stale()
-        self._members |= {member.worker: member for member in members}
-        asked = [one for one in self._hosted.values() if one.is_up]  # others are told all once they are
-        answers = await asyncio.gather(
-            *(self._ask(one, CALL_SECONDS, "obey", _news(members)) for one in asked), return_exceptions=True
-        )
-        for one, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, BaseException) and not (isinstance(answer, BackendError) and one.lost.done()):
-                raise answer
-
-    async def stop(self, worker: str, incarnation: int) -> None:
-        """See `Backend.stop`."""
-        await self._end_worker(messages.STOP, worker, incarnation)
-
-    async def kill(self, worker: str, incarnation: int) -> None:
-        """See `Backend.kill`."""
-        await self._end_worker(messages.KILL, worker, incarnation)
-
-    async def _end_worker(self, kind: str, worker: str, incarnation: int) -> None:
-        async with self._lock_of(worker):
-            self._raise_if_stale()
-            if (worker, incarnation) in self._hosted:
-                await self._order(worker, incarnation, kind)
-            else:
-                self._highest[worker] = max(self._highest.get(worker, 0), incarnation)
-                self._tell_no_process((worker, incarnation))
-
-    async def _order(self, worker: str, incarnation: int, kind: str, **fields: Any) -> None:
-        self._raise_if_stale()
-        one = self._hosted.get((worker, incarnation))
-        if one is not None and not one.lost.done():  # else its end was told, or will be
-            await self._ask(one, CALL_SECONDS, "obey", {"kind": kind, **fields})
-
-    async def _end(self, one: Hosted) -> None:
-        """Kills a worker, and returns once nothing of it is left; its end is among the events then."""
-        with contextlib.suppress(BackendError, TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
-                await self._ask(one, END_SECONDS, "obey", {"kind": messages.KILL})
-                await one.gone.wait()
-        one.lose("it did not end")
-        await one.gone.wait()
-
-    def _tell_no_process(self, key: Key) -> None:
-        self._put(WorkerExited(*key, NO_PROCESS, "it has no process", self._clock()))
-
-    def _lock_of(self, worker: str) -> asyncio.Lock:
-        return self._locks.setdefault(worker, asyncio.Lock())
-
-    def _raise_if_stale(self) -> None:
-        if self._stale is not None:
-            raise self._stale
-
-    # --- events ---
-
-    async def events(self) -> AsyncIterator[Event | Heartbeat]:
-        """See `Backend.events`. Raises `StaleMasterError` once an actor has obeyed another master."""
-        while True:
-            self._raise_if_stale()
-            if self._events:
-                yield self._events.popleft()
-            elif self._beats:
-                yield self._beats.pop(next(iter(self._beats)))
-            else:
-                self._arrived.clear()
-                await self._arrived.wait()
-
-    async def acknowledge(self, event: Event | Heartbeat) -> None:
-        """See `Backend.acknowledge`. The actor of a worker whose end is acknowledged goes."""
-        if isinstance(event, Heartbeat) or (source := self._sources.pop(event, None)) is None:
-            return
-        one, number = source
-        one.acknowledge(number)
-        if isinstance(event, WorkerExited | CreateFailed):
-            self._begin(self._call(f"removing actor {one.name}", self._ray.remove_actor, str(one.name)))
-
-    def _put(self, event: Event) -> None:
-        self._events.append(event)
-        self._arrived.set()
-
-    def _take(self, one: Hosted, said: Mapping[str, Any]) -> None:
-        """Takes what an actor said."""
-        for report in said["reports"]:
-            if (number := report["number"]) <= one.received:
-                continue
-            event = event_of(report, self._clock())
-            one.received, one.unacknowledged[number] = number, False
-            self._sources[event] = (one, number)
-            one.created = one.created or isinstance(event, Created)
-            self._put(event)
-            if isinstance(event, WorkerExited | CreateFailed):
-                self._hosted.pop((one.name.worker, one.name.incarnation), None)
-                one.gone.set()
-        if said["beat"] is not None:
-            beat = Heartbeat(**{name: value for name, value in said["beat"].items() if name != "kind"})
-            waiting = self._beats.get(beat.worker)
-            was_alive = waiting is not None and waiting.alive and waiting.incarnation == beat.incarnation
-            self._beats[beat.worker] = replace(beat, alive=beat.alive or was_alive)
-            self._arrived.set()
-
-    async def _listen(self, one: Hosted) -> None:
-        """Takes what an actor says, until its worker's end; tells that end if the actor is lost before."""
-        pulse = self.job.lease_seconds / 4
+    async def _bury(self, link: ActorLink) -> None:
+        """Removes the actor of a worker that has ended; sees to it that nothing runs of one that is lost."""
         try:
-            while not one.gone.is_set():
-                said = await self._ask(one, pulse + self._silence, "said", one.received, one.acknowledged, pulse)
-                one.node = said["node"]
-                self._take(one, said)
+            if link.ended and not link.silent:
+                await self._call(f"removing actor {link.name}", self._ray.remove_actor, str(link.name))
+            else:
+                link.node_is_gone = await self._fence(link)
         except BackendError as error:
-            one.lose(str(error))
-            node_gone = await self._fence(one)
-            self._raise_if_stale()
-            self._tell_lost(one, node_gone)
-
-    def _tell_lost(self, one: Hosted, node_gone: bool) -> None:
-        worker, incarnation = key = one.name.worker, one.name.incarnation
-        reason, at = one.lost.result(), self._clock()
-        if not one.created:
-            self._put(CreateFailed(worker, incarnation, reason, at))
-        elif node_gone:
-            self._put(NodeLost(one.node, reason, at))
-        else:
-            self._put(WorkerExited(worker, incarnation, NO_PROCESS, reason, at))
-        del self._hosted[key]
-        one.gone.set()
+            logger.warning("Ray does not answer, and the actor of %s may be left: %s", link.worker, error)
 
     # --- what is lost ---
 
-    async def _fence(self, one: Hosted) -> bool:
+    async def _fence(self, one: ActorLink) -> bool:
         """Returns once nothing of a lost worker runs any more; True if its whole node is gone, so that all there is lost.
 
         A node that cannot show it is waited for until what may run there has killed itself, and left for a while.
@@ -372,7 +148,7 @@ class RayBackend(Backend):
                 if await self._cleared(one.node, str(one.name)):
                     return False
         except (TimeoutError, BackendError) as error:
-            logger.warning("waiting until the fence of worker %s is over: %s", one.name.worker, error or "no answer")
+            logger.warning("waiting until the fence of worker %s is over: %s", one.worker, error or "no answer")
         self._unreachable[one.node] = time.monotonic() + UNREACHABLE_SECONDS
         await asyncio.sleep(max(0.0, over - time.monotonic()))
         return not any(node.alive and node.name == one.node for node in await self.nodes())
@@ -401,7 +177,7 @@ class RayBackend(Backend):
             except BackendError as error:
                 logger.warning("Ray does not say which nodes live: %s", error)
                 continue
-            for one in self._hosted.values():
+            for one in list(self.links.values()):
                 if one.node in dead:
                     one.lose(f"node {one.node} is dead")
 
@@ -424,45 +200,33 @@ class RayBackend(Backend):
             for bundle, workers in placed.items()
         }
         names = map(ActorName.parse, await self._call("listing the job's actors", self._ray.actors, self._key))
-        found = await asyncio.gather(*(self._adopt_one(name) for name in names if name is not None))
-        living = [one for one in found if one is not None]
+        names_found = sorted((name for name in names if name is not None), key=lambda name: name.incarnation)
+        found = [link for link in await asyncio.gather(*map(self._find, names_found)) if link is not None]
+        for link in found:
+            self._attend(link)
+        living = await self._adopt_links(found, ADOPT_SECONDS)
         if {worker for workers in placed.values() for worker in workers} - {one.worker for one in living}:
             await self._clear_nodes()  # of an actor that died while nobody listened
         return living
 
-    async def _adopt_one(self, name: ActorName) -> LivingWorker | None:
-        """Takes one actor over, with what it kept; removes one that does not answer, or has nothing to say."""
-        self._highest[name.worker] = max(self._highest.get(name.worker, 0), name.incarnation)
-        key, living = (name.worker, name.incarnation), None
+    async def _find(self, name: ActorName) -> ActorLink | None:
+        """Connects to an actor of an earlier master; removes one that does not answer, or has nothing to say."""
+        self._newest[name.worker] = max(self._newest.get(name.worker, 0), name.incarnation)
+        link = self._link_to(name, lambda: self._call(f"finding actor {name}", self._ray.actor, str(name)))
         try:
-            handle = await self._call(f"finding actor {name}", self._ray.actor, str(name))
-            one = Hosted(name, handle, asyncio.get_running_loop().create_future())
-            said = await self._ask(one, ADOPT_SECONDS, "said", 0, 0, 0.0)
+            await link.find(self.epoch, self.job.lease_seconds)
         except BackendError as error:
-            logger.warning("cannot adopt actor %s: %s", name, error)
-        else:
-            living, one.node = said["living"], said["node"]
-            one.created, one.is_up = living is not None, True
-            self._take(one, said)
-            if living is not None and not one.gone.is_set():
-                self._hosted[key] = one
-                self._begin(self._listen(one))
-                return living  # type: ignore[no-any-return]  # it is the actor's
-            if one.received:
-                return None
-        await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
-        return None
+            if not self._obeys_another(link):
+                logger.warning("cannot adopt actor %s: %s", name, error)
+                await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
+            return None
+        return link
 
     async def close(self, *, end: bool) -> None:
         """See `Backend.close`."""
         try:
-            if end:
-                self._raise_if_stale()
-                await asyncio.gather(*(self._end(one) for one in list(self._hosted.values())))
+            await super().close(end=end)
         finally:
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._connected:
                 try:
                     if end and self._stale is None:
@@ -481,43 +245,6 @@ class RayBackend(Backend):
 
     # --- calls ---
 
-    async def _ask(self, one: Hosted, seconds: float, method: str, *arguments: Any) -> Mapping[str, Any]:
-        """Returns an actor's answer. What cannot be delivered is sent again; all that an actor is asked may be repeated.
-
-        Raises `BackendError` if the actor is lost, refuses, or does not answer in time, by a clock that counts only while this
-        process runs; `StaleMasterError` if it has another master.
-        """
-        import ray
-
-        clock = RunningClock()
-        while clock.read() < seconds:
-            answer = _answer_of(getattr(one.handle, method).remote(self.epoch, *arguments))
-            while not answer.done() and clock.read() < seconds:
-                await asyncio.wait({answer, one.lost}, timeout=PULSE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if one.lost.done():
-                    raise BackendError(f"the actor of {one.name.worker} is lost: {one.lost.result()}")
-            if not answer.done():
-                break
-            error = answer.exception()
-            if isinstance(error, ray.exceptions.ActorUnavailableError):  # perhaps it is dead; that is told, too
-                await asyncio.sleep(PULSE_SECONDS)
-                continue
-            if isinstance(error, ray.exceptions.RayActorError):
-                raise BackendError("its actor died")
-            if error is not None:
-                raise BackendError(f"the actor of {one.name.worker} failed: {_first_line(error)}")
-            said: Mapping[str, Any] = answer.result()
-            if "refused" in said:
-                raise BackendError(f"the actor of {one.name.worker} refused: {said['refused']}")
-            if "stale" in said:
-                self._stale = self._stale or StaleMasterError(
-                    f"the actor of {one.name.worker} obeys a master of epoch {said['stale']}; this one has epoch {self.epoch}"
-                )
-                self._arrived.set()
-                raise self._stale
-            return said
-        raise BackendError(f"its actor did not answer {method} within {seconds:g} s")
-
     async def _call(
         self, what: str, function: Callable[..., Any], *arguments: Any, seconds: float = CALL_SECONDS
     ) -> Any:
@@ -529,50 +256,7 @@ class RayBackend(Backend):
                 self._begin(self._look_at_nodes())
         return await in_thread(what, seconds, function, *arguments)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs something beside the master's calls; what it raises is logged."""
-
-        async def guarded() -> None:
-            try:
-                await work
-            except StaleMasterError:
-                pass  # the events end with it
-            except Exception:
-                logger.exception("a task of the backend failed")
-
-        task = asyncio.create_task(guarded())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _needs_of(self, worker: str) -> Resources:
         """What a worker takes of its bundle."""
         role = role_of(worker)
         return Resources() if worker == f"{role}-{MASTER}" else self.job.role(role).resources
-
-
-def _news(members: Iterable[Member]) -> dict[str, Any]:
-    return {"kind": messages.MEMBERS, "members": [asdict(member) for member in members]}
-
-
-def _answer_of(reference: Any) -> asyncio.Future[Any]:
-    """What becomes the result of a call of Ray, on this event loop. It may be given up, which Ray's own future must not be."""
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def settle(ended: Future[Any]) -> None:
-        if not answer.done():
-            error = ended.exception()
-            answer.set_result(ended.result()) if error is None else answer.set_exception(error)
-            answer.exception()  # perhaps nobody waits for it any more
-
-    def tell(ended: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            answer.get_loop().call_soon_threadsafe(settle, ended)
-
-    reference.future().add_done_callback(tell)
-    return answer
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of what the actor raised, or of Ray's own message."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"

@@ -1,13 +1,13 @@
-"""The actor of one worker on Ray: it starts the worker's process as a guarded child of its own, and relays.
+"""The actor of one worker on Ray: it starts the worker's keeper below itself, and passes the bytes between it and masters on.
 
-Ray 2.60.0 leaves the main thread to one method at a time: beside a concurrency group, and in an async actor, every method runs in
-another thread. A worker's `start` wants the main thread (signal handlers, torch, many native libraries), and others must be heard
-while it runs; so its process is the same as on one machine, and neither torch nor vLLM is in the actor. The guardian
-(`transport/process/launch.py`) kills all that is below it when the actor ends, whatever ended it, or is frozen for two leases.
+The keeper (`transport/process/keeper`) is the same as on one machine: it starts and stops the worker, holds what that says until
+a master has acknowledged it, and ends the worker without a master for a lease. Here it dies with its actor, too. So neither torch
+nor vLLM is in the actor, and the worker has a main thread (signal handlers, torch and many native libraries want one): Ray 2.60.0
+leaves that to one method at a time, and beside a concurrency group, or in an async actor, every method runs in another thread.
 
-Every method takes the master's epoch, and refuses one that is lower than the highest heard. What the worker says is kept,
-numbered, until a master has acknowledged it. Without a master for a lease the worker is stopped in order, and the actor ends; the
-last one of a bundle removes the placement group. Ray restarts nothing and repeats no call; the manager decides.
+Every method takes the master's epoch, and refuses one that is lower than the highest heard. Once its keeper has ended and no
+master was heard of for a lease, the actor ends; the last one of a bundle removes the placement group. Ray restarts nothing and
+repeats no call; the manager decides.
 """
 
 from __future__ import annotations
@@ -15,37 +15,77 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.one_worker import OneWorker
-from counterpoint.cluster.backends.order import WorkerOrder
-from counterpoint.cluster.backends.owned_process import NEWS, OwnedProcess
+from counterpoint.cluster.backends.keeper_link import BACKLOG, spawn_keeper
 from counterpoint.cluster.backends.ray_places import ActorName, node_name
-from counterpoint.cluster.backends.reports import Reports
-from counterpoint.cluster.manager.events import Event
-from counterpoint.cluster.remains import MARK, clear_dead, kill_marked, start_of
+from counterpoint.cluster.log_rotation import rotate_if_full
+from counterpoint.cluster.remains import MARK, clear_dead, start_of
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.process import launch
-from counterpoint.transport.process.keeper import messages
 from counterpoint.transport.wires.endpoint import NODE_ADDRESS
 
 logger = logging.getLogger(__name__)
 
+CHUNK = 2**20
+"""Bytes that are read of a keeper at once."""
+
 TICKS_IN_A_LEASE = 20
-LEASES_OF_THE_FENCE = 2
-"""Leases after which nothing runs any more of a worker whose actor is frozen, or hears no master."""
 
 ROTATION_SECONDS = 5.0
 """How often the log is looked at."""
 
 LAST_SECONDS = 120.0
 """How long the last actor of a bundle waits for the others before it leaves the placement group to its job's next start."""
+
+
+class _Connection:
+    """One master's connection to the keeper. Where a call begins in the stream says what is asked or sent again."""
+
+    def __init__(self, address: str) -> None:
+        """Raises `OSError` if the keeper is gone."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            self._socket.connect(address)
+        except OSError:
+            self._socket.close()
+            raise
+        self._written = self._read_from = 0
+        self._unread = b""
+        self._receiving: asyncio.Task[None] | None = None
+        """Goes on when a call ends: what it has received would be lost with it."""
+        self._over = False
+
+    async def write(self, begin: int, data: bytes) -> None:
+        new, self._written = data[self._written - begin :], max(self._written, begin + len(data))
+        with suppress(OSError):  # it has ended, which reading tells
+            await self._loop.sock_sendall(self._socket, new)
+
+    async def read(self, begin: int, seconds: float) -> dict[str, Any]:
+        """Returns what the keeper has sent from there on, and whether that was all; waits so many seconds for some."""
+        self._unread, self._read_from = self._unread[begin - self._read_from :], begin
+        if not self._unread and not self._over:
+            self._receiving = self._receiving or asyncio.create_task(self._receive())
+            await asyncio.wait({self._receiving}, timeout=seconds)
+        return {"data": self._unread, "over": self._over and not self._unread}
+
+    async def _receive(self) -> None:
+        received = b""
+        with suppress(OSError):
+            received = await self._loop.sock_recv(self._socket, CHUNK)
+        self._unread, self._over, self._receiving = received, not received, None
+
+    def close(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+        self._loop.call_soon(self._socket.close)  # once the loop looks at it no more
 
 
 class WorkerActor:
@@ -66,66 +106,41 @@ class WorkerActor:
         os.environ |= {MARK: self._mark, NODE_ADDRESS: address}
         self._epoch = 0
         self._heard = launch.alive_clock()
-        self._ending = ""
-        self._kill_at = float("inf")
-        self._worker: OneWorker | None = None
-        self._process: OwnedProcess | None = None
-        self._reports, self._news = Reports(), asyncio.Event()
-        self._beat: dict[str, Any] | None = None
-        self._rotated = time.monotonic()
+        self._departs = False
+        self._keeper = 0
+        """Its process; 0 before it was started, and once it has ended."""
+        self._log_file: Path | None = None
+        self._address = f"\0counterpoint-keeper-{os.getpid()}-{os.urandom(8).hex()}"
+        self._connection: _Connection | None = None
+        """That of the master of the highest epoch."""
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     # --- for masters ---
 
-    async def create(self, epoch: int, order: WorkerOrder) -> dict[str, Any]:
-        """Starts the worker's process; again changes nothing. `Created` or `CreateFailed` is among what is `said`."""
+    async def connect(self, epoch: int, log_file: str) -> dict[str, Any]:
+        """Connects a master to the keeper; with a log, starts it before, once. Again changes nothing."""
         if refused := self._refusal(epoch):
             return refused
-        if self._ending:
-            return {"refused": f"it ends: {self._ending}"}
-        if self._worker is None:
-            self._worker = OneWorker(order, self._node, self._tell)
-            self._spawn(self._worker)
-        return {"node": self._node}
+        if log_file and self._log_file is None and not self._departs:
+            self._spawn(Path(log_file))
+        if self._connection is None and self._keeper:
+            with suppress(OSError):  # it has just ended
+                self._connection = _Connection(self._address)
+        return {"node": self._node, "address": self._listen, "over": self._connection is None}
 
-    async def obey(self, epoch: int, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carries out an order, or passes it on to the process (`transport/process/keeper/messages.py`)."""
-        if refused := self._refusal(epoch):
-            return refused
-        if self._worker is None or self._process is None:
-            return {}
-        match order["kind"]:
-            case messages.STOP:
-                self._worker.asked = True
-                self._process.terminate()
-            case messages.KILL:
-                self._kill()
-            case _ if not self._worker.answer(order):
-                self._process.send(order)
-        return {}
+    async def write(self, epoch: int, begin: int, data: bytes) -> dict[str, Any]:
+        """Sends the keeper what begins there in the master's stream."""
+        refused = self._refusal(epoch)
+        if not refused and self._connection is not None:
+            await self._connection.write(begin, data)
+        return refused
 
-    async def said(self, epoch: int, received: int, acknowledged: int, seconds: float) -> dict[str, Any]:
-        """Returns the reports above the number `received`, and the last heartbeat; waits so many seconds for one.
-
-        `acknowledged`: the reports up to that number need not be repeated to anybody.
-        """
-        if refused := self._refusal(epoch):
-            return refused
-        self._reports.acknowledge(acknowledged)
-        deadline = time.monotonic() + seconds
-        while epoch == self._epoch and self._beat is None and not self._reports.after(received):
-            self._news.clear()
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._news.wait()
-            except TimeoutError:
-                break
-        if refused := self._refusal(epoch):
-            return refused
-        beat, self._beat = self._beat, None
-        living = None if self._worker is None else self._worker.living()
-        reports = [asdict(report) for report in self._reports.after(received)]
-        return {"node": self._node, "reports": reports, "beat": beat, "living": living}
+    async def read(self, epoch: int, begin: int, seconds: float) -> dict[str, Any]:
+        """Returns what the keeper has sent from there on in its stream, `data`, and whether that was all, `over`."""
+        if (refused := self._refusal(epoch)) or self._connection is None:
+            return refused or {"data": b"", "over": True}
+        said = await self._connection.read(begin, seconds)
+        return self._refusal(epoch) or said
 
     async def leave(self) -> None:
         """Ends the actor in order."""
@@ -135,109 +150,41 @@ class WorkerActor:
 
     def _refusal(self, epoch: int) -> dict[str, Any]:
         """What a master of a lower epoch is answered; nothing for the highest, which is heard of."""
-        self._look_at_the_lease()
         if epoch < self._epoch:
             return {"stale": self._epoch}
         self._heard = launch.alive_clock()
         if epoch > self._epoch:
             self._epoch = epoch
-            if self._process is not None:
-                self._note_beat(alive=False)
-            self._news.set()  # a master of the earlier epoch waits
+            if self._connection is not None:
+                self._connection.close()  # a master of the earlier epoch waits
+                self._connection = None
         return {}
 
-    # --- the process ---
+    # --- the keeper ---
 
-    def _spawn(self, worker: OneWorker) -> None:
-        try:
-            process = OwnedProcess(worker.order, self._hear, LEASES_OF_THE_FENCE * self._lease)
-        except OSError as error:
-            worker.not_spawned(str(error))
-            return
-        self._process = process
-        worker.spawned(process.guardian_pid)
-        own = {"node": self._node, "listen": f"tcp://{self._listen}"}
-        process.send({"kind": messages.DESCRIPTION, "description": {**worker.order.description, **own}})
-        descriptor = os.pidfd_open(process.guardian_pid)
-        asyncio.get_running_loop().add_reader(descriptor, self._on_exit, descriptor)
-
-    def _hear(self, worker: str, incarnation: int, message: Mapping[str, Any]) -> None:
-        if message["kind"] in (messages.ALIVE, NEWS):
-            self._note_beat(alive=message["kind"] == messages.ALIVE)
-        elif self._worker is not None:
-            self._worker.hear(message)
-
-    def _note_beat(self, *, alive: bool) -> None:
-        assert self._process is not None
-        alive = alive or (self._beat is not None and self._beat["alive"])
-        self._beat = self._process.beat(alive=alive)
-        self._news.set()
-
-    def _tell(self, event: type[Event], fields: Mapping[str, Any]) -> None:
-        assert self._worker is not None
-        if self._reports.add(self._worker.order.worker, self._worker.order.incarnation, event, fields) is not None:
-            self._news.set()
-
-    def _kill(self) -> None:
-        assert self._worker is not None
-        assert self._process is not None
-        self._worker.killed = True
-        self._process.kill()
-
-    def _on_exit(self, descriptor: int) -> None:
-        """The guardian has ended: after all that is below it, unless it was killed itself."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        assert self._process is not None
-        _, status = os.waitpid(self._process.guardian_pid, 0)
-        self._burial = loop.create_task(self._bury(self._process, launch.exit_code_of(status)))
-
-    async def _bury(self, process: OwnedProcess, code: int) -> None:
-        assert self._worker is not None
-        process.read_rest()
-        if left := await asyncio.to_thread(kill_marked, self._mark):
-            logger.error("processes of %s cannot be killed: %s", self._name, left)
-        process.close()
-        self._process = None
-        self._worker.exited(code)
-
-    # --- without a master ---
+    def _spawn(self, log_file: Path) -> None:
+        """Starts the keeper. Raises `OSError`."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+            listener.bind(self._address)
+            listener.listen(BACKLOG)
+            self._keeper = spawn_keeper(listener, log_file, self._mark, "", str(os.getpid()))
+        self._log_file = log_file
 
     async def _watch(self) -> None:
-        while True:
-            self._look_at_the_lease()
-            if self._process is not None:
-                self._process.show_life()
-                if launch.alive_clock() > self._kill_at:
-                    self._kill()
-                if time.monotonic() - self._rotated > ROTATION_SECONDS:
-                    self._rotated = time.monotonic()
-                    await self._rotate(self._process)
-            elif self._ending:
-                threading.Thread(target=self._depart, name="departure", daemon=True).start()
-                return
+        """Ends the actor once its keeper has ended, and no master was heard of for a lease."""
+        rotated = time.monotonic()
+        while self._keeper or launch.alive_clock() - self._heard <= self._lease:
+            if self._keeper and os.waitpid(self._keeper, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - it returns at once
+                self._keeper = 0
+            if self._log_file is not None and time.monotonic() - rotated > ROTATION_SECONDS:
+                rotated = time.monotonic()
+                try:
+                    await asyncio.to_thread(rotate_if_full, self._log_file)
+                except OSError as error:
+                    logger.warning("the log of %s cannot be rotated: %s", self._name, error)
             await asyncio.sleep(min(0.5, self._lease / TICKS_IN_A_LEASE))
-
-    async def _rotate(self, process: OwnedProcess) -> None:
-        try:
-            await asyncio.to_thread(process.rotate_log)
-        except OSError as error:
-            logger.warning("the log of %s cannot be rotated: %s", self._name, error)
-
-    def _look_at_the_lease(self) -> None:
-        """Has the worker end in order if no master was heard of for a lease; it never goes back on that."""
-        now = launch.alive_clock()
-        silent = now - self._heard
-        if self._ending or silent <= self._lease:
-            return
-        self._ending = f"no master for {silent:.1f} s; the lease is {self._lease:g} s"
-        if self._worker is not None and self._process is not None:
-            longest = self._heard + LEASES_OF_THE_FENCE * self._lease
-            self._kill_at = min(now + self._worker.order.stop_timeout_seconds, longest)
-            if not (self._worker.finished or self._worker.asked):
-                self._worker.cut_off = self._ending
-            self._process.terminate()
+        self._departs = True
+        threading.Thread(target=self._depart, name="departure", daemon=True).start()
 
     def _depart(self) -> None:
         """Ends the actor, and removes the placement group if nothing else is in it: the master may be gone for good.

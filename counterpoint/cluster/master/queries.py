@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.one_worker import LARGEST_CODE
+from counterpoint.cluster.backends.said import LARGEST_CODE
 from counterpoint.cluster.job_status import JobStatus, worker_status
 from counterpoint.cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
 from counterpoint.cluster.master.control import ControlError, unknown_role

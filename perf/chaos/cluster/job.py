@@ -136,7 +136,7 @@ class ClusterJob:
         what, _, whose = target.partition(" ")
         if what == "keeper":
             return [pid for pid in map(parent_of, self.processes(whose)) if "keeper/main.py" in command_line(pid)]
-        if what == "actor":  # below it is a guardian, and below that the worker
+        if what == "actor":  # below it is a keeper, and below that the worker
             return [parent_of(parent_of(pid)) for pid in self.processes(whose)]
         if target in WORKERS:
             self.witness.read()
@@ -149,7 +149,7 @@ class ClusterJob:
         """Returns all processes of the job."""
         found = marked(self.mark)
         if self.ray is not None:  # Ray starts what is between its nodes and the workers, and has one job
-            ours = ("WorkerActor", "MasterActor", "transport/process/launch.py")
+            ours = ("WorkerActor", "MasterActor", "transport/process/keeper/main.py")
             found += [pid for pid in self.ray.all_processes() if any(part in command_line(pid) for part in ours)]
         return sorted(set(found))
 

@@ -54,7 +54,7 @@ class RayWorld:
         return list(workers_on_ray(self.key))
 
     def actor_of(self, worker: str) -> int:
-        """The process of a worker's actor: below it is a guardian, and below that the worker."""
+        """The process of a worker's actor: below it is a keeper, and below that the worker."""
         (mark,) = {mark for mark in workers_on_ray(self.key).values() if mark.split("/")[2] == worker}
         return int(mark.split(":")[1])
 
@@ -158,12 +158,12 @@ time.sleep(600)
 """
 
 
-async def test_what_a_killed_guardian_left_is_gone_before_the_end_is_told(world: RayWorld, tmp_path: Path) -> None:
+async def test_what_a_killed_keeper_left_is_gone_before_the_end_is_told(world: RayWorld, tmp_path: Path) -> None:
     async with await watch(world) as master:
         family = tmp_path / "family"
         await master.run("program-0", command=(sys.executable, "-c", FAMILY, str(family)))
-        child, guardian = map(int, family.read_text().split())
-        os.kill(guardian, signal.SIGKILL)
+        child, keeper = map(int, family.read_text().split())
+        os.kill(keeper, signal.SIGKILL)
         await master.get(WorkerExited, "program-0")
         assert state_of(child) in "ZX"
         assert not world.processes()
@@ -234,7 +234,7 @@ async def test_a_node_that_does_not_answer_is_left_once_nothing_there_can_run(
         await master.run("program-0")
         first = (await master.get(Created, "program-0")).node
         monkeypatch.setattr(RayCluster, "clear", hang)
-        world.backends[0]._hosted["program-0", 1].lose("its cable is pulled")
+        world.backends[0].links["program-0"].lose("its cable is pulled")
         await master.get(WorkerExited, "program-0")
         assert not world.processes()
         monkeypatch.undo()

@@ -102,9 +102,7 @@ class Keeping:
                 self._killed = True
                 done.append((KILL,))
             case {"kind": messages.END}:
-                self.ending = self.ending or "its master ended it"
-                self._killed = True
-                done += [(KILL,)] if self.lives else self._finish()
+                done += self.end("its master ended it")
             case {"kind": messages.SEND, "message": dict(order)} if self.lives:
                 done += self._send(order)
         return done
@@ -246,6 +244,11 @@ class Keeping:
         """Has the worker killed, for a reason."""
         self._failure, self._killed = reason, True
         return [(KILL,)] if self.lives else []
+
+    def end(self, reason: str) -> list[Instruction]:
+        """Has the worker killed, and ends without waiting for anybody."""
+        self.ending, self._killed = self.ending or reason, True
+        return [(KILL,)] if self.lives else self._finish()
 
     def exited(self, code: int) -> list[Instruction]:
         """The process has ended, and everything below it has."""

@@ -1,10 +1,10 @@
-"""The keeper's process: `python -I -S main.py`, with a UNIX socket that listens as its standard input.
+"""The keeper's process: `python -I -S main.py SOCKET [OWNER]`, with a UNIX socket that listens as its standard input.
 
 A master binds that socket under the worker's name, starts the keeper in a session of its own, and says HELLO with the order
 (`messages.py`). The keeper starts the worker below itself, as a guardian does (`transport/process/launch.py`), and outlives the
 master: it holds the worker's notifications, its control socket, what it said last, and its exit code, until a master has them.
 `decisions.py` decides; this is the loop around it. When the worker ends, all that is below it is killed before its end is told;
-when the keeper is killed, the kernel kills the worker with it.
+when the keeper is killed, the kernel kills the worker with it. With an OWNER, the process that has started it, it ends with that.
 
 It costs some 11 MB, and starts within some 25 ms: it imports the standard library and its own few files alone.
 """
@@ -160,8 +160,9 @@ class Channel:
 class Keeper:
     """One keeper. `run` it."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
+    def __init__(self, listener: socket.socket, owner: int = 0) -> None:
+        """`owner`: the process with which it ends; 0 for none."""
+        self._listener, self._owner = listener, owner
         self._selector = selectors.DefaultSelector()
         self._keeping = decisions.Keeping(launch.alive_clock())
         self._peers: list[Channel] = []
@@ -190,6 +191,8 @@ class Keeper:
             signal.signal(number, lambda *_: None)
         self._selector.register(wake, selectors.EVENT_READ, lambda _: self._on_signals(wake.recv(CHUNK)))
         self._selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept())
+        if self._owner:
+            launch.die_with_parent(signal.SIGHUP, self._owner)
         while not self._is_over:
             self._turn()
             self._do(self._keeping.tick(launch.alive_clock()))
@@ -235,7 +238,7 @@ class Keeper:
     def _start(self, order: dict[str, Any]) -> list[decisions.Instruction]:
         """Starts the worker's process, unless a later master is here already."""
         try:
-            if epoch_in(os.path.dirname(order["socket"])) > self._keeping.epoch:
+            if order["socket"] and epoch_in(os.path.dirname(order["socket"])) > self._keeping.epoch:
                 return self._keeping.not_started("a later master has taken over")
             notifications = self._notifications = NotifySocket()
             self._selector.register(notifications, selectors.EVENT_READ, lambda _: self._read_notifications())
@@ -299,7 +302,9 @@ class Keeper:
     def _on_signals(self, numbers: bytes) -> None:
         self._codes.update(launch.reap())  # before one is passed on, so that it never goes to a recycled pid
         for number in numbers:
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP and self._owner:
+                self._do(self._keeping.end("its owner has ended"))
+            elif number == signal.SIGHUP:
                 self._do(self._keeping.fail("its keeper received SIGHUP"))
             elif number != signal.SIGCHLD:
                 self._pass_on(number)
@@ -450,7 +455,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     try:
-        Keeper(listener).run()
+        Keeper(listener, int(sys.argv[2]) if len(sys.argv) > 2 else 0).run()
     finally:
         launch.kill_descendants()  # nothing, unless it failed
         with contextlib.suppress(FileNotFoundError):

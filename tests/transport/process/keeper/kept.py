@@ -79,13 +79,15 @@ class Peer:
 class Kept:
     """A keeper's process; its first master is `master`, of epoch 1."""
 
-    def __init__(self, directory: Path, code: str = SERVICE, lease_seconds: float = 60.0, **fields: Any) -> None:
+    def __init__(
+        self, directory: Path, code: str = SERVICE, lease_seconds: float = 60.0, owner: int = 0, **fields: Any
+    ) -> None:
         self.path, self.log_file = directory / "w-0.1.1.sock", directory / "log"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, self.log_file.open("wb") as log:
             listener.bind(os.fspath(self.path))
             listener.listen(4)
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", main.__file__, os.fspath(self.path)],
+                [sys.executable, "-I", "-S", main.__file__, os.fspath(self.path), *([str(owner)] if owner else [])],
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=log,

@@ -204,3 +204,19 @@ def test_the_work_of_a_command_begins_with_its_process() -> None:
         assert keeping.receive("m", message, 1.0) == []
     told = [message["kind"] for message in iter(keeping.next_message, None)]
     assert told == [messages.CREATED, messages.READY, messages.STARTED, messages.FAILOVER_DONE]
+
+
+def test_a_class_is_ready_once_and_starts_by_itself_until_it_has() -> None:
+    keeping, start = begun(OF_A_CLASS), {"kind": messages.START}
+    for address in ("a", "b"):
+        keeping.hear({"kind": messages.READY, "address": address, "server_key": ""})
+    assert keeping.receive("m", {"kind": messages.SEND, "message": start}, 1.0) == [(decisions.SEND, start)]
+    for _ in range(2):
+        keeping.hear({"kind": messages.STARTED})
+        assert keeping.receive("m", {"kind": messages.SEND, "message": start}, 1.0) == []
+    told = list(iter(keeping.next_message, None))
+    assert [(each["kind"], each.get("address")) for each in told] == [
+        (messages.CREATED, None),
+        (messages.READY, "a"),
+        (messages.STARTED, None),
+    ]

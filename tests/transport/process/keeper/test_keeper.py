@@ -136,6 +136,16 @@ def test_a_killed_keeper_takes_its_worker_along(tmp_path: Path) -> None:
         keeper.master.wait_for_end()
 
 
+def test_one_with_an_owner_ends_with_it(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP when the owner ends."""
+    with kept(tmp_path, owner=os.getpid()) as keeper:
+        keeper.master.wait_for(messages.READY)
+        keeper.process.send_signal(signal.SIGHUP)
+        assert keeper.master.wait_for(messages.EXITED)["code"] == 137
+        keeper.wait_for_end()  # though nobody has acknowledged that
+        assert not is_alive(keeper.worker)
+
+
 def test_the_end_of_a_worker_is_told_once_nothing_is_left_below(tmp_path: Path) -> None:
     with kept(tmp_path, WITH_CHILD + SERVICE) as keeper:
         keeper.master.wait_for(messages.READY)
