@@ -1,6 +1,6 @@
 """The guardian of one worker: a small process between the supervisor and a command, after which no process is left.
 
-It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE FENCE NOTIFIES COMMAND...`), and imports only the
+It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE NOTIFIES COMMAND...`), and imports only the
 standard library, so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and
 waits. It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any
 reason, it kills the command and everything below it. When the command ends, the guardian also kills all processes that the
@@ -11,9 +11,6 @@ command's, or 128 + the signal that ended the command. The command has a tempora
 Unless it `NOTIFIES`, the command does not get the variables by which the supervisor itself is supervised (`SYSTEMD_VARIABLES`):
 what is sent to that address would be taken for the supervisor's own. With 1 they are the command's, and the guardian sends the
 command's pid there first.
-
-With a `FENCE` above 0 it also kills everything when the supervisor has not sent `SIGNAL_OF_LIFE` for so many seconds: a
-supervisor that is stopped, or whose machine slept, may have been replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -35,12 +32,6 @@ PR_SET_CHILD_SUBREAPER = 36
 TRACKER_SECONDS = 5.0
 """How long Python's resource trackers may clean up after all other processes were killed."""
 
-SIGNAL_OF_LIFE = signal.SIGURG
-"""What a supervisor sends its guardians; ignored by a process that does not wait for it yet."""
-
-WAKE_SECONDS = 5.0
-"""How often a guardian with a fence looks at the clock: the kernel's timer stands still while the machine sleeps."""
-
 TEMPORARY = "cntp-tmp-"
 """How the names of commands' temporary directories begin. `transport.files.own_directory.remove_left` removes those of guardians
 that were killed: each holds an `flock` on its own."""
@@ -58,23 +49,12 @@ COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
 
 
-def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0, *, notifies: bool = False) -> list[str]:
+def guarded(command: Sequence[str], nice: int = 0, *, notifies: bool = False) -> list[str]:
     """Returns the command that runs `command` under a guardian which dies with this process.
 
-    With a fence this process must send each guardian `SIGNAL_OF_LIFE` more often than that. Only what `notifies` finds in the
-    environment that it is given the address to which it sends its notifications.
+    Only what `notifies` finds in the environment that it is given the address to which it sends its notifications.
     """
-    guardian = [
-        sys.executable,
-        "-I",
-        "-S",
-        __file__,
-        str(os.getpid()),
-        str(nice),
-        f"{fence_seconds:g}",
-        f"{notifies:d}",
-    ]
-    return [*guardian, *command]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(nice), f"{notifies:d}", *command]
 
 
 def exit_code_of(status: int) -> int:
@@ -325,9 +305,9 @@ def alive_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def guard(command: list[str], nice: int, parent: int, fence_seconds: float = 0.0) -> int:
+def guard(command: list[str], nice: int, parent: int) -> int:
     """Runs `command` as the module describes; returns its exit code."""
-    watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, SIGNAL_OF_LIFE}
+    watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     become_subreaper()
     die_with_parent(signal.SIGHUP, parent)
@@ -337,46 +317,29 @@ def guard(command: list[str], nice: int, parent: int, fence_seconds: float = 0.0
     except OSError as error:  # such as a full disk
         _log(f"there is no temporary directory for the command alone: {error}")
     try:
-        return _attend(command, nice, watched, fence_seconds)
+        return _attend(command, nice, watched)
     finally:
         if temporary is not None:
             temporary.remove()
 
 
-def _attend(command: list[str], nice: int, watched: set[signal.Signals], fence_seconds: float) -> int:
+def _attend(command: list[str], nice: int, watched: set[signal.Signals]) -> int:
     """Runs the command, and leaves no process below this one; returns the exit code."""
     guardian = os.getpid()
     worker = os.fork()
     if worker == 0:
         execute(command, nice, guardian)
-    heard = alive_clock()
     while True:
-        number = _wait(watched, heard + fence_seconds if fence_seconds > 0 else None)
-        if number is None or number == signal.SIGHUP:
+        number = signal.sigwait(watched)
+        if number == signal.SIGHUP:
             _kill_leftovers()
-            if number is None:
-                _log(f"killed: nothing was heard of the supervisor for {fence_seconds:g} s")
             return 128 + signal.SIGKILL
-        if number == SIGNAL_OF_LIFE:
-            heard = alive_clock()
-            continue
         codes = dict(reap())  # before forwarding, so that a signal never goes to a recycled pid
         if worker in codes:
             _kill_leftovers()
             return codes[worker]
         if number != signal.SIGCHLD:
             _send(worker, number)
-
-
-def _wait(watched: set[signal.Signals], until: float | None) -> int | None:
-    """Returns the next signal; None once the clock is past `until`, whatever signal waits."""
-    if until is None:
-        return signal.sigwait(watched)
-    while (left := until - alive_clock()) > 0:
-        received = signal.sigtimedwait(watched, min(left, WAKE_SECONDS))
-        if received is not None and alive_clock() < until:
-            return received.si_signo
-    return None
 
 
 def _kill_leftovers() -> None:
@@ -392,7 +355,7 @@ def _log(line: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[4] != "1":
+    if sys.argv[3] != "1":
         for name in SYSTEMD_VARIABLES:
             os.environ.pop(name, None)
-    sys.exit(guard(sys.argv[5:], int(sys.argv[2]), int(sys.argv[1]), float(sys.argv[3])))
+    sys.exit(guard(sys.argv[4:], int(sys.argv[2]), int(sys.argv[1])))
