@@ -17,7 +17,7 @@ from counterpoint.transport.files.lock import holder_of
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
 
-MARK = "CLUSTER_AGENT"
+MARK = "CLUSTER_KEEPER"
 """The variable by which every process of a keeper is known, by its socket, or of an actor, by its name, process and start."""
 
 MOST_BYTES = 64 * 1024
@@ -25,8 +25,8 @@ MOST_BYTES = 64 * 1024
 
 _OF_AN_ACTOR = re.compile(rf"{MARK}=(?P<mark>(?P<name>[^:]+):(?P<pid>\d{{1,9}}):(?P<start>\d{{1,20}}))")
 
-GUARDIANS_SECONDS = 1.0
-"""How long guardians have to end what is below them, once their actor is dead."""
+KEEPERS_SECONDS = 1.0
+"""How long keepers have to end what is below them, once their actor is dead."""
 
 
 def start_of(pid: int) -> int | None:
@@ -71,7 +71,7 @@ def clear_dead(prefix: str, condemned: str = "") -> list[int]:
     """Kills what actors on Ray have left here that live no more; returns what could not be killed.
 
     Their marks are `<name>:<pid>:<start>` (`start_of`), and begin with the prefix. An actor that lives is left alone, but for the
-    `condemned`, by name, which is killed first. Guardians see their actor's end, and have a moment for theirs.
+    `condemned`, by name, which is killed first. Keepers see their actor's end, and have a moment for theirs.
     """
     dead = set[str]()
     for pid, *_ in live_processes():
@@ -86,7 +86,7 @@ def clear_dead(prefix: str, condemned: str = "") -> list[int]:
             if not lives or known["name"] == condemned:
                 dead.add(known["mark"])
     began = time.monotonic()
-    while any(map(marked, dead)) and time.monotonic() - began < GUARDIANS_SECONDS:
+    while any(map(marked, dead)) and time.monotonic() - began < KEEPERS_SECONDS:
         time.sleep(0.02)
     return [pid for mark in dead for pid in kill_marked(mark)]
 
