@@ -39,6 +39,12 @@ _SCRATCH_BYTES = 2**16
 _JOINED_BYTES = 2**16
 """Messages up to this size are copied into one piece, which costs less than several."""
 
+_KERNEL_BYTES = 2**20
+"""What the kernel is asked to hold of a message: with its usual 208 KiB both ends wait for each other forty times for 8 MB."""
+
+_MOST_UNREAD_BYTES = 2**25
+"""A client is not read while so much waits for it. With less, its next ask waits until the answer to another has left."""
+
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid."""
 
@@ -133,6 +139,8 @@ class StreamLink(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport, self._connection.link = cast(asyncio.Transport, transport), self
+        self._transport.set_write_buffer_limits(_MOST_UNREAD_BYTES, _MOST_UNREAD_BYTES // 2)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
         if self._admit is not None and not self._admit(self._connection, transport.get_extra_info("socket")):
             self._connection.close("it may not connect")
 

@@ -6,10 +6,12 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.rpc.connection import LATE, LOST, Ask, Connection, RpcError
+from counterpoint.transport.rpc.connection import LATE, LOST, Ask, Connection, RpcError, ask_frame
 from counterpoint.transport.rpc.stream import StreamReader, UnixListener, ask_once, connect_unix, framed
 from tests.support.freezing import freeze
 
@@ -94,6 +96,23 @@ async def test_each_end_that_an_ask_can_have(
     assert answering.given_up == ["keep"] * 3
     for kept in answering.kept:
         kept.answer([b"too late"])  # harms nobody
+
+
+@pytest.mark.slow
+async def test_who_reads_no_answers_is_not_read_either(listener: UnixListener, tmp_path: Path) -> None:
+    answer, asks = bytes(2**22), 100
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        client.connect(str(tmp_path / "s"))
+        loop, sent = asyncio.get_running_loop(), 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                for sent in range(asks):
+                    await loop.sock_sendall(client, b"".join(framed([ask_frame(sent, DEADLINE), answer])))
+        assert sent < 20, "what its answers take stays bounded"
+        reader, answered = StreamReader(), 0
+        while answered < sent:
+            answered += len(reader.take(await loop.sock_recv_into(client, reader.buffer())))
 
 
 async def test_one_more_client_than_agreed_takes_the_place_of_one_that_asks_nothing(
