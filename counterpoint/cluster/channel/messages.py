@@ -31,8 +31,9 @@ RECORDS_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
 """A message takes no further record once it has so many, or so many bytes: the other end sees it only when all has come."""
 RECORDS_AHEAD, BYTES_AHEAD = 512, 2**25
 """A producer sends further records while fewer of them, and fewer bytes, are unanswered."""
-TURNS = 3
-"""Turns that are open: the host keeps one, and while the answer to another is on its way, it can answer the third."""
+TURNS = 6
+"""Turns that are open. The host keeps one, and answers the others: with fewer, no large record is on its way to a consumer while
+the turn that asks for the next one waits to be read."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Number = Annotated[int, Meta(ge=0, le=2**62)]
