@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from counterpoint.cluster.channel.exactly_once import CommitFile as CommitFile
     from counterpoint.cluster.channel.exactly_once import CommittedPositions as CommittedPositions
     from counterpoint.cluster.channel.host import ChannelHost as ChannelHost
+    from counterpoint.cluster.channel.host import HostWorker as HostWorker
     from counterpoint.cluster.channel.messages import ChannelError as ChannelError
     from counterpoint.cluster.channel.producer import ChannelProducer as ChannelProducer
-    from counterpoint.cluster.channel.role import HostWorker as HostWorker
     from counterpoint.cluster.channel.self_loop import HOST_SECONDS as HOST_SECONDS
     from counterpoint.cluster.channel.self_loop import POLL_SECONDS as POLL_SECONDS
     from counterpoint.cluster.channel.self_loop import DataChannel as DataChannel

@@ -69,14 +69,13 @@ class ChannelConsumer(End):
         """Takes its name, unique among the channel's consumers. It holds at most `credit` records at a time."""
         who = Who(messages.CONSUMER, name, incarnation, time.time_ns(), credit, sticky)
         super().__init__(config, job_directory, who)
-        self._committed = committed
+        self._committed = CommittedPositions() if committed is None else committed
+        """What was acknowledged, too: a host that was killed before it was told lends it again."""
         self._items: deque[Item] = deque()
         self._changed = event()
         """Done, and another, when there is something for whoever waits."""
         self._held: set[int] = set()
         """Records that this end was given and has not acknowledged."""
-        self._acknowledged: set[int] = set()
-        """Records that a restarted host may give again, since it did not get their acknowledgement: those above its floor."""
         self._generation = ""
         """The host's generation that numbered these records."""
         self._done: list[int] = []
@@ -93,7 +92,7 @@ class ChannelConsumer(End):
         """See `Item.acknowledge`. A host of another `generation` has not lent this record, and gets nothing."""
         with self._lock:
             if generation == self._generation and sequence in self._held:
-                self._acknowledged.add(sequence)
+                self._committed.add(self._config.name, generation, sequence)
                 self._held.discard(sequence)
                 self._done.append(sequence)
         self._wake()
@@ -156,9 +155,7 @@ class ChannelConsumer(End):
             if told.generation != self._generation:
                 self._generation = told.generation
                 self._held.clear()
-                self._acknowledged.clear()
                 self._done.clear()
-        if self._committed is not None:
             self._committed.begin(self._config.name, told.generation)
 
     def _turn(self) -> tuple[Sequence[Head], Sequence[int], Sequence[Buffer]] | None:
@@ -168,10 +165,8 @@ class ChannelConsumer(End):
 
     def _told(self, told: Told, frames: Sequence[Buffer]) -> None:
         items = [item for each in with_frames(told.heads, frames) if (item := self._item(*each)) is not None]
-        if self._committed is not None:
-            self._committed.forget_below(self._config.name, told.floor)
+        self._committed.forget_below(self._config.name, told.floor)
         with self._lock:
-            self._acknowledged = {number for number in self._acknowledged if number >= told.floor}
             self._held.update(item.sequence for item in items)
             self._items += items
             self._finished |= told.finished
@@ -186,11 +181,7 @@ class ChannelConsumer(End):
         with self._lock:
             if head.number in self._held:
                 return None  # the host was restarted, or took us for dead; whoever holds the item acknowledges it
-            # Acknowledged to a host that has ended before it was told, or committed before this process began.
-            is_done = head.number in self._acknowledged
-        if self._committed is not None:
-            is_done |= self._committed.contains(self._config.name, head.number)
-        if not is_done:
+        if not self._committed.contains(self._config.name, head.number):
             try:
                 value = decode([as_bytes_view(frame).toreadonly() for frame in frames])
                 return Item(head.number, head.origin, head.position, value, self, self._generation)

@@ -1,8 +1,9 @@
 """The host of a channel: a thread that stores what producers put, and lends it to consumers.
 
 `queue.py` decides; this module keeps the journal and talks. What has come is decided, the journal is written once, and only then
-is anybody answered, so that nobody is told of what a death could still undo. A host may live in a worker of its own, or in any
-other, such as the only producer: records then reach it by reference.
+is anybody answered, so that nobody is told of what a death could still undo. A host may live in any worker, such as the only
+producer: records then reach it by reference. A role that only hosts says `worker = "counterpoint.cluster:HostWorker"`, with the
+channels as tables in its `config`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import os
 import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -22,14 +23,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS, here
 from counterpoint.cluster.channel.journal import StateJournal
 from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, size_of, unpack
 from counterpoint.cluster.channel.queue import Queue, Record, Session, State
+from counterpoint.cluster.member import Stage
+from counterpoint.cluster.spec import role_of
+from counterpoint.cluster.worker import Context, Worker
 from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.config import Config
 from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 from counterpoint.transport.rpc.connection import Ask
 from counterpoint.transport.rpc.curve import CurveListener
@@ -41,9 +49,7 @@ from counterpoint.transport.wires.listener_keys import listener_keys
 logger = logging.getLogger(__name__)
 
 MAX_PEERS = 4096
-DISK_RETRY_SECONDS = 0.5
-DISK_PATIENCE_SECONDS = 600.0
-"""How long a full disk may hold the channel up before the host gives up."""
+STOP_POLL_SECONDS = 0.2
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +84,6 @@ class ChannelHost:
         """Asks that were refused because they made no sense."""
         self.failure: BaseException | None = None
         """Why it ended, if it did before `close`."""
-        self.trouble = ""
-        """What keeps the host from its work, such as a full disk; empty if nothing does."""
         self._over = threading.Event()
         self._lock = -1
         self._journal: StateJournal | None = None
@@ -99,7 +103,6 @@ class ChannelHost:
         self._loop: LoopThread | None = None
         self._listener: UnixListener | CurveListener | None = None
         self._has_pass = False
-        self._disk_deadline = math.inf
 
     def start(self) -> None:
         """Begins to serve. Once only. Raises `OSError` if it cannot listen."""
@@ -154,7 +157,7 @@ class ChannelHost:
             state += ", no consumer"
         for record in [*self.set_aside.values()][:1]:
             state += f", {len(self.set_aside)} set aside, such as position {record.position}"
-        return f"{self.config.name}: {self.trouble or state}"
+        return f"{self.config.name}: {state}"
 
     def __enter__(self) -> ChannelHost:
         self.start()
@@ -279,17 +282,17 @@ class ChannelHost:
 
     # --- a pass: written down, and then told ---
 
-    def _plan_pass(self, seconds: float = 0.0) -> None:
+    def _plan_pass(self) -> None:
         if not self._has_pass:
             self._has_pass = True
-            asyncio.get_running_loop().call_later(seconds, self._pass)
+            asyncio.get_running_loop().call_later(0.0, self._pass)
 
     def _pass(self) -> None:
         self._has_pass = False
+        if self.failure is not None:
+            return  # nothing may follow what was not written
         try:
-            if not self._write():
-                self._plan_pass(DISK_RETRY_SECONDS)
-                return
+            self._write()
             told, self._queue.told = self._queue.told, {}
             for peer in told:
                 assert isinstance(peer, _Peer)
@@ -299,22 +302,15 @@ class ChannelHost:
         except Exception as error:  # noqa: BLE001 - likewise
             self._fail(error)
 
-    def _write(self) -> bool:
-        """Writes down what has changed; returns whether the disk took it."""
+    def _write(self) -> None:
+        """Writes down what has changed. Raises `OSError` if the disk does not take it."""
         notes, self._queue.notes = self._queue.notes, []
         if self._journal is not None:
             try:
                 self._journal.append(notes)
             except OSError as error:
-                self._queue.notes = notes
-                where = f"the journal in {self.config.directory}"
-                self.trouble = f"cannot write {where}: {error.strerror}; free space there"
-                self._log.note(logging.ERROR, f"channel {self.config.name}: {self.trouble}")
-                self._disk_deadline = min(self._disk_deadline, time.monotonic() + DISK_PATIENCE_SECONDS)
-                if time.monotonic() > self._disk_deadline:
-                    raise
-                return False
-        self.trouble, self._disk_deadline = "", math.inf
+                where = f"cannot write the journal in {self.config.directory}"
+                raise OSError(error.errno, f"{where}: {error.strerror}; free space there") from error
         for change, _ in notes:
             if change[0] == "aside":
                 record = self.set_aside[change[1]]
@@ -324,7 +320,6 @@ class ChannelHost:
                     *(self.config.name, record.position, record.origin, change[1], self.config.max_deaths),
                     self.config.directory or "memory: with `directory` it would outlive this host",
                 )
-        return True
 
     def _tell(self, peer: _Peer) -> None:
         """Answers the session's turns while there is something to tell."""
@@ -351,3 +346,63 @@ class ChannelHost:
         self.failure = error
         self._over.set()
         self._ending = asyncio.get_running_loop().create_task(self._end())
+
+
+class HostConfig(Config):
+    """The `config` of a role that hosts channels."""
+
+    channels: tuple[ChannelConfig, ...] = Field(min_length=1)
+    """The channels, spread over the role's workers: the first one's host is rank 0, and so on, beginning again at rank 0."""
+
+
+class HostWorker(Worker):
+    """Hosts its share of the channels until the job stops. A service: peers may come back after a stream has ended."""
+
+    def __init__(self, context: Context) -> None:
+        """Reads the configuration."""
+        super().__init__(context)
+        channels = HostConfig.model_validate(dict(context.config)).channels
+        self._channels = channels[context.rank :: context.count]
+        self._hosts: list[ChannelHost] = []
+
+    def setup(self) -> None:
+        """Takes the addresses and what an earlier incarnation left in the journals."""
+        for config in self._channels:
+            self._hosts.append(ChannelHost(config, Path(self.context.directory)))
+            self._hosts[-1].start()
+
+    def status(self) -> str:
+        """Returns each channel's records, and what keeps it from its work."""
+        return ", ".join(host.status() for host in self._hosts)
+
+    def start(self) -> None:
+        """Serves until the job stops. When a host fails, the worker is created again; at no cost after a full disk.
+
+        Stops the job when a stream can never end: its consumers would wait for ever.
+        """
+        try:
+            self._serve()
+        except ChannelError as error:
+            if is_disk_full(error):
+                sys.exit(DISK_FULL)
+            raise
+
+    def _serve(self) -> None:
+        while not self.context.stop.wait(STOP_POLL_SECONDS):
+            for host in self._hosts:
+                if not host.wait(0.0) and (gone := self._gone(host.unended)) is not None:
+                    self.context.stop_job(
+                        f"channel {host.config.name} never ends: its producer {gone} has finished, and its host has not been "
+                        "told of its `end`, or has lost it, as one without `directory` does when it dies",
+                        code=1,
+                    )
+
+    def _gone(self, missing: frozenset[str]) -> str | None:
+        """Returns a producer that will not end its part of a stream any more."""
+        members = [each for role in {*map(role_of, missing)} for each in self.context.get_nodes_by_role(role)]
+        return next((each.worker for each in members if each.worker in missing and each.stage is Stage.FINISH), None)
+
+    def stop(self) -> None:
+        """Frees the addresses and the journals."""
+        for host in self._hosts:
+            host.close()

@@ -18,14 +18,12 @@ from counterpoint.cluster.calls.codec import encode
 from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import Item
-from counterpoint.cluster.channel.end import OPEN_SECONDS, End, Steps, event, in_thread, on_loop
+from counterpoint.cluster.channel.end import OPEN_SECONDS, End, Steps, T, event, in_thread, on_loop
 from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Who, size_of
 from counterpoint.transport.files.atomic import Buffer
 
 Stored = Future[None]
 """Done once the host has stored a record; raises `ChannelError` if it refuses it."""
-
-_FULL = "no room for another record, as the channel is full or its host away,"
 
 
 class ChannelProducer(End):
@@ -199,27 +197,30 @@ class BlockingProducer:
 
     def put(self, value: object, after: Item | None = None, timeout: float | None = None) -> None:
         """See `ChannelProducer`. Raises `TimeoutError`, too; the record may be stored all the same, then or later."""
-        in_thread(self._producer._put(value, after), timeout, _FULL)
+        self._wait(self._producer._put(value, after), timeout)
 
     def send(self, value: object, after: Item | None = None, timeout: float | None = None) -> Stored:
         """See `ChannelProducer`."""
-        return in_thread(self._producer._send(value, after), timeout, _FULL)
+        return self._wait(self._producer._send(value, after), timeout)
 
     def skip(self, after: Item, timeout: float | None = None) -> None:
         """See `ChannelProducer`."""
-        in_thread(self._producer._skip(after), timeout, "the host has not answered")
+        self._wait(self._producer._skip(after), timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """See `ChannelProducer`."""
-        in_thread(self._producer._flush(), timeout, _FULL)
+        self._wait(self._producer._flush(), timeout)
 
     def end(self, timeout: float | None = None) -> None:
         """See `ChannelProducer`."""
-        in_thread(self._producer._end_stream(), timeout, _FULL)
+        self._wait(self._producer._end_stream(), timeout)
 
     def close(self) -> None:
         """See `ChannelProducer`."""
         self._producer._end()
+
+    def _wait(self, steps: Steps[T], timeout: float | None) -> T:
+        return in_thread(steps, timeout, "no room for another record, as the channel is full or its host away,")
 
     def __enter__(self) -> BlockingProducer:
         try:

@@ -184,6 +184,7 @@ class Queue:
             record.holder = None
             if not record.owner:
                 heapq.heappush(self._free, sequence)
+        session.held = set()
         self._settle()
 
     def order(self, session: Session, head: Head, frames: Sequence[Buffer] = ()) -> None:
@@ -196,14 +197,10 @@ class Queue:
             self._take(session, head, frames)
 
     def acknowledge(self, session: Session, numbers: Iterable[int]) -> None:
-        """Forgets those of the records that are lent to this session, or belong to its name."""
-        done = []
-        for sequence in dict.fromkeys(numbers):
-            record = self.state.kept.get(sequence)
-            if record is not None and (record.holder is session or record.owner == session.who.name):
-                session.held.discard(sequence)
-                done.append(sequence)
+        """Forgets those of the records that are lent to this session."""
+        done = sorted(session.held.intersection(numbers))
         if done:
+            session.held.difference_update(done)
             session.has_acknowledged = True
             self._note(["done", done])
             self._serve(session)
@@ -260,8 +257,7 @@ class Queue:
     def _serve(self, consumer: Session) -> None:
         """Lends a consumer what belongs to its name, and lines it up for more if it has room."""
         while consumer.backlog and len(consumer.held) < consumer.who.credit:
-            if (sequence := consumer.backlog.popleft()) in self.state.kept:
-                self._lend(consumer, sequence)
+            self._lend(consumer, consumer.backlog.popleft())
         if len(consumer.held) < consumer.who.credit:
             self._ready[consumer] = None
 

@@ -19,8 +19,8 @@ from counterpoint.cluster.calls.remote import remote
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import ChannelConsumer, Item
 from counterpoint.cluster.channel.exactly_once import CommitFile
+from counterpoint.cluster.channel.host import HostWorker
 from counterpoint.cluster.channel.producer import ChannelProducer
-from counterpoint.cluster.channel.role import HostWorker
 from counterpoint.cluster.worker import Context, Member, SubMaster, Worker
 from perf.chaos.cluster.witness import Witness
 

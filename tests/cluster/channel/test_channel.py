@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -21,15 +22,15 @@ from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import ChannelConsumer
 from counterpoint.cluster.channel.end import MAX_ASKS
 from counterpoint.cluster.channel.exactly_once import CommittedPositions
-from counterpoint.cluster.channel.host import ChannelHost
+from counterpoint.cluster.channel.host import STOP_POLL_SECONDS, ChannelHost, HostWorker
 from counterpoint.cluster.channel.messages import ChannelError, Head, Told, Turn, Who, pack, unpack
 from counterpoint.cluster.channel.producer import ChannelProducer
-from counterpoint.cluster.channel.role import STOP_POLL_SECONDS, HostWorker
 from counterpoint.cluster.channel.self_loop import DataChannel
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.cluster.worker import Context
 from counterpoint.transport.files import journal as files_journal
 from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.process.permanent_errors import DISK_FULL
 from counterpoint.transport.rpc.connection import Connection, RpcError
 from counterpoint.transport.rpc.stream import connect_unix
 from tests.cluster.channel.actors import actor, first_line
@@ -259,7 +260,7 @@ def test_what_was_acknowledged_is_not_shown_again_by_the_next_host(tmp_path: Pat
         first.close()
         with consumer._lock:  # nothing is sent meanwhile
             consumer._held.discard(held.sequence)
-            consumer._acknowledged.add(held.sequence)
+            consumer._committed.add(config.name, held.generation, held.sequence)
         with ChannelHost(config, tmp_path) as second:
             producer.put("after", timeout=DEADLINE_SECONDS)
             item = consumer.get(DEADLINE_SECONDS)
@@ -512,17 +513,31 @@ def test_a_record_whose_consumers_die_is_set_aside_and_the_stream_goes_on(
         assert next_host.ended or directory is None or next_host.wait(DEADLINE_SECONDS)
 
 
-def test_a_full_disk_holds_the_channel_up_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of(tmp_path, directory=tmp_path / "journal")
-    with ChannelHost(config, tmp_path) as host, ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+def test_a_full_disk_ends_the_host_which_is_created_again_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    table = config_of(tmp_path, directory="journal").model_dump(mode="json")
+    context = Context("job", "host", 0, 1, "host-0", 1, {"channels": [table]}, str(tmp_path), "node")
+    config = ChannelConfig.model_validate(table)
+    worker = HostWorker(context)
+    worker.setup()
+    with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        producer.put("before", timeout=DEADLINE_SECONDS)
         with monkeypatch.context() as patched:
-            patched.setattr(files_journal, "write_buffers", lambda *_: os.pwrite(1 << 20, b"", 0))  # an OSError
-            stored = producer.send("record", timeout=DEADLINE_SECONDS)
-            wait_until(lambda: "cannot write the journal" in host.status(), "the host to say so")
-            assert not stored.done()
-        stored.result(DEADLINE_SECONDS)
-        assert host.status() == "records: 1 of 16 records, no consumer"
-    with ChannelHost(config, tmp_path), ChannelConsumer(config, tmp_path, "trainer-0") as consumer:
-        item = consumer.get(DEADLINE_SECONDS)
-        assert item is not None
-        assert item.value == "record"
+            patched.setattr(files_journal, "write_buffers", full)
+            stored = producer.send("during", timeout=DEADLINE_SECONDS)
+            with pytest.raises(SystemExit) as ended:
+                worker.start()
+        assert ended.value.code == DISK_FULL
+        assert "cannot write the journal in journal: No space left on device; free space there" in str(
+            ended.value.__context__
+        )
+        assert not stored.done()
+        worker.stop()
+        with ChannelHost(config, tmp_path), ChannelConsumer(config, tmp_path, "trainer-0") as consumer:
+            stored.result(DEADLINE_SECONDS)
+            items = [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
+        assert [item.value for item in items if item is not None] == ["before", "during"]

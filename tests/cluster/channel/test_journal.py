@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,12 @@ import pytest
 
 from counterpoint.cluster.channel import journal as journal_module
 from counterpoint.cluster.channel.journal import StateJournal
-from counterpoint.transport.files import journal as files_journal
 from counterpoint.transport.files.journal import DamagedJournal
 
 
-def write(journal: StateJournal, *changes: list[Any], frames: list[bytes] | None = None) -> None:
-    """What the host does with changes, the state included; a record that is put has the frames."""
-    notes = [
-        (change, (frames or [b"tree", bytes([change[1]]) * 500]) if change[0] == "put" else []) for change in changes
-    ]
+def write(journal: StateJournal, *changes: list[Any]) -> None:
+    """What the host does with changes, the state included."""
+    notes = [(change, [b"tree", bytes([change[1]]) * 500] if change[0] == "put" else []) for change in changes]
     for note in notes:
         journal.state.apply(*note)
     journal.append(notes)
@@ -57,22 +53,6 @@ def test_a_journal_holds_what_was_written(tmp_path: Path, sync: bool) -> None:
         again.close()
 
 
-@pytest.mark.parametrize("cut", [1, 10, 400, 530])
-def test_an_entry_that_was_cut_off_does_not_count(tmp_path: Path, cut: int) -> None:
-    journal = StateJournal(tmp_path)
-    write(journal, put(0))
-    write(journal, put(1))
-    journal.close()
-    os.truncate(tmp_path / "records", (tmp_path / "records").stat().st_size - cut)
-    again = StateJournal(tmp_path)
-    assert [*again.state.kept] == [0]
-    write(again, put(1), frames=[b"another"])
-    again.close()
-    last = StateJournal(tmp_path)
-    assert [record.frames[0] for record in last.state.kept.values()] == [b"tree", b"another"]
-    last.close()
-
-
 def test_what_is_acknowledged_takes_no_room_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "SMALLEST_BYTES", 2000)
     journal = StateJournal(tmp_path)
@@ -88,24 +68,6 @@ def test_what_is_acknowledged_takes_no_room_for_ever(tmp_path: Path, monkeypatch
     again.close()
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = StateJournal(tmp_path)
-
-    def write_half(descriptor: int, buffers: object) -> None:
-        os.write(descriptor, b"half")
-        raise OSError(28, "no space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files_journal, "write_buffers", write_half)
-        with pytest.raises(OSError, match="no space"):
-            write(journal, put(0))
-    journal.append([(put(0), [b"tree"])])
-    journal.close()
-    again = StateJournal(tmp_path)
-    assert [*again.state.kept] == [0]
-    again.close()
-
-
 def test_damage_and_an_earlier_version_are_refused(tmp_path: Path) -> None:
     journal = StateJournal(tmp_path)
     write(journal, put(0), put(1))
@@ -117,24 +79,3 @@ def test_damage_and_an_earlier_version_are_refused(tmp_path: Path) -> None:
     (tmp_path / "000000000001.journal").write_bytes(b"")
     with pytest.raises(DamagedJournal, match="earlier version"):
         StateJournal(tmp_path)
-
-
-def test_a_disk_without_room_to_compact_doubles_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = StateJournal(tmp_path)
-    write(journal, put(0))
-    journal._journal._smallest = 1  # type: ignore[union-attr]
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(files_journal.Journal, "compact", full)
-    notes: list[Any] = [(["done", [0]], ()), (put(1), [b"tree" * 100])]
-    for note in notes:
-        journal.state.apply(*note)
-    for _ in range(2):  # the host believes that nothing of them is there
-        with pytest.raises(OSError, match="no space"):
-            journal.append(notes)
-    journal.close()
-    again = StateJournal(tmp_path)
-    assert [*again.state.kept] == [0]
-    again.close()

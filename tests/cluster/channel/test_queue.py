@@ -171,7 +171,7 @@ class ChannelMachine(RuleBasedStateMachine):
         session = pick(data, self.consumers)
         mine = [sequence for sequence, holder in self.lent.items() if holder is session]
         sequence = pick(data, mine if held and mine else [*self.records])
-        allowed = sequence in mine or self.owners.get(sequence) == session.who.name
+        allowed = sequence in mine
         known = sequence not in self.gone
         if allowed and known:
             self.idle.discard(session)
@@ -260,7 +260,7 @@ def test_a_dead_consumers_records_go_to_another_with_their_numbers_before_new_on
     assert [*channel.state.kept] == [0, 1, 2, 3], "its late acknowledgement does not count"
 
 
-def test_a_sticky_consumers_records_wait_for_its_name_which_may_acknowledge_what_it_was_not_lent_again() -> None:
+def test_a_sticky_consumers_records_wait_for_its_name() -> None:
     first, other, again = consumer("trainer", 3, True), consumer("other", 3), consumer("trainer", 1, True, 1)
     channel, _ = channel_of(first, records=3)
     channel.join(other)
@@ -268,9 +268,9 @@ def test_a_sticky_consumers_records_wait_for_its_name_which_may_acknowledge_what
     assert other.lent == []
     channel.join(again)
     channel.acknowledge(again, [1])
-    assert again.lent == [0]
+    assert again.lent == [0], "1 was not lent yet"
     channel.acknowledge(again, [0])
-    assert (again.lent, [*channel.state.kept]) == ([0, 2], [2])
+    assert (again.lent, [*channel.state.kept]) == ([0, 1], [1, 2])
 
 
 def test_a_record_at_which_consumers_die_is_set_aside_and_its_neighbours_are_not() -> None:
