@@ -413,34 +413,21 @@ def test_beyond_the_machine_only_authorized_keys_get_in(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_death_of_a_consumer_returns_its_records_at_once(tmp_path: Path) -> None:
-    config = config_of(tmp_path, lease_seconds=600.0)
+@pytest.mark.parametrize(("how", "lease"), [(signal.SIGKILL, 600.0), (signal.SIGSTOP, 3.0)])
+def test_the_records_of_a_consumer_that_dies_or_is_stopped_are_lent_again(
+    tmp_path: Path, how: signal.Signals, lease: float
+) -> None:
+    config = config_of(tmp_path, lease_seconds=lease)
     with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
         for number in range(3):
             producer.put(number, timeout=DEADLINE_SECONDS)
         with actor("holder", config, tmp_path, "victim") as process:
             assert first_line(process) == "0 1"
             with ChannelConsumer(config, tmp_path, "other") as consumer:
-                item = consumer.get(DEADLINE_SECONDS)
-                assert item is not None
-                assert item.sequence == 2
-                process.kill()
-                again = [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
-        assert [(each.sequence, each.value) for each in again if each is not None] == [(0, 0), (1, 1)]
-
-
-@pytest.mark.slow
-def test_a_stopped_consumer_loses_its_lease(tmp_path: Path) -> None:
-    config = config_of(tmp_path, lease_seconds=3.0)
-    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
-        for number in range(2):
-            producer.put(number, timeout=DEADLINE_SECONDS)
-        with actor("holder", config, tmp_path, "victim") as process:
-            assert first_line(process) == "0 1"
-            os.kill(process.pid, signal.SIGSTOP)
-            with ChannelConsumer(config, tmp_path, "other") as consumer:
-                again = [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
-        assert [each.sequence for each in again if each is not None] == [0, 1]
+                taken = [consumer.get(DEADLINE_SECONDS)]
+                os.kill(process.pid, how)
+                taken += [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
+        assert [(each.sequence, each.value) for each in taken if each is not None] == [(2, 2), (0, 0), (1, 1)]
 
 
 @pytest.mark.slow
