@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from counterpoint.job.reading.rollouts.line_index import Row
-from counterpoint.job.reading.rollouts.search import Place, search
+from counterpoint.job.reading.rollouts.search import SearchAnswer, search
 from counterpoint.job.reading.rollouts.selection import Placed
 from counterpoint.job.reading.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
 from counterpoint.serve.api.rollout_entries import (
@@ -17,10 +16,8 @@ from counterpoint.serve.api.rollout_entries import (
     RUN,
     Filtered,
     Name,
-    RolloutEntry,
     RunParameters,
     Step,
-    entry_of,
     job_of,
 )
 from counterpoint.serve.endpoint import Endpoint, reads
@@ -94,38 +91,6 @@ class SearchParameters(Filtered):
     """`go_on` of the answer that this one goes on from."""
 
 
-class SearchHit(Config):
-    """A rollout with the text."""
-
-    rollout: RolloutEntry
-    """The rollout, as in a list."""
-    turn: int | None
-    """The first turn with it, from 0; None if it is elsewhere."""
-    part: Literal["prompt", "completion", "opponent", "error"]
-    """The part of the rollout that has the text."""
-    before: str
-    """The text before it."""
-    found: str
-    """The text as it is there."""
-    after: str
-    """The text after it."""
-
-
-class SearchAnswer(Config):
-    """What one search found, within its time."""
-
-    hits: list[SearchHit]
-    """The newest step's first."""
-    searched: int
-    """Rollouts that were looked at."""
-    read_bytes: int
-    """Bytes that were looked at."""
-    problems: int
-    """Lines and files that could not be searched."""
-    go_on: str | None
-    """What to give to go on from here; None if everything is searched."""
-
-
 @reads(f"{RUN}/rollouts/search", "Searches their texts.", reads_records=True)
 def search_rollouts(jobs: Jobs, given: SearchParameters) -> SearchAnswer:
     """Answers a search."""
@@ -133,29 +98,8 @@ def search_rollouts(jobs: Jobs, given: SearchParameters) -> SearchAnswer:
     first = 0 if given.first_step is None else given.first_step
     last = 2**53 if given.last_step is None else given.last_step
     steps = [step for step in reversed(recorded_steps(job.directory, given.run)) if first <= step <= last]
-    begin = Place(*map(int, given.go_on.split("-"))) if given.go_on is not None else None
-    if begin is not None:  # the step itself may have been removed since
-        steps = [step for step in steps if step <= begin.step]
     takes = given.rows.takes_record
-    found = search(job.directory, given.run, steps, given.text, takes, given.limit, moment(SEARCH_SECONDS), begin)
-    place = found.place
-    return SearchAnswer(
-        hits=[
-            SearchHit(
-                rollout=entry_of((hit.step, Row.of_record(hit.number, hit.record)), hit.record),
-                turn=hit.turn,
-                part=hit.part,
-                before=hit.before,
-                found=hit.found,
-                after=hit.after,
-            )
-            for hit in found.hits
-        ],
-        searched=found.rollouts,
-        read_bytes=found.read_bytes,
-        problems=found.problems,
-        go_on=None if place is None else f"{place.step}-{place.number}-{place.offset}",
-    )
+    return search(job.directory, given.run, steps, given.text, takes, given.limit, moment(SEARCH_SECONDS), given.go_on)
 
 
 class ExampleParameters(RunParameters):

@@ -9,16 +9,14 @@ from pydantic import Field
 from counterpoint.job.reading.rollouts.line_index import record_in
 from counterpoint.job.reading.rollouts.selection import Bars, Sort
 from counterpoint.job.reading.rollouts.step_indexes import IndexProgress, StepIndexes, listed_steps, moment
-from counterpoint.job.reading.rollouts.view import Parts, Text, parts_of
+from counterpoint.job.reading.rollouts.view import Parts, RolloutEntry, Text, entry_of, parts_of
 from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     ROLLOUT,
     RUN,
     Filtered,
     OneRollout,
-    RolloutEntry,
     Step,
-    entry_of,
     job_of,
     line_of,
 )

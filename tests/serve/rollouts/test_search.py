@@ -11,30 +11,30 @@ from hypothesis import strategies as st
 
 from counterpoint.job.reading.rollouts import line_index
 from counterpoint.job.reading.rollouts import search as searching
-from counterpoint.job.reading.rollouts.search import Hit, search
+from counterpoint.job.reading.rollouts.search import SearchHit, search
 from counterpoint.job.reading.rollouts.selection import RowFilter
 from counterpoint.job.reading.rollouts.step_indexes import moment
 from tests.serve.rollouts.jobs import write_lines
 
 
-def found(job: Path, text: str, steps: tuple[int, ...] = (3, 2, 1), wanted: RowFilter | None = None) -> list[Hit]:
+def found(job: Path, text: str, steps: tuple[int, ...] = (3, 2, 1), wanted: RowFilter | None = None) -> list[SearchHit]:
     searched = search(job, "one", steps, text, (wanted or RowFilter()).takes_record, 100, moment(60))
-    assert searched.place is None
+    assert searched.go_on is None
     return searched.hits
 
 
 def test_texts_of_turns_and_errors_are_found_in_any_letter_case(job: Path) -> None:
     (hit,) = found(job, "TWO words")
-    assert (hit.step, hit.number, hit.turn, hit.part, hit.found) == (3, 1, 1, "completion", "two words")
+    assert (hit.rollout.step, hit.rollout.number, hit.turn, hit.part, hit.found) == (3, 1, 1, "completion", "two words")
     assert hit.after == "</s>"
     (hit,) = found(job, "☂")
-    assert (hit.number, hit.turn, hit.part) == (0, 0, "completion")
-    assert [(each.step, each.number) for each in found(job, "attempt")] == [(3, 4), (2, 0), (1, 0)]
+    assert (hit.rollout.number, hit.turn, hit.part) == (0, 0, "completion")
+    assert [(each.rollout.step, each.rollout.number) for each in found(job, "attempt")] == [(3, 4), (2, 0), (1, 0)]
     assert [each.part for each in found(job, "valueerror: <script>")] == ["error"]
     assert {each.part for each in found(job, "question 7")} == {"prompt"}
     assert found(job, "reward") == [], "the names of fields are no text"
-    assert found(job, "attempt", (2,))[0].step == 2
-    assert [each.step for each in found(job, "attempt", wanted=RowFilter(least_reward=0.15))] == [3, 2]
+    assert found(job, "attempt", (2,))[0].rollout.step == 2
+    assert [each.rollout.step for each in found(job, "attempt", wanted=RowFilter(least_reward=0.15))] == [3, 2]
 
 
 def test_what_was_found_is_safe_to_be_shown(job: Path) -> None:
@@ -44,16 +44,17 @@ def test_what_was_found_is_safe_to_be_shown(job: Path) -> None:
 
 
 def test_a_search_goes_on_where_its_time_ended(job: Path) -> None:
-    hits, place, calls = [], None, 0
+    hits: list[SearchHit] = []
+    place, calls = None, 0
     while True:
         part = search(job, "one", (3, 2, 1), "a", RowFilter().takes_record, 1, moment(-1), place)
         hits += part.hits
         calls += 1
-        assert part.rollouts == 1, "one line in any case, and no more when the time is over"
-        if (place := part.place) is None or calls > 20:
+        assert part.searched == 1, "one line in any case, and no more when the time is over"
+        if (place := part.go_on) is None or calls > 20:
             break
-        if place.step == 1 and place.number == 1:
-            assert search(job, "one", (3, 2, 1), "a", RowFilter().takes_record, 1, moment(60), place).rollouts == 0
+        if place.startswith("1-1-"):
+            assert search(job, "one", (3, 2, 1), "a", RowFilter().takes_record, 1, moment(60), place).searched == 0
             break
     assert hits == found(job, "a")
 
@@ -80,6 +81,6 @@ def test_lines_that_are_damaged_or_too_long_are_counted(tmp_path: Path, monkeypa
     lines = [b'{"broken needle', b"\xff needle \xfe", good[:-2] + b" " * 3000 + good[-2:], b"[1]", good]
     write_lines(tmp_path, "one", 1, b"".join(line + b"\n" for line in lines))
     searched = search(tmp_path, "one", (2, 1), "needle", RowFilter().takes_record, 10, moment(60))
-    assert [hit.number for hit in searched.hits] == [4]
-    assert (searched.rollouts, searched.problems) == (5, 4), "three lines, and the file of step 2, which is missing"
+    assert [hit.rollout.number for hit in searched.hits] == [4]
+    assert (searched.searched, searched.problems) == (5, 4), "three lines, and the file of step 2, which is missing"
     assert line_index.MAX_LINE_BYTES > 10 * 2**20

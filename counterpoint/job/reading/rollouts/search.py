@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import orjson
 
-from counterpoint.job.reading.rollouts.line_index import MAX_LINE_BYTES, record_in
+from counterpoint.job.reading.rollouts.line_index import MAX_LINE_BYTES, Row, record_in
 from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord, records_file
+from counterpoint.job.reading.rollouts.view import RolloutEntry, entry_of
+from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 from counterpoint.transport.printable import printable
 
@@ -24,6 +26,8 @@ CONTEXT = 80
 """Characters that are shown on both sides of what was found."""
 
 _PIECE_BYTES = 2**20
+
+Part = Literal["prompt", "completion", "opponent", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +39,36 @@ class Place:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The first place of a rollout where the text is."""
+class SearchHit(Config):
+    """A rollout with the text."""
 
-    step: int
-    number: int
-    record: RolloutRecord
+    rollout: RolloutEntry
+    """The rollout, as in a list."""
     turn: int | None
-    """None for the error."""
-    part: str
-    """`prompt`, `completion`, `opponent` or `error`."""
+    """The first turn with it, from 0; None if it is elsewhere."""
+    part: Part
+    """The part of the rollout that has the text."""
     before: str
+    """The text before it."""
     found: str
+    """The text as it is there."""
     after: str
+    """The text after it."""
 
 
-@dataclass(slots=True)
-class Searched:
-    """The outcome of one search."""
+class SearchAnswer(Config):
+    """What one search found, within its time."""
 
-    hits: list[Hit]
-    rollouts: int = 0
-    """Lines that were looked at."""
-    read_bytes: int = 0
-    place: Place | None = None
-    """The place where to go on; None at the end."""
-    problems: int = 0
+    hits: list[SearchHit]
+    """The newest step's first."""
+    searched: int
+    """Rollouts that were looked at."""
+    read_bytes: int
+    """Bytes that were looked at."""
+    problems: int
     """Lines and files that could not be searched."""
+    go_on: str | None
+    """What to give to go on from here; None if everything is searched."""
 
 
 def search(
@@ -73,29 +79,29 @@ def search(
     takes: Callable[[RolloutRecord], bool],
     most: int,
     until: float,
-    begin: Place | None = None,
-) -> Searched:
+    go_on: str | None = None,
+) -> SearchAnswer:
     """Looks for `text` in the rollouts of `steps`, in their order, that `takes` accepts.
 
-    Ends after `most` hits, or at the moment `until` of `time.monotonic`, at least one line later than it began. `begin` is the
-    place where an earlier search ended.
+    Ends after `most` hits, or at the moment `until` of `time.monotonic`, at least one line later than it began. `go_on` is that
+    of an earlier answer; its step may have been removed since.
     """
+    begin = Place(*map(int, go_on.split("-"))) if go_on is not None else Place(2**53, 0, 0)
     pattern, needle = re.compile(re.escape(text), re.IGNORECASE), _bytes_of(text)
-    searched = Searched([])
-    steps = [*steps[steps.index(begin.step) :]] if begin is not None and begin.step in steps else list(steps)
-    for step in steps:
-        from_here = begin if begin is not None and begin.step == step else Place(step, 0, 0)
+    searched = SearchAnswer(hits=[], searched=0, read_bytes=0, problems=0, go_on=None)
+    for step in (step for step in steps if step <= begin.step):
+        from_here = begin if begin.step == step else Place(step, 0, 0)
         try:
             with open_regular(records_file(directory, run, step)) as file:
                 file.seek(from_here.offset)
                 for place, line, after in _lines(file, from_here):
-                    searched.rollouts += 1
+                    searched.searched += 1
                     searched.read_bytes += after.offset - place.offset
                     hit = _look(place, line, needle, pattern, takes, searched)
                     if hit is not None:
                         searched.hits.append(hit)
                     if len(searched.hits) >= most or time.monotonic() >= until:
-                        searched.place = after
+                        searched.go_on = f"{after.step}-{after.number}-{after.offset}"
                         return searched
         except (OSError, UntrustedFileError):
             searched.problems += 1
@@ -124,8 +130,8 @@ def _look(
     needle: bytes | None,
     pattern: re.Pattern[str],
     takes: Callable[[RolloutRecord], bool],
-    searched: Searched,
-) -> Hit | None:
+    searched: SearchAnswer,
+) -> SearchHit | None:
     if line is not None and needle is not None and needle not in line.lower():
         return None
     record = record_in(line) if line is not None else None
@@ -138,15 +144,18 @@ def _look(
         if (match := pattern.search(text)) is not None:
             start, stop = match.span()
             around = (text[max(0, start - CONTEXT) : start], text[start:stop], text[stop : stop + CONTEXT])
-            return Hit(place.step, place.number, record, turn, part, *map(printable, around))
+            entry = entry_of((place.step, Row.of_record(place.number, record)), record)
+            before, found, after = map(printable, around)
+            return SearchHit(rollout=entry, turn=turn, part=part, before=before, found=found, after=after)
     return None
 
 
-def _texts(record: RolloutRecord) -> Iterator[tuple[int | None, str, str]]:
+def _texts(record: RolloutRecord) -> Iterator[tuple[int | None, Part, str]]:
     if record.error is not None:
         yield None, "error", record.error
     for index, turn in enumerate(record.turns):
-        for part in ("prompt", "completion"):
+        parts: tuple[Part, ...] = ("prompt", "completion")
+        for part in parts:
             if isinstance(text := turn.get(part), str):
                 yield index, part, text
     for turn in record.opponent_turns:
