@@ -1,7 +1,7 @@
-"""The problems of a job, each with its reason, since when, and what to do: pure functions of what is known (`job_facts.py`).
+"""The problems of a job, each with its reason, since when, and what to do: pure functions of what is known.
 
 A problem is something that a person should look at. A healthy job has none, however its numbers scatter: so the rules compare
-several steps, and each run with itself. The page shows them on top.
+several steps, and each run with itself. The page shows them on top. `counterpoint/job/reading/job_facts.py` has what is known.
 """
 
 from __future__ import annotations
