@@ -64,10 +64,10 @@ def write_sweep(directory: Path, **changes: object) -> Path:
 
 async def test_a_sweeps_file_says_what_its_targets_set_and_reached(tmp_path: Path) -> None:
     file = write_sweep(tmp_path)
-    (row, *_) = SweepReader(file).read().rows
-    with step_lock(f"{tmp_path}/records/grid/{row.status.target_id}"):
+    (found, *_) = SweepReader(file).read().targets
+    with step_lock(f"{tmp_path}/records/grid/{found.target}"):
         pass
-    run = tmp_path / "out" / "grid" / row.status.target_id / "run_default"
+    run = tmp_path / "out" / "grid" / found.target / "run_default"
     run.mkdir(parents=True)
     lines = [
         {"step": step, "time": 1.7e9 + step, "uptime_seconds": 1.0, "reward/mean": step / 10} for step in (1, 2, 3)
@@ -103,4 +103,4 @@ def test_the_number_of_targets_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("a", "b", "c"):
         store.write(name, record(name, 5.0), None)
     state = SweepReader(tmp_path).read()
-    assert ([row.status.target_id for row in state.rows], state.left_out) == (["a", "b"], 1)
+    assert ([one.target for one in state.targets], state.left_out) == (["a", "b"], 1)

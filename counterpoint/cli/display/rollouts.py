@@ -119,12 +119,10 @@ def print_rollout(
 
 def _opponent_turns(record: RolloutRecord) -> list[tuple[int, str, object]]:
     """Returns after how many turns of the policy each other one spoke, who, and what, in order; the record may hold anything."""
-    listed = record.fields.get("opponent_turns")
-    turns = [turn for turn in listed if isinstance(turn, dict)] if isinstance(listed, list) else []
-    before = [turn.get("before") for turn in turns]
+    turns = [(turn.get("before"), turn) for turn in record.opponent_turns]
     return [
         (after if isinstance(after, int) else 0, f"opponent {turn.get('opponent')}", turn.get("completion"))
-        for after, turn in zip(before, turns, strict=True)
+        for after, turn in turns
     ]
 
 

@@ -7,17 +7,21 @@ is read without its locks, file by file; what is no record of a target is passed
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from counterpoint.job.reading.rollouts.rollout_records import finite_number
+from counterpoint.job.reading.rollouts.view import shown_value
 from counterpoint.job.sweep.result import RunResult
 from counterpoint.job.sweep.rows import Row, rows_reader
 from counterpoint.sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
 from counterpoint.sweep.status import TargetStatus, status_of
 from counterpoint.sweep.store import StoreError, UnsafeStoreError
+from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes, read_toml
+from counterpoint.transport.printable import printable
 
 MOST_TARGETS = 5_000
 """Targets that are read."""
@@ -26,20 +30,71 @@ SUFFIX = ".json"
 LOOKED_AT = 50
 """Files that are looked at to tell whether a folder is a sweep's."""
 
+MOST_KEYS = 32
+
 SECTIONS = frozenset({"root", "name"})
 """Keys that a sweep's file must have, and a job's has not."""
 
 
-@dataclass(slots=True)
-class SweepState:
-    """A sweep as it was at one moment."""
+class TargetRun(Config):
+    """One run of a target."""
 
-    rows: list[Row] = field(default_factory=list)
-    knows_values: bool = False
-    """Whether its file was given."""
-    left_out: int = 0
-    """The number of targets beyond `MOST_TARGETS`."""
-    problem: str = ""
+    run_id: str
+    """The run's id."""
+    step: int
+    """The newest step that has shipped; 0 before the first."""
+    steps: int | None
+    """The configured number of steps; None before it has begun."""
+    reward: float | None
+    """The mean of its last steps."""
+
+
+class TargetEntry(Config):
+    """One target."""
+
+    target: str
+    """The id of the target."""
+    state: str
+    """PENDING, RUNNING, SUCCESS, FAILED, INTERRUPTED or UNREADABLE."""
+    is_lost: bool
+    """It is RUNNING by its record, and its last heartbeat is older than its lease: its worker is gone, if the clocks agree."""
+    owner: str
+    """The worker that holds it or held it last, as `host, process`; empty if none did."""
+    attempts: int
+    """How often it was tried, without attempts that were given back."""
+    claims: int
+    """How often it was claimed."""
+    started: float | None
+    """The time when it was claimed last, in seconds since 1970."""
+    finished: float | None
+    """The time when that ended, in seconds since 1970."""
+    seconds: float | None
+    """The seconds from the claim to its end, or to its last heartbeat."""
+    error: str
+    """The error of the last attempt that did not succeed; empty without one."""
+    texts: list[str]
+    """What it sets, as text, by the order of `keys`."""
+    numbers: list[float | None]
+    """The same as numbers; None where it is none."""
+    reward: float | None
+    """The mean reward of its runs' last steps."""
+    runs: list[TargetRun]
+    """Its runs, at most 16."""
+
+
+class SweepAnswer(Config):
+    """A sweep."""
+
+    keys: list[str]
+    """The keys that its targets set; empty if its file was not given."""
+    knows_values: bool
+    """Whether its file was given: values and results are known only then."""
+    targets: list[TargetEntry]
+    """Its targets, at most 5,000."""
+    left_out: int
+    """How many more there are."""
+    problem: str
+    """Why it cannot be read; empty if it can."""
 
 
 def is_sweep(path: Path) -> bool:
@@ -57,17 +112,17 @@ class SweepReader:
         self._read: tuple[int, Callable[[], list[Row]]] | None = None
         """The time of the sweep's file, and what reads the rows of its targets."""
 
-    def read(self) -> SweepState:
+    def read(self) -> SweepAnswer:
         """Reads every target."""
         if not self._path.is_file():
             names = _record_names(self._path)
             rows = [Row(_status_in(self._path, name), None, {}) for name in names[:MOST_TARGETS]]
-            return SweepState(rows, left_out=max(0, len(names) - MOST_TARGETS))
+            return _answer(rows, len(names), knows_values=False)
         try:
             rows = self._rows_of_file()
         except (UserError, StoreError, UnsafeStoreError, OSError, ValueError, ImportError) as error:
-            return SweepState(problem=str(error), knows_values=True)
-        return SweepState(rows[:MOST_TARGETS], True, max(0, len(rows) - MOST_TARGETS))
+            return _answer([], 0, knows_values=True, problem=str(error))
+        return _answer(rows[:MOST_TARGETS], len(rows), knows_values=True)
 
     def _rows_of_file(self) -> list[Row]:
         modified = self._path.stat().st_mtime_ns
@@ -76,11 +131,43 @@ class SweepReader:
         return self._read[1]()
 
 
-def reward_of(row: Row) -> float | None:
-    """Returns a target's reward: the mean of its runs'; None before the first."""
+def _answer(rows: list[Row], count: int, *, knows_values: bool, problem: str = "") -> SweepAnswer:
+    """Returns the sweep; `count` is the number of its targets, of which `rows` has those that are shown."""
+    keys = sorted({key for row in rows for key in row.values})[:MOST_KEYS]
+    return SweepAnswer(
+        keys=[printable(key[:200]) for key in keys],
+        knows_values=knows_values,
+        targets=[_entry(row, keys) for row in rows],
+        left_out=count - len(rows),
+        problem=printable(problem[:1000]),
+    )
+
+
+def _entry(row: Row, keys: list[str]) -> TargetEntry:
+    status, values = row.status, [row.values.get(key) for key in keys]
+    lease, beat = status.lease_seconds, status.heartbeat_at
+    is_lost = status.state == "RUNNING" and lease is not None and beat is not None and time.time() - beat > lease
     runs: list[RunResult] = [] if row.result is None else list(row.result.runs)
     rewards = [run.reward for run in runs if run.reward is not None]
-    return sum(rewards) / len(rewards) if rewards else None
+    return TargetEntry(
+        target=status.target_id,
+        state=status.state,
+        is_lost=is_lost,
+        owner="" if status.host is None else printable(f"{status.host[:100]}, process {status.pid}"),
+        attempts=status.attempts,
+        claims=status.token or 0,
+        started=status.started_at,
+        finished=status.finished_at,
+        seconds=status.duration,
+        error=printable((status.error or "")[:500]),
+        texts=["" if value is None else shown_value(value, 100, indented=False) for value in values],
+        numbers=[None if isinstance(value, bool) else finite_number(value) for value in values],
+        reward=finite_number(sum(rewards) / len(rewards)) if rewards else None,
+        runs=[
+            TargetRun(run_id=run.run_id, step=run.step, steps=run.steps, reward=finite_number(run.reward))
+            for run in runs[:16]
+        ],
+    )
 
 
 def _is_sweep_file(path: Path) -> bool:
