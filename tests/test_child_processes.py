@@ -25,9 +25,7 @@ EXCEPTIONS = {
     "counterpoint/environments/sandbox/": "its processes have namespaces of their own, in which a guardian cannot look",
     "counterpoint/environments/gateway/agent_guard.py": "the guard of an agent, which a template may have forked",
     "counterpoint/environments/gateway/agent_template.py": "a fork server of agents",
-    "counterpoint/tune/executors/fork_server.py": "a fork server of trials",
-    "counterpoint/tune/executors/fork_client.py": "its guardian stands for one that was started or forked",
-    "counterpoint/tune/executors/forked_here.py": "a guardian that is a fork of the tuner",
+    "counterpoint/tune/executors/forked_here.py": "trials of closures are forks of the tuner",
 }
 """Files and folders that start processes in another way, and why."""
 

@@ -17,9 +17,8 @@ from counterpoint.job.configuration.named_files import check_beginning, check_ru
 from counterpoint.job.directory import JOB_FILE
 from counterpoint.job.join import check_allowed, is_local
 from counterpoint.transport.errors import UserError
-from counterpoint.tune.executors.fork_client import search_path
 from counterpoint.tune.file_experiment import FileExperiment
-from counterpoint.tune.registry import load
+from counterpoint.tune.registry import load, search_path
 from counterpoint.tune.trainable.functions import trainable_class
 
 

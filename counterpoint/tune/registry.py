@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from counterpoint.environments.import_path import import_module
+from counterpoint.environments.import_path import import_module, search_working_directory
 from counterpoint.tune.errors import TuneError
 
 
@@ -193,6 +194,12 @@ def load_module(where: str) -> ModuleType:
         return _script(where) if where.endswith(".py") else import_module(where)
     finally:
         _loading = before
+
+
+def search_path() -> list[str]:
+    """Returns the path on which this process finds modules, so that one started elsewhere finds them, too."""
+    search_working_directory()
+    return [os.path.abspath(entry) for entry in sys.path]
 
 
 def is_at_top_level() -> bool:

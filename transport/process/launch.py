@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -305,8 +305,11 @@ def alive_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def guard(command: list[str], nice: int, parent: int) -> int:
-    """Runs `command` as the module describes; returns its exit code."""
+def guard(command: list[str] | Callable[[int], object], nice: int, parent: int) -> int:
+    """Runs `command` as the module describes; returns its exit code.
+
+    A function is called with this process's pid in a fork of it, which that ends, or which ends with 1.
+    """
     watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     become_subreaper()
@@ -323,12 +326,17 @@ def guard(command: list[str], nice: int, parent: int) -> int:
             temporary.remove()
 
 
-def _attend(command: list[str], nice: int, watched: set[signal.Signals]) -> int:
+def _attend(command: list[str] | Callable[[int], object], nice: int, watched: set[signal.Signals]) -> int:
     """Runs the command, and leaves no process below this one; returns the exit code."""
     guardian = os.getpid()
     worker = os.fork()
     if worker == 0:
-        execute(command, nice, guardian)
+        if not callable(command):
+            execute(command, nice, guardian)
+        try:
+            command(guardian)  # type: ignore[operator]  # `execute` does not return
+        finally:
+            os._exit(1)
     while True:
         number = signal.sigwait(watched)
         if number == signal.SIGHUP:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pydantic import Field
@@ -40,6 +40,14 @@ class Deadlines(Config):
     """Deadline to save; beyond that the trial has failed."""
     stop_seconds: float = Field(default=30.0, gt=0)
     """Deadline to end its step and clean up when it is stopped or paused; beyond that it is killed."""
+
+
+@dataclass(frozen=True)
+class Exported(Event):
+    """What `export` asked for is done, or there is nothing to export."""
+
+    paths: dict[str, str] = field(default_factory=dict)
+    """The files that were written, by format."""
 
 
 class ProcessLink(Protocol):
@@ -188,7 +196,7 @@ class Attempt:
             if message["error"]:
                 logger.warning("trial %s was not exported: %s", self._name, message["error"])
             if kind == "exported":
-                self._emit(executors.Exported(*who, self.exported))
+                self._emit(Exported(*who, self.exported))
             elif message["reuse"]:
                 self._over(reusable=True)
         elif kind == "failed":

@@ -1,4 +1,4 @@
-"""An executor that reports events, driven by the calls of `TrialExecutor`: each waits for the event that answers it.
+"""An executor of processes, driven by the calls of `TrialExecutor`: each waits for the event that answers it.
 
 For who drives trials by hand, without a `TrialRunner`. The calls share a private event loop, so they are made from one thread, in
 which no event loop runs. One executor is driven by a runner or by calls, not by both.
@@ -17,18 +17,9 @@ from typing import Any, TypeVar
 from counterpoint.tune.callbacks.trial_loggers import TrialLoggers
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import AbortTrialExecution, TuneError
-from counterpoint.tune.executors.executor import (
-    Completed,
-    Event,
-    EventExecutor,
-    Exported,
-    Failed,
-    Reported,
-    Saved,
-    SaveFailed,
-    Started,
-    Stopped,
-)
+from counterpoint.tune.executors.attempt import Exported
+from counterpoint.tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
+from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
 from counterpoint.tune.executors.trial_executor import Source, as_checkpoint
 from counterpoint.tune.result import DONE, Result
 from counterpoint.tune.trial import Trial
@@ -61,11 +52,11 @@ class _Called:
     """Whether the call failed; true until the call has returned."""
 
 
-class CalledExecutor(EventExecutor):
+class CalledExecutor(ProcessTrialExecutor):
     """Answers the calls of `TrialExecutor`."""
 
-    def __init__(self, queue_trials: bool = False) -> None:
-        super().__init__(queue_trials)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._private: asyncio.Runner | None = None
         self._driven: dict[str, _Called] = {}
         self._ready: deque[str] = deque()
@@ -258,7 +249,7 @@ class CalledExecutor(EventExecutor):
             )
         if source is None:
             return True
-        self._inside(lambda: self.load(trial, as_checkpoint(source, trial)))
+        self._inside(lambda: self._of(trial, lambda attempt: attempt.restore(as_checkpoint(source, trial))))
         self._forget_results(called)
         if not block:
             return True
@@ -273,8 +264,8 @@ class CalledExecutor(EventExecutor):
         """Does as `TrialExecutor.export_trial_if_needed`, of a trial that runs. Else what it exported when it was stopped."""
         called = self._driven.get(trial.trial_id)
         if called is None or not called.runs or not trial.export_formats:
-            return self.exported(trial)
-        self._inside(lambda: self.export(trial))
+            return self._exported.get(trial.trial_id, {})
+        self._inside(lambda: self._of(trial, lambda attempt: attempt.export(trial.export_formats)))
         answer = self._answer(called, Exported)
         if answer is None:
             self._take_failure(called)
@@ -300,12 +291,6 @@ class CalledExecutor(EventExecutor):
         self._driven.clear()
         self._private.close()
         self._private = None
-
-    # --- what the executors define ---
-
-    def exported(self, trial: Trial) -> dict[str, str]:
-        """What the trial exported when it ended: paths by format."""
-        return {}
 
     # --- inside ---
 
@@ -404,5 +389,5 @@ class CalledExecutor(EventExecutor):
         return called
 
 
-async def _events(executor: EventExecutor, seconds: float) -> Sequence[Event]:
+async def _events(executor: CalledExecutor, seconds: float) -> Sequence[Event]:
     return await executor.next_events(seconds)

@@ -80,14 +80,6 @@ class Stopped(Event):
     """The process has ended after `end` or `suspend`, and its resources are free."""
 
 
-@dataclass(frozen=True)
-class Exported(Event):
-    """What `export` asked for is done, or there is nothing to export."""
-
-    paths: dict[str, str] = field(default_factory=dict)
-    """The files that were written, by format."""
-
-
 class EventExecutor(TrialExecutor):
     """Runs trials. Whatever it is asked about a trial that has ended meanwhile is ignored: its end is in the events.
 
@@ -123,10 +115,6 @@ class EventExecutor(TrialExecutor):
         """Asks for a checkpoint at the path that is given."""
         raise NotImplementedError
 
-    def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """Loads a checkpoint into the running trial. It then is as after `Started`."""
-        raise NotImplementedError
-
     def change(
         self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
     ) -> bool:
@@ -148,10 +136,6 @@ class EventExecutor(TrialExecutor):
 
     def end_paused(self, trial: Trial, error: bool = False) -> None:
         """Gives up what is kept of a trial that is paused and has ended now; no event follows. It may be known no more."""
-
-    def export(self, trial: Trial) -> None:
-        """Asks for an export of a running trial in its `export_formats`; `Exported` or `Failed` follows."""
-        raise NotImplementedError
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes what nobody needs any more. Called in a thread; raises `OSError`."""

@@ -1,26 +1,41 @@
-"""A fork server that is forked from the tuner itself, for trainables that only the tuner's process has: lambdas and closures.
+"""Trials of lambdas and closures, which only the tuner's process has: they are forks of it.
 
-    executor -- guardian -- fork server -- minder -- trial
+    tuner -- copy of the tuner -- guardian -- trial
 
-The guardian is a fork, too. It kills everything below it when the tuner dies. Trials do not see what the tuner does after the
-fork. A process with threads must not be forked, so the tuner forks before its own threads begin, or refuses.
+The copy is forked before the tuner's own threads begin, and does nothing but fork a guardian for each trial: a process with
+threads must not be forked, since they would hold their locks for ever. Trials do not see what the tuner does after that. All
+of them end with the tuner.
+
+Over a socket of packets the tuner asks `[slot, "fork"]` (with the trial's socket and its crash file as descriptors) and
+`[slot, "kill"]`; `[slot, exit code]` is answered once nothing of a trial is left.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from counterpoint.transport.process.launch import die_with_parent, kill_descendants
+from counterpoint.transport.process import launch
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.fork_server import CUDA, mind, serve, unfit_to_fork
+from counterpoint.tune.executors.trial_process import run_trial
 from counterpoint.tune.registry import closures
+
+MAX_PACKET = 4096
+
+END_SECONDS = 20.0
+"""How long a copy may take to end once its socket is closed; it needs some milliseconds."""
+
+KILLED = 128 + signal.SIGKILL
 
 _WAITS = (
     ("threading.py", "wait"),
@@ -48,74 +63,169 @@ def reason_against_a_fork() -> str:
         return f"a thread at work: {', '.join(busy)}"
     if threading.current_thread() is not threading.main_thread():
         return "its experiment in a thread that is not the main one"
-    return CUDA if unfit_to_fork() == CUDA else ""
+    torch = sys.modules.get("torch")
+    return "CUDA" if torch is not None and torch.cuda.is_initialized() else ""
 
 
-class ForkedHere:
-    """The guardian of such a fork server, as `subprocess.Popen` is of one that is started; and what the server has."""
+class TunerCopy:
+    """A copy of this process, which forks trials of the closures that were there when it was made."""
 
     def __init__(self) -> None:
-        """Forks. Raises `TuneError` if this process must not be forked."""
+        """Forks it. Raises `TuneError` if this process must not be forked."""
         if unfit := reason_against_a_fork():
             raise TuneError(
                 f"this process has {unfit}, so that no lambda or closure of it can be run by a fork; begin the experiment before "
                 "that, or move the function to the top of its module"
             )
-        self.known = closures()
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.returncode: int | None = None
+        self._known = closures()
+        self._trials: dict[int, ForkedTrial] = {}
+        self._count = 0
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tuner = os.getpid()
         try:
             self._pid = os.fork()
         except OSError as error:
             raise TuneError(f"no process could be forked: {error.strerror}") from None
         if self._pid == 0:
-            _become_guardian(self.control, theirs, tuner)
+            self._control.close()
+            _become_copy(theirs, tuner)
         theirs.close()
 
     def has(self, name: str) -> bool:
-        """Whether a closure of that name is now what it was at the fork."""
-        return name in self.known and self.known[name] is closures().get(name)
+        """Whether it lives, and a closure of that name is now what it was at the fork."""
+        is_known = name in self._known and self._known[name] is closures().get(name)
+        return is_known and self._control.fileno() >= 0
 
-    def send_signal(self, number: int) -> None:
-        """Sends the guardian a signal, unless it has ended."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+    def start(self, connection: int, crash: int) -> ForkedTrial:
+        """Has a trial forked, with this socket and this file for its crash. Needs the event loop."""
+        if not self._count:
+            asyncio.get_running_loop().add_reader(self._control, self._read)
+        self._count += 1
+        trial = self._trials[self._count] = ForkedTrial(partial(self._ask, self._count, "kill"))
+        self._ask(self._count, "fork", connection, crash)
+        return trial
 
-    def kill(self) -> None:
-        """Kills the guardian alone."""
-        self.send_signal(signal.SIGKILL)
+    def _ask(self, slot: int, what: str, *descriptors: int) -> None:
+        with suppress(OSError):  # it is gone, which `_read` finds
+            socket.send_fds(self._control, [json.dumps([slot, what]).encode()], descriptors)
 
-    def poll(self) -> int | None:
-        """The guardian's exit code; None before its end."""
-        if self.returncode is None:
-            with suppress(ChildProcessError):
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
-                self.returncode = None if pid == 0 else os.waitstatus_to_exitcode(status)
-        return self.returncode
+    def _read(self) -> None:
+        try:
+            packet = self._control.recv(MAX_PACKET, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet:
+            slot, code = json.loads(packet)
+            self._trials.pop(slot).over.set_result(code)
+            return
+        self._close()  # every guardian has the socket, too: nothing of a trial is left
+        for trial in self._trials.values():
+            trial.over.set_result(KILLED)
+        self._trials.clear()
+
+    def _close(self) -> None:
+        if self._control.fileno() >= 0:
+            if self._count:
+                asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+
+    async def ended(self) -> None:
+        """Ends it with all that it has forked, and waits until it has ended. Raises `TimeoutError`."""
+        self._close()
+        deadline = time.monotonic() + END_SECONDS
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:  # noqa: ASYNC222 - it does not wait
+            if time.monotonic() > deadline:
+                os.kill(self._pid, signal.SIGKILL)
+                raise TimeoutError(f"the copy of the tuner (process {self._pid}) did not end in {END_SECONDS:g} s")
+            await asyncio.sleep(0.002)
 
 
-def _become_guardian(ours: socket.socket, theirs: socket.socket, tuner: int) -> NoReturn:
-    code = 1
+class ForkedTrial:
+    """A process that a copy of the tuner has forked, as `Child` is one that was started."""
+
+    def __init__(self, kill: partial[None]) -> None:
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._kill = kill
+
+    async def ended(self) -> int:
+        """Waits until nothing of it is left; returns its exit code."""
+        return await asyncio.shield(self.over)
+
+    async def killed(self) -> int:
+        """Kills it with everything below it; returns the exit code."""
+        self._kill()
+        return await self.ended()
+
+
+def _become_copy(control: socket.socket, tuner: int) -> NoReturn:
     try:
+        launch.die_with_parent(signal.SIGKILL, tuner)
+        launch.become_subreaper()
         signal.set_wakeup_fd(-1)  # that of the tuner's event loop
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        ours.close()
-        control = theirs.detach()
-        code = mind(partial(_become_server, control), (control,), tuner)
+        os.setpgid(0, 0)  # Ctrl-C on the terminal is the tuner's
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        gc.collect()
+        gc.freeze()  # a collection in a fork would copy every page that it looks at
+        _serve(control)
     except BaseException as error:  # noqa: BLE001 - a fork never returns to the tuner's code
-        os.write(2, f"the guardian of a fork server failed: {error!r}\n".encode())
-        kill_descendants()
-    finally:
-        os._exit(code)
-
-
-def _become_server(control: int, guardian: int) -> NoReturn:
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        die_with_parent(signal.SIGKILL, guardian)
-        serve(control)
+        os.write(2, f"the copy of the tuner failed: {error!r}\n".encode())
     finally:
         os._exit(0)
+
+
+def _serve(control: socket.socket) -> None:
+    """Forks and kills as it is asked, until the tuner is gone."""
+    guardians: dict[int, int] = {}
+
+    def tell_of_ends(*_: object) -> None:
+        for pid, code in launch.reap():
+            slot = guardians.pop(pid, None)
+            if slot is not None and code == KILLED:  # perhaps the guardian itself: what its trial left is here
+                launch.kill_all(launch.orphans([*guardians]))
+            if slot is not None:
+                control.send(json.dumps([slot, code]).encode())
+
+    signal.signal(signal.SIGCHLD, tell_of_ends)
+    while True:
+        packet, descriptors, _flags, _ = socket.recv_fds(control, MAX_PACKET, 2)
+        if not packet:
+            return
+        slot, what = json.loads(packet)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # no end is told before its slot is known
+        if what == "fork":
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                _become_guardian(control, parent, *descriptors)
+            guardians[pid] = slot
+            for descriptor in descriptors:
+                os.close(descriptor)
+        else:
+            for pid in [pid for pid, its_slot in guardians.items() if its_slot == slot]:
+                os.kill(pid, signal.SIGHUP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _become_guardian(control: socket.socket, parent: int, connection: int, crash: int) -> NoReturn:
+    code = 1
+
+    def trial(guardian: int) -> None:
+        control.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        launch.die_with_parent(signal.SIGKILL, guardian)
+        run_trial(connection, crash)
+
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        code = launch.guard(trial, 0, parent)
+    except BaseException as error:  # noqa: BLE001 - as above
+        os.write(2, f"the guardian of a trial failed: {error!r}\n".encode())
+        launch.kill_descendants()
+    finally:
+        os._exit(code)

@@ -1,14 +1,14 @@
-"""The executor for this machine: each trial is a process, forked in milliseconds from one that has imported its module.
+"""The executor for this machine: each trial is a child below a guardian, which loads the trainable for itself.
 
-Trials die with the executor, however it ends (`counterpoint/tune/executors/fork_server.py`). What they need of the machine is
-booked in a ledger before they start, all or nothing.
+Trials die with the executor, however it ends (`transport/process/child.py`). What they need of the machine is booked in a ledger
+before they start, all or nothing. Only the trials of lambdas and closures are forks
+(`counterpoint/tune/executors/forked_here.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,15 @@ from typing import Any
 from counterpoint.cluster.devices import visible_devices
 from counterpoint.transport.config import machine_memory
 from counterpoint.transport.framed_maps import FramedChannel
+from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
-from counterpoint.tune.executors.fork_client import ForkClient
-from counterpoint.tune.executors.forked_here import ForkedHere, reason_against_a_fork
+from counterpoint.tune.executors.called import CalledExecutor
+from counterpoint.tune.executors.forked_here import ForkedTrial, TunerCopy, reason_against_a_fork
 from counterpoint.tune.executors.frames import MESSAGES
 from counterpoint.tune.executors.ledger import Ledger
-from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
-from counterpoint.tune.registry import CLOSURE, closures
+from counterpoint.tune.executors.trial_process import command
+from counterpoint.tune.registry import CLOSURE, closures, search_path
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.trial import Trial
 
@@ -35,11 +36,8 @@ TAIL_BYTES = 4096
 MOST_IDLE = 8
 """Processes that wait to be used anew; more are ended."""
 
-GONE_SECONDS = 5.0
-"""How long a process may live without its socket, which it can only have closed itself."""
 
-
-class LocalTrialExecutor(ProcessTrialExecutor):
+class LocalTrialExecutor(CalledExecutor):
     """Runs trials in processes of this machine."""
 
     def __init__(
@@ -69,14 +67,8 @@ class LocalTrialExecutor(ProcessTrialExecutor):
             **(custom_resources or {}),
         }
         self.ledger = Ledger(totals, devices)
-        self._servers: dict[str, ForkClient] = {}
-        """The fork server of each module."""
-        self._forked: ForkedHere | None = None
-        """Forked before there was an event loop, and not used yet."""
-        self._lost: list[ForkClient] = []
-        self._processes: dict[int, _LocalProcess] = {}
-        """The process of each slot."""
-        self._slots = itertools.count()
+        self._copies: list[TunerCopy] = []
+        self._processes: set[_LocalProcess] = set()
         self._idle: dict[tuple[str, str], list[_LocalProcess]] = {}
         """Idle processes, by trainable and devices."""
 
@@ -97,34 +89,28 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         """Used and total resources in one line."""
         return str(self.ledger)
 
+    def prepare(self) -> None:
+        """See `EventExecutor.prepare`: copies this process for lambdas and closures, while it has no threads."""
+        if closures() and not reason_against_a_fork():
+            self._copies.append(TunerCopy())
+
     async def close(self) -> None:
         """Ends every trial in order, and all processes."""
         await self._stop_all()
-        await self._end_idle()
-        for process in self._processes.values():
-            process.close()
-        self._processes.clear()
-        self._idle.clear()
-        if self._forked is not None:
-            self._lost.append(self._client(CLOSURE, cold=True, forked=self._forked))
-            self._forked = None
-        servers = [*self._servers.values(), *self._lost]
-        self._servers.clear()
-        self._lost.clear()
-        for server in servers:
-            server.end()
-        for server in servers:
-            await server.ended()
+        for process in [process for waiting in self._idle.values() for process in waiting]:
+            process.send(END)  # so that each trainable cleans up
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_ended(), self._deadlines.stop_seconds)
+        for process in self._processes:
+            process.kill()
+        await self._all_ended()
+        for each in self._copies:
+            await each.ended()
+        self._copies.clear()
 
-    async def _end_idle(self) -> None:
-        """Ends in order what waits to be used anew, so that each trainable cleans up."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._deadlines.stop_seconds
-        idle = {process.slot: process for waiting in self._idle.values() for process in waiting}
-        for process in idle.values():
-            process.send(END)
-        while idle.keys() & self._processes.keys() and loop.time() < deadline:  # noqa: ASYNC110 - each sets its own event
-            await asyncio.sleep(0.002)
+    async def _all_ended(self) -> None:
+        while self._processes:
+            await asyncio.wait([process.watch for process in self._processes])
 
     def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
         devices = ",".join(self.ledger.take(trial.trial_id, trial.resources.totals()))
@@ -134,56 +120,25 @@ class LocalTrialExecutor(ProcessTrialExecutor):
             process = idle.pop()
         else:
             try:
-                process = self._launch(trainable, devices)
+                process = _LocalProcess(trainable, devices, self._start, self._processes.discard)
             except BaseException:
                 self.ledger.give_back(trial.trial_id)
                 raise
+            self._processes.add(process)
         process.stderr = Path(trial.logdir) / "stderr" if trial.log_to_file is True else None
         return process, environment
 
-    def _launch(self, trainable: str, devices: str) -> _LocalProcess:
-        process = _LocalProcess(self, next(self._slots), trainable, devices)
-        try:
-            process.launch()
-        except BaseException:
-            process.close()
-            raise
-        self._processes[process.slot] = process
-        return process
-
-    def server_of(self, trainable: str) -> ForkClient:
-        """The fork server of a trainable's module; starts it if there is none."""
-        if trainable.startswith(CLOSURE):
-            return self._forked_server(trainable.removeprefix(CLOSURE))
-        module = trainable.rpartition(":")[0]
-        if module not in self._servers:
-            self._start_server(module, cold=False)
-        return self._servers[module]
-
-    def prepare(self) -> None:
-        """See `EventExecutor.prepare`: forks a server for lambdas and closures, while this process has no threads."""
-        if closures() and not reason_against_a_fork():
-            self._forked = ForkedHere()
-
-    def _forked_server(self, name: str) -> ForkClient:
-        """A fork server that has this closure. Raises `TuneError` if there is none and none can be forked any more."""
-        for server in self._servers.values():
-            if server.forked is not None and server.forked.has(name):
-                return server
-        forked, self._forked = self._forked, None
-        if forked is None or not forked.has(name):
-            if forked is not None:
-                self._lost.append(self._client(CLOSURE, cold=True, forked=forked))
-            forked = ForkedHere()
-        module = f"{CLOSURE}{next(self._slots)}"
-        self._servers[module] = self._client(module, cold=True, forked=forked)
-        return self._servers[module]
-
-    def _client(self, module: str, cold: bool, forked: ForkedHere | None = None) -> ForkClient:
-        return ForkClient(module, self._exited, self._refused, self._server_lost, cold, forked)
-
-    def _start_server(self, module: str, cold: bool) -> None:
-        self._servers[module] = self._client(module, cold)
+    def _start(self, trainable: str, connection: int, crash: int) -> Child | ForkedTrial:
+        """Starts a process for a trainable. Raises `OSError`, and `TuneError` for a closure that can be forked no more."""
+        if not trainable.startswith(CLOSURE):
+            descriptors = (connection, crash)
+            return Child("the process of a trial", command(*descriptors, search_path()), pass_fds=descriptors)
+        name = trainable.removeprefix(CLOSURE)
+        copy = next((each for each in self._copies if each.has(name)), None)
+        if copy is None:
+            copy = TunerCopy()
+            self._copies.append(copy)
+        return copy.start(connection, crash)
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
         self.ledger.give_back(attempt.trial_id)
@@ -199,60 +154,37 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
         waiting.append(process)
 
-    def _exited(self, slot: int, code: int) -> None:
-        if (process := self._processes.pop(slot, None)) is not None:
-            process.end(describe_exit(code))
-
-    def _refused(self, slot: int, error: str) -> None:
-        if (process := self._processes.pop(slot, None)) is not None:
-            process.end(f"was not started: {error}")
-
-    def _server_lost(self, server: ForkClient) -> None:
-        """A fork server died, and all its processes with it. If it had not begun to fork, another tries without the import."""
-        self._lost.append(server)
-        if self._servers.get(server.module) is server:
-            del self._servers[server.module]
-        its = [process for process in self._processes.values() if process.server is server]
-        if not server.ready and not server.cold:
-            again = [process for process in its if not process.is_killed]
-            if again:
-                self._start_server(server.module, cold=True)
-            for process in again:
-                process.launch()
-            its = [process for process in its if process.is_killed]
-        for process in its:
-            del self._processes[process.slot]
-            process.end(f"was killed: the fork server of {server.module} has died")
-
 
 class _LocalProcess:
     """One process of a trial; a `ProcessLink`."""
 
-    def __init__(self, executor: LocalTrialExecutor, slot: int, trainable: str, devices: str) -> None:
-        self.slot, self.trainable, self.devices = slot, trainable, devices
+    def __init__(
+        self,
+        trainable: str,
+        devices: str,
+        start: Callable[[str, int, int], Child | ForkedTrial],
+        on_over: Callable[[_LocalProcess], None],
+    ) -> None:
+        """Starts it. Raises as `start` does."""
+        self.trainable, self.devices = trainable, devices
         self.resets = False
-        self.is_killed = False
         self.stderr: Path | None = None
-        self.channel: FramedChannel | None = None
-        self._executor = executor
-        self._crash = -1
-        self._asked: list[dict[str, Any]] = []
-        """Kept until the first answer: what to ask again of another process if the fork server dies first."""
-        self._heard = False
-        self._gone_timer: asyncio.TimerHandle | None = None
+        self._on_over = on_over
+        self._killing: asyncio.Task[object] | None = None
         self._on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self._on_end: Callable[[str], None] = lambda how: None
-
-    def launch(self) -> None:
-        """Has it forked; again if the first fork server died before it could."""
-        self.close()
-        self.server = self._executor.server_of(self.trainable)
         self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
         ours, theirs = socket.socketpair()
-        self.channel = FramedChannel(ours, MESSAGES, self._hear, self._broken, self._gone)
-        self.server.fork(self.slot, theirs, os.dup(self._crash))
-        for message in self._asked:
-            self.channel.send(message)
+        try:
+            with theirs:
+                self._process = start(trainable, theirs.fileno(), self._crash)
+        except BaseException:
+            ours.close()
+            os.close(self._crash)
+            raise
+        self._channel = FramedChannel(ours, MESSAGES, self._hear, self._broken)
+        self.watch = asyncio.get_running_loop().create_task(self._watch())
+        """Waits for its end."""
 
     def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
         """See `ProcessLink.attach`."""
@@ -260,55 +192,34 @@ class _LocalProcess:
 
     def send(self, message: dict[str, Any]) -> None:
         """See `ProcessLink.send`."""
-        assert self.channel is not None
-        self.channel.send(message)
-        if not self._heard:
-            self._asked.append(message)
+        self._channel.send(message)
 
     def kill(self) -> None:
         """See `ProcessLink.kill`."""
-        self.is_killed = True
-        if self.server.ready:
-            self.server.kill(self.slot)
-        else:  # it hangs in the import of the trainable's module
-            self.server.end()
+        self._killing = self._killing or asyncio.get_running_loop().create_task(self._process.killed())
 
-    def end(self, how: str) -> None:
-        """The process is gone, and all below it."""
-        if self.channel is not None:
-            self.channel.drain()
-        crash = _content(self._crash)
-        self.close()
+    async def _watch(self) -> None:
+        """Waits until it is gone, and all below it, and says how it ended."""
+        code = await self._process.ended()
+        self._channel.drain()
+        self._channel.close()
+        crash = os.pread(self._crash, 16 * TAIL_BYTES, 0).decode(errors="replace").strip()
+        os.close(self._crash)
         tail = "" if self.stderr is None else _tail(self.stderr)
-        parts = [how, crash and f"where it was:\n{crash}", tail and f"the end of {self.stderr}:\n{tail}"]
+        parts = [
+            describe_exit(code),
+            crash and f"where it was:\n{crash}",
+            tail and f"the end of {self.stderr}:\n{tail}",
+        ]
+        self._on_over(self)
         self._on_end("\n\n".join(part for part in parts if part))
 
-    def close(self) -> None:
-        """Closes what this end has of it."""
-        if self._gone_timer is not None:
-            self._gone_timer.cancel()
-        if self.channel is not None:
-            self.channel.close()
-        if self._crash >= 0:
-            os.close(self._crash)
-            self._crash = -1
-
     def _hear(self, message: dict[str, Any]) -> None:
-        self._heard = True
-        self._asked.clear()
         self._on_message(message)
-
-    def _gone(self) -> None:
-        """The process ends, as its socket has: it is waited for, and killed if it does not."""
-        self._gone_timer = asyncio.get_running_loop().call_later(GONE_SECONDS, self.kill)
 
     def _broken(self, why: str) -> None:
         self._on_message({"kind": "failed", "error": f"the trial's process does not keep to the protocol: {why}"})
         self.kill()
-
-
-def _content(file: int) -> str:
-    return os.pread(file, 16 * TAIL_BYTES, 0).decode(errors="replace").strip() if file >= 0 else ""
 
 
 def _tail(path: Path) -> str:

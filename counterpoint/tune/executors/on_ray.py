@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,11 +20,11 @@ from counterpoint.cluster.backends.base import Node
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
+from counterpoint.tune.executors.called import CalledExecutor
 from counterpoint.tune.executors.frames import MESSAGES
 from counterpoint.tune.executors.ledger import Ledger
-from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
 from counterpoint.tune.executors.ray_actor import TrialActor
-from counterpoint.tune.registry import CLOSURE, why_not_imported
+from counterpoint.tune.registry import CLOSURE, search_path, why_not_imported
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.trial import Trial
 
@@ -39,7 +37,7 @@ _HERE = {"memory_bytes": "memory"}
 _ON_RAY = ("cpu", "gpu", "memory", "object_store_memory")
 
 
-class RayTrialExecutor(ProcessTrialExecutor):
+class RayTrialExecutor(CalledExecutor):
     """Runs trials on Ray."""
 
     def __init__(
@@ -218,7 +216,7 @@ class _RayProcess:
                 max_task_retries=0,
                 max_concurrency=CALLS_AT_ONCE,
             )
-            .remote([os.path.abspath(entry) for entry in sys.path])
+            .remote(search_path())
         )
         self._ended = False
         self._listen()

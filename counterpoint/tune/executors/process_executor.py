@@ -10,8 +10,7 @@ from typing import Any
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
-from counterpoint.tune.executors.called import CalledExecutor
-from counterpoint.tune.executors.executor import Event
+from counterpoint.tune.executors.executor import Event, EventExecutor
 from counterpoint.tune.registry import environments, require_no_import, trainable_path
 from counterpoint.tune.trial import Trial
 
@@ -21,7 +20,7 @@ KILL_SECONDS = 30.0
 """How long the end of a killed process may take to be known."""
 
 
-class ProcessTrialExecutor(CalledExecutor):
+class ProcessTrialExecutor(EventExecutor):
     """Runs each attempt in a process, and turns its answers into events. Call it on one event loop."""
 
     def __init__(self, deadlines: Deadlines | None, reuse_actors: bool, queue_trials: bool = False) -> None:
@@ -31,6 +30,7 @@ class ProcessTrialExecutor(CalledExecutor):
         self._reuse = reuse_actors
         self._attempts: dict[str, Attempt] = {}
         self._exported: dict[str, dict[str, str]] = {}
+        """The paths of what each trial exported when it was stopped, by format."""
         self._events: list[Event] = []
         self._arrived = asyncio.Event()
 
@@ -81,10 +81,6 @@ class ProcessTrialExecutor(CalledExecutor):
         """See `EventExecutor.save_to`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
         self._of(trial, lambda attempt: attempt.save(checkpoint))
 
-    def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """See `EventExecutor.load`."""
-        self._of(trial, lambda attempt: attempt.restore(checkpoint))
-
     def change(
         self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
     ) -> bool:
@@ -104,14 +100,6 @@ class ProcessTrialExecutor(CalledExecutor):
         export = [] if error else trial.export_formats
         self._of(trial, lambda attempt: attempt.stop(export, self._reuses(attempt) and not error))
 
-    def export(self, trial: Trial) -> None:
-        """See `EventExecutor.export`."""
-        self._of(trial, lambda attempt: attempt.export(trial.export_formats))
-
-    def exported(self, trial: Trial) -> dict[str, str]:
-        """What the trial exported when it was stopped: paths by format."""
-        return self._exported.get(trial.trial_id, {})
-
     async def next_events(self, timeout: float) -> Sequence[Event]:
         """See `EventExecutor.next_events`."""
         if self._events:
@@ -125,10 +113,6 @@ class ProcessTrialExecutor(CalledExecutor):
                 return []
         events, self._events = self._events, []
         return events
-
-    def get_running_trials(self) -> list[Trial]:
-        """The trials that have a process."""
-        return [attempt.trial for attempt in self._attempts.values()]
 
     async def _stop_all(self) -> None:
         """Stops every attempt in order, and waits until each is over, or killing it has taken too long."""

@@ -1,8 +1,8 @@
 """The process of a trial: loads the trainable, and does what its executor asks over their socket, one request after another.
 
-`serve` runs in the main thread of a process that the fork server has forked (`counterpoint/tune/executors/fork_server.py`), or
-that an actor of Ray has started, and returns when the executor says so or is gone. All of the user's code runs below it; what
-that raises is reported and ends the process.
+`serve` runs in the main thread of a process that the executor or an actor of Ray has started, or that is a fork of the tuner
+(`counterpoint/tune/executors/forked_here.py`), and returns when the executor says so or is gone. All of the user's code runs
+below it; what that raises is reported and ends the process.
 
 | asked | answered |
 |---|---|
@@ -21,6 +21,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import random
 import resource
 import socket
 import sys
@@ -111,6 +112,7 @@ class TrialProcess:
         trial = TrialInfo(request["trial_id"], request["trial_name"], request["logdir"])
         if self._trainable is None:
             kind = trainable_class(load(request["trainable"]), request["trainable"])
+            _seed_anew()
             if request["export"]:
                 require_export(kind)
             self._make(kind, request["config"], trial)
@@ -200,6 +202,15 @@ def _described(error: BaseException) -> str:
     if len(text) > LONGEST_ERROR:
         text = f"{text[: LONGEST_ERROR // 2]}\n[...]\n{text[-LONGEST_ERROR // 2 :]}"
     return text.encode(errors="replace").decode()
+
+
+def _seed_anew() -> None:
+    """Gives each trial random numbers of its own: a fork begins as its parent, torch always with the same seed."""
+    random.seed()  # noqa: TID251 - the global generator is the user's
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _limit_memory(size: int) -> None:

@@ -28,8 +28,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError, on_one_line
-from counterpoint.tune.executors.called import CalledExecutor
-from counterpoint.tune.executors.executor import Event, Exported, Failed, SaveFailed
+from counterpoint.tune.executors.executor import Event, EventExecutor, Failed, SaveFailed
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.runs.attempt import RunAttempt
 from counterpoint.tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy, overridden_keys
@@ -52,7 +51,7 @@ CLEANUP_SECONDS = 60.0
 """How long runs may take to end in order when the experiment ends; then they are killed, and `tune resume` goes on."""
 
 
-class RunTrialExecutor(CalledExecutor):
+class RunTrialExecutor(EventExecutor):
     """Runs trials as guests of a job. Call it from the main thread: processes die with the thread that started them."""
 
     def __init__(self, job: HostJob, run: VariedRun, slots: int | None = None) -> None:
@@ -137,12 +136,6 @@ class RunTrialExecutor(CalledExecutor):
         except (UserError, OSError) as error:
             self._events.append(SaveFailed(trial.trial_id, attempt.number, str(error)))
 
-    def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """Copies a checkpoint, the trial's own or another's, into the run."""
-        if not self.change(trial, trial.config, checkpoint) and trial.trial_id in self._attempts:
-            attempt = self._attempts[trial.trial_id]
-            self._events.append(Failed(trial.trial_id, attempt.number, f"{checkpoint.path} could not be restored"))
-
     def change(
         self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
     ) -> bool:
@@ -178,10 +171,6 @@ class RunTrialExecutor(CalledExecutor):
     def end(self, trial: Trial, error: bool = False) -> None:
         """Ends the run in order."""
         self._of(trial, RunAttempt.leave)
-
-    def export(self, trial: Trial) -> None:
-        """A run exports nothing: its checkpoints are files of the trainer."""
-        self._of(trial, lambda attempt: self._events.append(Exported(trial.trial_id, attempt.number)))
 
     async def next_events(self, timeout: float) -> Sequence[Event]:
         """What has happened, in order. Raises `TuneError` if the job has ended: no trial can go on."""

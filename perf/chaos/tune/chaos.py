@@ -1,4 +1,4 @@
-"""Kills the runner, the fork server or a trial of real experiments, round after round, and audits what each left.
+"""Kills the runner, a guardian or a trial of real experiments, round after round, and audits what each left.
 
 Experiments of six trials run in processes of this machine, under FIFO, ASHA and PBT in turn. A round is one SIGKILL at a random
 moment; a runner that was killed is started again, and its experiment goes on. After some rounds the experiment is let to its
@@ -29,7 +29,7 @@ from perf.chaos.tune.experiment import HEARD, NAME
 from perf.figures import Case, Figure
 
 SCHEDULERS = ("fifo", "asha", "pbt")
-TARGETS = ("runner", "executor", "trial")
+TARGETS = ("runner", "guardian", "trial")
 ROUNDS_OF_AN_EXPERIMENT = (3, 7)
 MOMENT_SECONDS = 1.2
 """The longest pause before a fault."""
@@ -108,8 +108,9 @@ class Victim:
             self._wait_until_gone(below)
             self.start()
             return True
-        servers = children_of(runner)
-        candidates = servers if target == "executor" else [each for server in servers for each in descendants(server)]
+        guardians = children_of(runner)
+        below = [pid for guardian in guardians for pid in descendants(guardian)]
+        candidates = guardians if target == "guardian" else below
         if not candidates:
             return False
         end(chance.choice(candidates))

@@ -35,7 +35,7 @@ async def test_a_class_reports_saves_stops_and_goes_on_from_its_checkpoint(drive
     third = await driver.result(trial)
     assert [third["count"], third["training_iteration"], third["iterations_since_restore"]] == [8, 3, 1]
     assert third["time_total_s"] > second["time_total_s"]
-    driver.executor.load(trial, checkpoint)
+    driver.executor._attempts[trial.trial_id].restore(checkpoint)
     await driver.next(Started, trial)
     assert (await driver.result(trial))["count"] == 8
     await driver.stop(trial)

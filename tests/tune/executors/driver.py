@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from counterpoint.tune.checkpoint import Checkpoint
-from counterpoint.tune.executors.executor import Completed, Event, EventExecutor, Failed, Reported, Started, Stopped
+from counterpoint.tune.executors.executor import Completed, Event, Failed, Reported, Started, Stopped
+from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.trial import Trial
 from tests.support.polling import DEADLINE_SECONDS
@@ -21,7 +22,7 @@ TRAINABLES = "tests.tune.executors.trainables"
 class Driver:
     """An executor and the trials given to it."""
 
-    def __init__(self, executor: EventExecutor, directory: Path) -> None:
+    def __init__(self, executor: ProcessTrialExecutor, directory: Path) -> None:
         self.executor = executor
         self.events: list[Event] = []
         self._directory = directory

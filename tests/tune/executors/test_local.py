@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint import tune
 from counterpoint.transport.process.launch import descendants
 from counterpoint.tune.executors.attempt import Deadlines
 from counterpoint.tune.executors.executor import Completed, Failed, Reported, Started, Stopped
+from counterpoint.tune.executors.forked_here import reason_against_a_fork
 from counterpoint.tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.registry import path_of
 from counterpoint.tune.resources import Resources
 from tests.support.polling import wait_until
 from tests.tune.executors.contract import *  # noqa: F403
@@ -116,51 +119,98 @@ import threading, time
 threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
 """
 
-ENDS_THE_FIRST_TIME = """
-import os, pathlib
-once = pathlib.Path(__file__ + ".once")
-if not once.exists():
-    once.touch()
-    os._exit(9)
-"""
 
-RAISES = "raise ValueError('not here')"
-
-
-@pytest.mark.parametrize("unfit", [STARTS_A_THREAD, ENDS_THE_FIRST_TIME, RAISES])
-async def test_a_module_that_must_not_be_forked_is_imported_by_each_trial(
-    driver: Driver, tmp_path: Path, unfit: str
-) -> None:
+@pytest.mark.parametrize(
+    ("at_import", "error"),
+    [
+        (STARTS_A_THREAD, ""),
+        ("import os; os._exit(9)", "ended with exit code 9"),
+        ("raise ValueError('not here')", "not here"),
+    ],
+)
+async def test_each_trial_imports_its_module(driver: Driver, tmp_path: Path, at_import: str, error: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"from counterpoint import tune\n{unfit}\n\n\ndef it(config):\n    tune.report(one=1)\n")
+    script.write_text(f"from counterpoint import tune\n{at_import}\n\n\ndef it(config):\n    tune.report(one=1)\n")
     trial = driver.trial("reports")
     trial.trainable_name = f"{script}:it"
     heard = (await driver.run([trial]))[trial.trial_id]
-    if unfit is RAISES:
+    if error:
         assert isinstance(heard[0], Failed)
-        assert "not here" in heard[0].error
+        assert error in heard[0].error
     else:
         assert [type(event) for event in heard] == [Started, Reported, Completed, Stopped]
 
 
-async def test_a_killed_trial_and_a_killed_fork_server_fail_only_what_they_ran(driver: Driver) -> None:
+DRAWS = """
+import random
+import numpy, torch
+from counterpoint import tune
+
+random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+
+def it(config):
+    tune.report(drawn=[random.random(), numpy.random.random(), torch.rand(1).item()])
+"""
+
+
+async def test_the_global_generators_are_seeded_anew_in_each_trial(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    trials = [driver.trial("reports", name) for name in ("one", "two")]
+    for trial in trials:
+        trial.trainable_name = f"{tmp_path / 'draws.py'}:it"
+    heard = await driver.run(trials)
+    drawn = [event.result["drawn"] for events in heard.values() for event in events if isinstance(event, Reported)]
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+async def test_a_killed_trial_and_a_killed_guardian_fail_only_their_own(driver: Driver) -> None:
     killed, other = driver.trial("Counter", "killed"), driver.trial("Counter", "other")
     for trial in (killed, other):
         await driver.begin(trial)
     os.kill((await driver.result(killed))["pid"], 9)
     assert "killed by SIGKILL" in (await driver.next(Failed, killed)).error
     pid = (await driver.result(other))["pid"]
-    server = parent_of(parent_of(pid))
-    os.kill(server, 9)
-    assert "fork server" in (await driver.next(Failed, other)).error
     await driver.begin(killed)
+    os.kill(parent_of(pid), 9)
+    assert "killed by SIGKILL" in (await driver.next(Failed, other)).error
+    wait_until(lambda: not is_alive(pid), "the end of the trial without a guardian")
     assert (await driver.result(killed))["count"] == 1
+
+
+async def test_a_closure_survives_another_and_fails_with_the_copy_that_forked_it(tmp_path: Path) -> None:
+    def counts(config: dict[str, object]) -> None:
+        while True:
+            tune.report(pid=os.getpid())
+
+    if reason_against_a_fork():
+        pytest.skip(f"here is {reason_against_a_fork()}")
+    executor = LocalTrialExecutor(cpus=3)
+    driver = Driver(executor, tmp_path)
+    trials = [driver.trial("counts", name) for name in ("killed", "other", "again")]
+    for trial in trials:
+        trial.trainable_name = path_of(counts)
+    killed, other, again = trials
+    try:
+        for trial in (killed, other):
+            await driver.begin(trial)
+        os.kill((await driver.result(killed))["pid"], 9)
+        assert "killed by SIGKILL" in (await driver.next(Failed, killed)).error
+        pid = (await driver.result(other))["pid"]
+        os.kill(parent_of(parent_of(pid)), 9)
+        assert "killed by SIGKILL" in (await driver.next(Failed, other)).error
+        assert not is_alive(pid)
+        await driver.begin(again)
+        assert parent_of(parent_of(parent_of((await driver.result(again))["pid"]))) == os.getpid()
+    finally:
+        await executor.close()
+    assert not descendants(os.getpid())
 
 
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from tests.tune.executors.driver import Driver, content, is_alive, parent_of
+from counterpoint.tune.executors.forked_here import reason_against_a_fork
 from counterpoint.tune.executors.local import LocalTrialExecutor
 
 async def main():
@@ -176,12 +226,11 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_that_closes_its_socket_is_killed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.tune.executors.local.GONE_SECONDS", 0.1)
+async def test_a_process_that_has_closed_its_socket_fails(driver: Driver) -> None:
     trial = driver.trial("closes_its_socket")
     await driver.begin(trial)
     driver.executor.proceed(trial)
-    assert "killed by SIGKILL" in (await driver.next(Failed, trial)).error
+    assert "ended with exit code 1" in (await driver.next(Failed, trial)).error
 
 
 def test_everything_dies_with_the_executor(tmp_path: Path) -> None:
