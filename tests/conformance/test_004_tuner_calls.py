@@ -12,6 +12,7 @@ import pytest
 
 from counterpoint import tune
 from counterpoint.tune import Checkpoint, LocalTrialExecutor, Resources, Trial, TrialExecutor
+from tests.conformance.test_004_tuner_executor import DOCUMENTED as CALLS
 from tests.conformance.thread_executor import run
 from tests.tune.executors.trainables import Counter, Resettable
 
@@ -283,3 +284,31 @@ def test_the_base_class_says_what_is_missing() -> None:
     base.try_checkpoint_metadata(trial)
     assert json.loads(base.get_checkpoints()[trial.trial_id])["status"] == Trial.PENDING
     assert {Counter, Resettable}, "the trainables that are named above"
+
+
+class HandsOn(TrialExecutor):
+    """Hands every call on to the executor of this machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours = LocalTrialExecutor(cpus=2)
+
+    def __getattribute__(self, name: str) -> Any:
+        there = object.__getattribute__(self, "__dict__")
+        return (
+            getattr(there["ours"], name) if name in CALLS and "ours" in there else object.__getattribute__(self, name)
+        )
+
+
+@pytest.mark.slow
+def test_an_executor_that_hands_its_calls_to_ours_loses_no_checkpoint(tmp_path: Path) -> None:
+    trial = trial_of(tmp_path, trial_id="t", checkpoint_freq=1, stopping_criterion={"count": 3})
+    runner = run(HandsOn(), tmp_path, [trial])
+    [ended] = runner.get_trials()
+    assert (ended.status, ended.num_results) == (Trial.TERMINATED, 3)
+    assert [checkpoint.iteration for checkpoint in ended.checkpoints] == [1, 2, 3]
+    again = trial_of(
+        tmp_path / "again", trial_id="t", restore_path=ended.checkpoints[0].path, stopping_criterion={"count": 2}
+    )
+    [ended] = run(HandsOn(), tmp_path / "again", [again]).get_trials()
+    assert (ended.last_result["count"], ended.num_results) == (2, 1)

@@ -64,9 +64,13 @@ class PolledExecutor(EventExecutor):
 
     # --- resources ---
 
+    def _now(self, otherwise: T, ask: Callable[..., T], *arguments: Any) -> T:
+        """What the executor says; `otherwise` while it waits for a result."""
+        return otherwise if self._waiting is not None else self._ask(ask, *arguments).result()
+
     def has_resources(self, resources: Resources) -> bool:
         """What the executor says; False while it waits for a result."""
-        return self._waiting is None and bool(self._ask(self.called.has_resources, resources).result())
+        return bool(self._now(False, self.called.has_resources, resources))
 
     def could_ever_run(self, trial: Trial) -> str | None:
         """None while a trial runs, whose end may free enough; then, that the executor has not enough for this one alone."""
@@ -78,26 +82,24 @@ class PolledExecutor(EventExecutor):
         )
 
     def has_gpus(self) -> bool:
-        """What the executor says."""
-        return self._waiting is None and bool(self._ask(self.called.has_gpus).result())
+        """What the executor says; False while it waits for a result."""
+        return bool(self._now(False, self.called.has_gpus))
 
     def resource_string(self) -> str:
         """What the executor says; empty while it waits for a result."""
-        return "" if self._waiting is not None else str(self._ask(self.called.resource_string).result())
+        return str(self._now("", self.called.resource_string))
 
     def debug_string(self) -> str:
         """What the executor says; empty while it waits for a result."""
-        return "" if self._waiting is not None else str(self._ask(self.called.debug_string).result())
+        return str(self._now("", self.called.debug_string))
 
     def on_step_begin(self, trial_runner: Any) -> None:
         """Passed on, unless it waits for a result."""
-        if self._waiting is None:
-            self._ask(self.called.on_step_begin, trial_runner).result()
+        self._now(None, self.called.on_step_begin, trial_runner)
 
     def on_step_end(self, trial_runner: Any) -> None:
         """Passed on, unless it waits for a result."""
-        if self._waiting is None:
-            self._ask(self.called.on_step_end, trial_runner).result()
+        self._now(None, self.called.on_step_end, trial_runner)
 
     # --- the life of a trial ---
 
@@ -106,6 +108,7 @@ class PolledExecutor(EventExecutor):
         own = self._copies.setdefault(trial.trial_id, copy.copy(trial))
         was_paused = own.status == Trial.PAUSED
         vars(own).update({**vars(trial), "status": own.status if was_paused else Trial.PENDING})
+        own.checkpoints = list(trial.checkpoints)  # to which the executor may add
         found = own.checkpoint = None if checkpoint is None else _located(checkpoint)
         self._attempts[trial.trial_id] = attempt
 
@@ -139,9 +142,10 @@ class PolledExecutor(EventExecutor):
                 saved = self.called.save(own, storage=Checkpoint.PERSISTENT, result=checkpoint.result)
                 if saved is None:
                     raise TuneError("save returned None")
-                note = json.dumps(_note_of(saved, own))
-                Path(checkpoint.path).mkdir(parents=True)
-                write_atomically(Path(checkpoint.path) / NOTE, note.encode())
+                note, here = _note_of(saved, own), Path(checkpoint.path)
+                if "path" not in note or Path(note["path"]).absolute() != here.absolute():  # which ours may choose, too
+                    here.mkdir(parents=True)
+                    write_atomically(here / NOTE, json.dumps(note).encode())
             except Exception:  # noqa: BLE001 - the trial goes on without this checkpoint
                 self._due.append(executors.SaveFailed(*who, traceback.format_exc()))
             else:
