@@ -130,7 +130,7 @@ async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
         counts = {"pending": service.results.pending, "resident_bytes": resident_bytes(), **service.replays.counts}
         await asyncio.to_thread(lines.append, [{"time": time.time(), **health.take_metrics(), **counts}])
         try:
-            await asyncio.to_thread(write_status, status_of(service), path.parent)
+            await asyncio.to_thread(write_status, status_of(service), service.store)
         except OSError as error:
             logger.warning("the page does not see how the service is: %s", error)
 

@@ -7,6 +7,7 @@ that became none; `lost` says why the run goes on no more. Everything blocks: ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from counterpoint.transport import codec
@@ -16,15 +17,24 @@ from counterpoint.transport.messages import Answered, Ask
 KEPT_FAILED = 256
 """Numbers of requests for which it is known that they became no item."""
 
+FORGOTTEN_AT_ONCE = 32
+"""Items that are removed together, so that few flushes of the disk are waited for."""
+
 
 class Journal:
     """The items and answers of a run, in a directory of its own."""
 
-    def __init__(self, directory: Path, run_id: str, max_batch_bytes: int) -> None:
-        """Makes the directory. Raises `OSError`."""
+    def __init__(
+        self, directory: Path, run_id: str, max_batch_bytes: int, before_forgetting: Callable[[], None] = lambda: None
+    ) -> None:
+        """Makes the directory. Raises `OSError`.
+
+        `before_forgetting` returns once all is on the disk that its user would make anew from the items; it may raise `OSError`.
+        """
         self.directory = directory
         self._run_id = run_id
         self._max_batch_bytes = max_batch_bytes
+        self._before_forgetting = before_forgetting
         directory.mkdir(parents=True, exist_ok=True)
 
     def items(self) -> list[int]:
@@ -98,8 +108,10 @@ class Journal:
         return path.read_text() if path.exists() else ""
 
     def forget(self, up_to: int) -> None:
-        """Removes the items up to this one, and their answers. Raises `OSError`."""
-        for number in self.items():
-            if number <= up_to:
+        """Removes the items up to this one, and their answers, once they are many. Raises `OSError`."""
+        items = [number for number in self.items() if number <= up_to]
+        if len(items) >= FORGOTTEN_AT_ONCE:
+            self._before_forgetting()
+            for number in items:
                 (self.directory / f"answer_{number}").unlink(missing_ok=True)
                 (self.directory / f"item_{number}").unlink()

@@ -29,7 +29,8 @@ import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.processes_file import read_workers
-from counterpoint.service.ledger import Ledger
+from counterpoint.service.database import open_to_read
+from counterpoint.service.ledger import used_by_day
 from perf.chaos import tenants
 from perf.chaos.progress import ChaosError, say
 from perf.commands import Command, is_ready, until
@@ -106,7 +107,7 @@ def _killed(given: argparse.Namespace, url: str, output: Path) -> Case:
     undisturbed = play(client, given.rounds, output, lambda: None)
     workers = read_workers(output)
     differing = sum(one != other for one, other in zip(disturbed.losses, undisturbed.losses, strict=True))
-    ledger = Ledger(output / "service" / "ledger").days().values()
+    ledger = used_by_day(open_to_read(output / "service" / "records.db").execute).values()
     counted = sum(used.trained for accounts in ledger for used in accounts.values())
     trained = len(disturbed.losses + undisturbed.losses) * DATA * (TEXT_TOKENS - 1)
     return Case(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import pytest
+import msgspec
 
-from counterpoint.serve.api.tenants import _newest
 from counterpoint.service.ledger import Used
 from counterpoint.service.tinker.bodies import CreateSession
-from counterpoint.service.tinker.status import status_of, write_status
-from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, Session
+from counterpoint.service.tinker.records import ModelRecord, SamplerRecord
+from counterpoint.service.tinker.status import MOST_NAME, status_of, write_status
 from tests.serve.api_client import api
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import OWNERS
@@ -35,7 +31,7 @@ async def write_service(directory: Path) -> str:
         service.store.write(SamplerRecord(f"{sessions[0]}:sample:0", OWNERS[0], path=f"tinker://{HOSTILE}", step=3))
         await service.store.ledger.count(OWNERS[0], f"{model}:1", Used(trained=500_000, seconds=0.5))
         await service.finish_session(sessions[1], OWNERS[1], {})
-        await asyncio.to_thread(write_status, status_of(service), service.store.directory)
+        await asyncio.to_thread(write_status, status_of(service), service.store)
     return sessions[0]
 
 
@@ -61,33 +57,26 @@ async def test_keys_sessions_models_samplers_and_the_ledger_are_shown(tmp_path: 
     assert not any(part in raw for part in (*OWNERS, *KEYS))
 
 
-async def test_what_is_no_record_is_left_out(tmp_path: Path) -> None:
+async def test_a_status_of_a_former_version_has_no_records(tmp_path: Path) -> None:
     await write_service(tmp_path / "job")
-    place = tmp_path / "job" / "service"
-    (place / "sessions" / "bad.json").write_text("[]")
-    (place / "models" / "empty").mkdir()
-    (place / "samplers" / "link.json").symlink_to("/etc/passwd")
+    path = tmp_path / "job" / "service" / "status.json"
+    status = msgspec.json.decode(path.read_bytes())
+    for name in ("sessions", "models", "samplers", "newest"):
+        del status[name]
+    path.write_bytes(msgspec.json.encode(status))
     async with api(tmp_path / "job") as client:
-        status, answer = await client.get("/jobs/job/tenants")
-        assert (status, len(answer["sessions"]), len(answer["models"]), len(answer["samplers"])) == (200, 2, 1, 1)
-        (place / "status.json").write_text("{}")
+        code, answer = await client.get("/jobs/job/tenants")
+    assert (code, answer["sessions"], len(answer["keys"])) == (200, [], 2)
 
 
-async def test_a_record_that_goes_away_meanwhile_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = await write_service(tmp_path / "job")
-    place = tmp_path / "job" / "service" / "sessions"
-    (place / "s0.json").write_text("{}")
-    scan = os.scandir
-
-    def scanned(directory: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-        found = scan(directory)
-        if directory == place:
-            entries = list(found)
-            (place / "s0.json").unlink()
-            return nullcontext(iter(entries))
-        return found
-
-    monkeypatch.setattr(os, "scandir", scanned)
-    assert session in {each.session_id for each in _newest(place, "", Session)}
+async def test_a_long_name_is_shown_in_part_and_what_is_no_status_is_no_service(tmp_path: Path) -> None:
+    await asyncio.to_thread((tmp_path / "job").mkdir)
+    async with serving(tmp_path / "job") as (_, service):
+        await service.create_session(CreateSession(display_name="x" * 100_000), OWNERS[0])
+        await asyncio.to_thread(write_status, status_of(service), service.store)
+    async with api(tmp_path / "job") as client:
+        _, answer = await client.get("/jobs/job/tenants")
+        assert [len(each["name"]) for each in answer["sessions"]] == [MOST_NAME]
+    (tmp_path / "job" / "service" / "status.json").write_text("[]")
+    async with api(tmp_path / "job") as client:
+        assert (await client.get("/jobs/job/tenants"))[0] == 404

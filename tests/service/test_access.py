@@ -21,9 +21,10 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.records import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
-from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SavedRecord, Store, run_of
+from counterpoint.service.tinker.store import Store
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.http.listening import listening
 from tests.service.serving import KEYS, serving

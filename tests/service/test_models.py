@@ -22,8 +22,9 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Futures, Result, TooMany
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.records import LossRecord, ModelRecord, SavedRecord
 from counterpoint.service.tinker.replay import Replay
-from counterpoint.service.tinker.store import LossRecord, ModelRecord, SavedRecord, Store
+from counterpoint.service.tinker.store import Store
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.room import Room
 from tests.support.polling import DEADLINE_SECONDS, until

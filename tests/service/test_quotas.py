@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from counterpoint.run.items import encode_item
 from counterpoint.service import ledger
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
+from counterpoint.service.database import Database
 from counterpoint.service.journal import Journal
 from counterpoint.service.keys import digest
 from counterpoint.service.ledger import Ledger, Used
@@ -26,10 +27,10 @@ from counterpoint.service.tinker.datums import tokens_of
 from counterpoint.service.tinker.futures import Futures, Result, TooMany
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.records import ModelRecord, SamplerRecord, SavedRecord, encoded
 from counterpoint.service.tinker.refusals import OverQuota
-from counterpoint.service.tinker.store import ModelRecord, SamplerRecord, SavedRecord, Store, encoded
+from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.tenants import SMALL_BYTES, Reserved, Tenants, cost
-from counterpoint.service.tinker.weights.retention import bytes_held
 from counterpoint.transport.messages import Ask
 from tests.service.serving import KEYS, serving
 from tests.service.test_fuzz import message
@@ -50,7 +51,7 @@ def test_a_keys_quotas_are_its_own_and_else_those_of_all(tmp_path: Path) -> None
     config = TinkerConfig(
         quota=QuotaConfig(models=2, disk_bytes=5), quotas={"anna": QuotaConfig(models=3, tokens_per_day=7)}
     )
-    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(tmp_path))
+    tenants = Tenants(config, {digest(KEYS[0]): "anna"}, Ledger(Database(tmp_path / "records.db")))
     assert tenants.quota(OWNERS[0]) == QuotaConfig(models=3, tokens_per_day=7, disk_bytes=5)
     assert tenants.quota(OWNERS[1]) == QuotaConfig(models=2, disk_bytes=5)
     assert tenants.name(OWNERS[1]) == f"key-{OWNERS[1][:8]}"
@@ -247,11 +248,11 @@ async def test_the_disk_is_counted_by_owner_and_place(tmp_path: Path) -> None:
         link = published(tmp_path, models[0], 3)
         shown = SavedRecord(models[0].model_id, "sampler_weights", "shown", 3, 1, str(link), size=50_000)
         store.write(shown)
-        records = store.bytes_of_records()
-        files = [path for path in (tmp_path / "service").rglob("*.json") if path.parent.name != "ledger"]
-        assert sum(records.values()) == sum(path.stat().st_size for path in files) > 0
-        held = bytes_held(store, tmp_path)
-        assert held == {OWNERS[0]: 150_000 + records[OWNERS[0]], OWNERS[1]: 7 + records[OWNERS[1]]}
+        for number, size in ((0, 150_000), (1, 7)):
+            model, saved = models[number], store.all(SavedRecord, "model_id = ?", models[number].model_id, noted=True)
+            [session] = store.noted(store.sessions(OWNERS[number]))
+            records = sum(len(encoded(each)) for each in (session, model, *saved))
+            assert store.bytes_held()[OWNERS[number]] == size + records
         await service.sweep()
         with pytest.raises(OverQuota, match=r"tinker\.quota\.disk_bytes"):
             tenants.reserve_disk(OWNERS[0], "x", models[0], "save_weights_for_sampler", 0)
@@ -269,7 +270,7 @@ async def test_the_disk_is_counted_by_owner_and_place(tmp_path: Path) -> None:
 async def test_saves_at_once_keep_to_the_quota_of_bytes(tmp_path: Path) -> None:
     """The first says what one weighs; then as many as fit, however many are asked for at once."""
     opened, config = set[str](), TinkerConfig(quota=QuotaConfig(disk_bytes=1000))
-    tenants = Tenants(config, {}, Ledger(tmp_path))
+    tenants = Tenants(config, {}, Ledger(Database(tmp_path / "records.db")))
     model = ModelRecord("s1:train:0", "s1_train_0", "", 4, ["q_proj"])
 
     def reserve(name: str, *, is_due: bool = False) -> str:
@@ -306,13 +307,15 @@ async def test_what_is_written_while_the_disk_is_looked_at_counts(
             assert may_write.wait(DEADLINE_SECONDS)
             write(record)
 
-        def looks(*given: Any) -> Counter[str]:
-            found = bytes_held(*given)
+        held = service.store.bytes_held
+
+        def looks() -> Counter[str]:
+            found = held()
             looked.set()
             assert may_end.wait(DEADLINE_SECONDS)
             return found
 
-        monkeypatch.setattr("counterpoint.service.tinker.service.bytes_held", looks)
+        monkeypatch.setattr(service.store, "bytes_held", looks)
         monkeypatch.setattr(service.store, "write", slowly)
         before = asyncio.create_task(asked(client, "create_session", noted))
         await until(lambda: service.tenants.disk[OWNERS[0]] > 0, "it counts, and is not on the disk")
@@ -325,7 +328,7 @@ async def test_what_is_written_while_the_disk_is_looked_at_counts(
         await sweeping
         assert (await asked(client, "create_session", noted))[0] == 403
         await service.sweep()
-        assert service.tenants.disk == bytes_held(service.store, tmp_path), "the next look has what is there"
+        assert service.tenants.disk == held(), "the next look has what is there"
 
 
 def test_a_request_that_ends_gives_back_what_it_kept_however_it_ends(tmp_path: Path) -> None:
@@ -390,17 +393,18 @@ async def test_what_clients_note_counts_and_is_not_read_for_lists(
         assert (await asked(client, "create_model", body))[0] == 403
         loss = {"session_id": session, "custom_loss_seq_id": 0, "inputs": ["x" * 500_000], "graph": {}}
         assert (await asked(client, "create_custom_loss", loss))[0] == 403
-        assert sum(each.stat().st_size for each in (tmp_path / "service").rglob("*.json")) < 3_000_000
+        assert service.store.bytes_held()[OWNERS[0]] < 3_000_000
         headers = {"X-API-Key": KEYS[0]}
         first = await (await client.get("/api/v1/sessions", headers=headers)).json()
-        read = list[Path]()
-        whole = Store._read
+        read = list[int]()
+        rows = service.store.database.rows
 
-        def noting(self: Store, path: Path, kind: Any) -> Any:
-            read.append(path)
-            return whole(self, path, kind)
+        def noting(query: str, *values: Any) -> Any:
+            found = rows(query, *values)
+            read.extend(1 for each in found if "user_metadata" in query and "x" * 1000 in str(each["user_metadata"]))
+            return found
 
-        monkeypatch.setattr(Store, "_read", noting)
+        monkeypatch.setattr(service.store.database, "rows", noting)
         again = await (await client.get("/api/v1/sessions", headers=headers)).json()
         assert (again, len(first["sessions"]), read) == (first, 4, [])
         _, found = await asked(client, "sessions/search", {"limit": 2})

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,17 +27,10 @@ from counterpoint.service.ledger import Used
 from counterpoint.service.tinker import app
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.records import LossRecord, ModelRecord, SamplerRecord, SavedRecord, Session, run_of
 from counterpoint.service.tinker.service import ATTENTION, Service
-from counterpoint.service.tinker.store import (
-    LossRecord,
-    ModelRecord,
-    SamplerRecord,
-    SavedRecord,
-    Session,
-    Store,
-    run_of,
-)
-from counterpoint.service.tinker.weights import external
+from counterpoint.service.tinker.store import Store
+from counterpoint.service.tinker.weights import external, retention
 from counterpoint.transport.files.atomic import STABLE
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS, until
@@ -393,24 +387,42 @@ async def test_what_is_not_served_is_refused_at_once(tmp_path: Path) -> None:
 
 async def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as (_, service):
-        records = [LossRecord(f"s0:loss:{number}", msgspec.Raw(b"{}")) for number in range(3)]
-        a_model(service.store, 0, OWNERS[0])
-        for record in records:
-            service.store.write(record)
-        await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
-        plain = Path.unlink
+        models = [a_model(service.store, number, OWNERS[0]) for number in range(3)]
+        items = [service.store.run_directory(each.run_id) / "items" for each in models]
+        for number, each in enumerate(items):
+            each.mkdir(parents=True)
+            await service.sessions.end(await service.sessions.any(f"s{number}", OWNERS[0]), {})
+        plain = retention.remove_directory
 
-        def unlink(path: Path, missing_ok: bool = False) -> None:
-            if path.name == "s0_loss_1.json":
+        def remove(path: Path) -> None:
+            if path == items[1]:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            plain(path, missing_ok)
+            plain(path)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Path, "unlink", unlink)
+            patched.setattr(retention, "remove_directory", remove)
             await service.sweep()
-        assert [service.store.loss(each.loss_id) is None for each in records] == [True, False, True]
+        assert [each.exists() for each in items] == [False, True, False]
+        now = time.time()
+        monkeypatch.setattr(retention.time, "time", lambda: now + 2 * retention.LOOK_SECONDS)
         await service.sweep()
-        assert service.store.loss(records[1].loss_id) is None
+        assert not items[1].exists()
+
+
+async def test_an_ended_model_is_looked_at_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (_, service):
+        model = a_model(service.store, 0, OWNERS[0])
+        await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
+        left, began, looked = tmp_path / "trainer" / model.run_id / "checkpoints" / "step_4", time.time(), []
+        for minute in range(3 * 24 * 60):
+            monkeypatch.setattr(retention.time, "time", lambda minute=minute: began + 60.0 * minute + 1)
+            left.mkdir(parents=True, exist_ok=True)
+            retention._end_directories(service.store, tmp_path)
+            if not left.exists():
+                looked.append(minute)
+        assert looked[:4] == [0, 1, 3, 7]
+        assert max(after - before for before, after in pairwise(looked)) == 24 * 60
+        assert len(looked) < 16
 
 
 async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
@@ -422,7 +434,7 @@ async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
             store.write(SamplerRecord(f"{session}:sample:0", OWNERS[0]))
             store.write(LossRecord(f"{session}:loss:0", msgspec.Raw(b"{}")))
             items = store.run_directory(model.run_id) / "items"
-            items.mkdir()
+            items.mkdir(parents=True)
             (items / "item_3").write_bytes(b"an item")
             for number in (3, 4):
                 record = SavedRecord(model.model_id, "snapshot", f"s{number}", number, number, f"{tmp_path}/none")
@@ -442,9 +454,10 @@ async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
 
         def left(model: ModelRecord) -> list[str]:
             session = model.model_id.partition(":")[0]
-            found = [path for path in store.directory.rglob(f"{session}[_.]*") if path.is_file()]
-            found += [path for path in store.run_directory(model.run_id).rglob("*") if path.is_file()]
-            return sorted(path.name for path in found)
+            found = [path.name for path in store.run_directory(model.run_id).rglob("*") if path.is_file()]
+            found += [each.sampler_id for each in store.samplers(session)]
+            found += [f"deleted {each.number}" for each in store.deleted(model.model_id)]
+            return [*found, f"{session}:loss:0"] if store.loss(f"{session}:loss:0") else found
 
         def steps(model: ModelRecord) -> list[str]:
             own = tmp_path / "trainer" / model.run_id
@@ -452,18 +465,15 @@ async def test_what_ends_with_a_session_leaves_the_disk(tmp_path: Path) -> None:
 
         assert await asyncio.to_thread(steps, ended) == ["saved/step_3"], "nothing goes on with the others"
         assert await asyncio.to_thread(steps, other) == ["checkpoints/step_4", "copies/step_0", "saved/step_3"]
-        assert await asyncio.to_thread(left, ended) == ["model.json", "s0.json"]
-        assert await asyncio.to_thread(left, other) == [
-            ".deleted-3.json", "item_3", "model.json", "s1.json", "s1_loss_0.json", "s1_sample_0.json",
-        ]  # fmt: skip
+        assert await asyncio.to_thread(left, ended) == []
+        assert await asyncio.to_thread(left, other) == ["item_3", "s1:sample:0", "deleted 3", "s1:loss:0"]
 
 
 async def test_a_session_that_was_left_without_a_word_ends(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, service):
         left, goes_on = (a_model(service.store, number, OWNERS[0]) for number in (0, 1))
         long_ago = time.time() - 8 * 86_400
-        for number in (0, 1):
-            os.utime(tmp_path / "service" / "sessions" / f"s{number}.json", (long_ago, long_ago))
+        service.store.change("UPDATE sessions SET heard = ?", long_ago)
         await service.sessions.live("s1", OWNERS[0])
 
         def goes() -> list[bool]:

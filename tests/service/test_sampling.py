@@ -23,10 +23,11 @@ from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
+from counterpoint.service.tinker.records import SamplerRecord, SavedRecord
 from counterpoint.service.tinker.samples.prompts import Places, Targets, Tensor
 from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
 from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import SamplerRecord, SavedRecord, Store
+from counterpoint.service.tinker.store import Store
 from counterpoint.transport.records import Alternatives, Turn
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import a_model, answered
@@ -334,7 +335,7 @@ async def test_a_sampler_in_flight_follows_its_model_and_ends_with_its_session(t
             await until(lambda: len(servers.asked) == number, "a sample")  # noqa: B023 - it ends before the next round
             seen.append(servers.asked[-1][0])
         assert seen == [(f"{model.run_id}.s{number}", Path(f"published/s{number}")) for number in (1, 2)]
-        assert [each.number for each in service.store.deleted(model.run_id)] == [1]
+        assert [each.number for each in service.store.deleted(model.model_id)] == [1]
         await service.finish_session("s1", model.owner, {})
         body["seq_id"] = 3
         ended = await client.post("/api/v1/asample", json=body | {"sampling_params": {}}, headers=headers)

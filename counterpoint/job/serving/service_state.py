@@ -9,14 +9,11 @@ from typing import Any
 import msgspec
 
 from counterpoint.job.number_format import duration
-from counterpoint.service.tinker.status import STATUS_FILE, Status
-from counterpoint.service.tinker.store import MAX_RECORD_BYTES, SavedRecord, run_of
+from counterpoint.service.tinker.records import run_of
+from counterpoint.service.tinker.status import MOST_MODELS, STATUS_FILE, Status
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 
 MOST_STATUS_BYTES = 16 * 2**20
-
-MOST_MODELS = 20
-"""Models that a summary has, those with the most updates first."""
 
 
 def read_status(job: Path) -> Status | None:
@@ -50,7 +47,7 @@ def summarize_service(job: Path) -> dict[str, Any]:
     shown = sorted(status.updates.items(), key=lambda each: -each[1])[:MOST_MODELS]
     return {
         "models": {
-            name: {"updates": count, "is_open": name in status.open, **_newest_weights(job, name)}
+            name: {"updates": count, "is_open": name in status.open, **_newest_weights(job, status, name)}
             for name, count in shown
         },
         "updates": sum(status.updates.values()),
@@ -59,14 +56,9 @@ def summarize_service(job: Path) -> dict[str, Any]:
     }
 
 
-def _newest_weights(job: Path, model_id: str) -> dict[str, str | None]:
+def _newest_weights(job: Path, status: Status, model_id: str) -> dict[str, str | None]:
     """Returns the name of the weights that a model saved last, and the directory where they are."""
-    files = [*(job / "service" / "models" / run_of(model_id)).glob("*weights/[!.]*.json")]
-    for file in sorted(files, key=lambda each: each.stat().st_mtime, reverse=True):
-        try:
-            saved = msgspec.json.decode(read_bytes(file, MAX_RECORD_BYTES), type=SavedRecord)
-        except (OSError, UntrustedFileError, msgspec.MsgspecError):
-            continue
-        place = saved.directory or str(job / "trainer" / run_of(model_id) / "saved" / f"step_{saved.step}")
-        return {"weights": saved.path, "directory": place}
-    return {"weights": None, "directory": None}
+    if (saved := status.newest.get(model_id)) is None:
+        return {"weights": None, "directory": None}
+    place = saved.directory or str(job / "trainer" / run_of(model_id) / "saved" / f"step_{saved.step}")
+    return {"weights": saved.path, "directory": place}

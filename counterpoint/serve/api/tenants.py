@@ -1,15 +1,12 @@
 """`/jobs/{job}/tenants`: who uses a job's service for the Tinker SDK: sessions, models, samplers, queue and ledger.
 
-It reads the records of the service (`counterpoint/service/tinker/store.py`), and what that says of itself
-(`counterpoint/service/tinker/status.py`). Names and metadata are those of clients, and so hostile.
+It reads what the service says of itself (`counterpoint/service/tinker/status.py`). Names are those of clients, and
+so hostile.
 """
 
 from __future__ import annotations
 
-import heapq
-import os
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,13 +16,9 @@ from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.service.keys import owner_name
-from counterpoint.service.tinker.status import STATUS_FILE, Status
-from counterpoint.service.tinker.store import MAX_RECORD_BYTES, ModelRecord, SamplerRecord, Session
+from counterpoint.service.tinker.status import STATUS_FILE, ModelRow, Status
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
-
-MOST_SHOWN = 200
-"""Sessions, models and samplers that are shown, the newest of each."""
 
 MOST_STATUS_BYTES = 8 * 2**20
 
@@ -136,9 +129,6 @@ class TenantsAnswer(Config):
     """The ledger, the newest day first."""
 
 
-Record = TypeVar("Record", Session, ModelRecord, SamplerRecord)
-
-
 @reads("/jobs/{job}/tenants", "Shows who uses a job's service for the Tinker SDK.", fresh_seconds=READ_SECONDS)
 def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
     """Answers `GET /jobs/{job}/tenants`. Raises `NotFound` where no service has run."""
@@ -151,12 +141,10 @@ def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
     def key(owner: str) -> str:
         return name_of(known.name) if (known := status.keys.get(owner)) is not None else owner_name(owner)
 
-    def state(model: ModelRecord) -> str:
-        reason = status.open.get(model.model_id)
+    def state(model: ModelRow) -> str:
+        reason = status.open.get(model.model)
         return "closed" if reason is None else name_of(f"waits: {reason}") if reason else "trained"
 
-    sessions = _newest(directory / "sessions", "", Session)
-    samplers = _newest(directory / "samplers", "", SamplerRecord)
     return TenantsAnswer(
         written=status.time,
         keys=[
@@ -169,23 +157,23 @@ def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
         ],
         sessions=[
             SessionEntry(
-                session=name_of(each.session_id), key=key(each.owner), name=name_of(each.display_name or ""),
+                session=name_of(each.session), key=key(each.owner), name=name_of(each.name),
                 created=each.created, finished=each.finished,
             )
-            for each in sessions
+            for each in status.sessions
         ],
         models=[
             ModelEntry(
-                model=name_of(each.model_id), key=key(each.owner), rank=each.rank, created=each.created, state=state(each)
+                model=name_of(each.model), key=key(each.owner), rank=each.rank, created=each.created, state=state(each)
             )
-            for each in _newest(directory / "models", "model.json", ModelRecord)
+            for each in status.models
         ],
         samplers=[
             SamplerEntry(
-                sampler=name_of(each.sampler_id), key=key(each.owner), step=each.step,
-                weights=name_of(each.path or each.model_id or each.follows),
+                sampler=name_of(each.sampler), key=key(each.owner), step=each.step,
+                weights=name_of(each.weights),
             )
-            for each in samplers
+            for each in status.samplers
         ],
         ledger=[
             LedgerEntry(
@@ -195,32 +183,6 @@ def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
             for each in status.ledger
         ],
     )  # fmt: skip
-
-
-def _newest(directory: Path, below: str, kind: type[Record]) -> list[Record]:
-    """Returns the newest records that can be read in a directory, or in the file `below` of each of its directories."""
-    try:
-        with os.scandir(directory) as entries:
-            found = heapq.nlargest(MOST_SHOWN, filter(None, map(_written, entries)))
-    except OSError:
-        return []
-    records = []
-    for _, path in found:
-        try:
-            records.append(msgspec.json.decode(read_bytes(Path(path, below), MAX_RECORD_BYTES), type=kind))
-        except (OSError, UntrustedFileError, msgspec.MsgspecError):
-            continue
-    return records
-
-
-def _written(entry: os.DirEntry[str]) -> tuple[float, str] | None:
-    """Returns when an entry was written, and its path; None for a file that a writer has not finished, or that is gone."""
-    if entry.name.startswith("."):
-        return None
-    try:
-        return entry.stat(follow_symlinks=False).st_mtime, entry.path
-    except OSError:
-        return None
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (show_tenants,)

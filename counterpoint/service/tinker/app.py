@@ -36,12 +36,12 @@ from counterpoint.service.tinker.listing import (
     training_run,
     usage_events,
 )
+from counterpoint.service.tinker.records import ModelRecord, Number, Position, SavedRecord, Session
 from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota, TooLarge
 from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, Number, Position, SavedRecord, Session
 from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import bearer_token, refused_coding
@@ -290,8 +290,7 @@ class Endpoints:
 
     def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
         """Returns what an owner has saved, the newest first. Blocks."""
-        models = self._service.models(owner, session_id)
-        found = [each for model in models for each in self._service.weights.all_of(model)]
+        found = [each for each in self._service.store.saved_of(owner, session_id) if not each.has_expired]
         return sorted(found, key=lambda each: (each.created, each.path), reverse=True)
 
     async def _key(self, request: web.Request, owner: str) -> web.Response:

@@ -16,7 +16,7 @@ from counterpoint.service.config import PriceConfig
 from counterpoint.service.keys import owner_name
 from counterpoint.service.ledger import Used, owner_of, project_of
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Session
+from counterpoint.service.tinker.records import ModelRecord, SavedRecord, Session
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 

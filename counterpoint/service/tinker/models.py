@@ -32,10 +32,11 @@ from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of, tokens_of
 from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
+from counterpoint.service.tinker.records import ModelRecord, Number, Position, SamplerRecord, SavedRecord
 from counterpoint.service.tinker.replay import Replay
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, Number, Position, SamplerRecord, SavedRecord, Store
+from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.weights.external import check_recipients
 from counterpoint.service.tinker.weights.named import adapter_name, expiry
 from counterpoint.service.tinker.weights.retention import bytes_of
@@ -465,7 +466,8 @@ class Model:
     async def _count(self, number: str, used: Used, answered: Answered) -> None:
         """Has the ledger count an item, once: it counts again what comes again after a kill."""
         used = msgspec.structs.replace(used, seconds=answered.metrics.get(SECONDS, 0.0))
-        await self._store.ledger.count(self.record.owner, f"{self.record.model_id}:{number}", used)
+        name = f"{self.record.model_id}:{number}"
+        await self._store.ledger.count(self.record.owner, name, used, is_journalled=True)
 
     async def _complete(self, request: Request, result: Result) -> None:
         self.saving.discard(request.seq_id)
@@ -595,19 +597,18 @@ class Model:
             adapter = adapter_name(self.record.run_id, answered.text)
             if not await asyncio.to_thread(self._store.knows, record):  # else the model was opened again
                 await self._samplers.load(adapter, Path(answered.text), self.record.owner)
-            await self._keep(record, overwrite=asked.overwrite or kind == "inflight")
-            if is_named:
-                return answer(path=record.path, type="save_weights_for_sampler")
-            session = session_of(self.record.model_id)
+            model_id, owner, session = self.record.model_id, self.record.owner, session_of(self.record.model_id)
             sampler_id = f"{session}:sample:{asked.sampling_session_seq_id}"
-            model_id, owner = self.record.model_id, self.record.owner
-            if kind == "snapshot":
+            if kind == "inflight":
+                sampler = SamplerRecord(sampler_id, owner, follows=model_id)
+            else:
                 sampler = SamplerRecord(
                     sampler_id, owner, adapter, answered.text, model_id=model_id, step=answered.step
                 )
-            else:
-                sampler = SamplerRecord(sampler_id, owner, follows=model_id)
-            await asyncio.to_thread(self._store.write, sampler)
+            overwrite = asked.overwrite or kind == "inflight"
+            await self._keep(record, overwrite=overwrite, sampler=None if is_named else sampler)
+            if is_named:
+                return answer(path=record.path, type="save_weights_for_sampler")
             return answer(sampling_session_id=sampler_id, type="save_weights_for_sampler")
 
         return _Asked(ItemHeader(publication=publication), None, result)
@@ -630,12 +631,12 @@ class Model:
 
         return _Asked(ItemHeader(publication=f"s{asked.seq_id}"), None, result)
 
-    async def _keep(self, record: SavedRecord, *, overwrite: bool) -> None:
-        """Writes a record. Raises `BadRequest` if another one has its name."""
+    async def _keep(self, record: SavedRecord, *, overwrite: bool, sampler: SamplerRecord | None = None) -> None:
+        """Writes a record, and its sampler. Raises `BadRequest` if another one has its name."""
 
         def kept() -> int:
             size = bytes_of(record, self._output_dir, self.record.run_id)
-            self._store.keep(msgspec.structs.replace(record, size=size), overwrite=overwrite)
+            self._store.keep(msgspec.structs.replace(record, size=size), overwrite=overwrite, sampler=sampler)
             return size
 
         try:

@@ -38,23 +38,17 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
 from counterpoint.service.tinker.intake import Intake
 from counterpoint.service.tinker.models import SAVES, Model, Request
+from counterpoint.service.tinker.records import LossRecord, ModelRecord, Session, encoded, run_of
 from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.samples.samplers import ClientSamplers
 from counterpoint.service.tinker.sessions import Sessions, session_of
-from counterpoint.service.tinker.store import (
-    LossRecord,
-    ModelRecord,
-    Session,
-    Store,
-    encoded,
-    run_of,
-)
+from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.tenants import Tenants, check_project
 from counterpoint.service.tinker.weights.imports import imported
 from counterpoint.service.tinker.weights.named import Weights
-from counterpoint.service.tinker.weights.retention import bytes_held, end_session, saved_sizes, sweep
+from counterpoint.service.tinker.weights.retention import sweep
 from counterpoint.transport.room import Room
 from counterpoint.transport.wires.link import SharedConnection
 
@@ -158,14 +152,13 @@ class Service:
 
         async def take_up(record: ModelRecord) -> None:
             async with few:
-                if await self._goes_on(session_of(record.model_id)):
-                    try:
-                        await self._open(record)
-                    except (OSError, ValueError, msgspec.MsgspecError):
-                        self._closed_saving.add(record.model_id)
-                        logger.exception("model %s cannot be taken up; the others are", record.model_id)
+                try:
+                    await self._open(record)
+                except (OSError, ValueError, msgspec.MsgspecError):
+                    self._closed_saving.add(record.model_id)
+                    logger.exception("model %s cannot be taken up; the others are", record.model_id)
 
-        await asyncio.gather(*map(take_up, await asyncio.to_thread(self.store.models)))
+        await asyncio.gather(*map(take_up, await asyncio.to_thread(self.store.open_models)))
         for session_id in {session_of(source) for source in self.store.ledger.sources()}:
             if not await self._goes_on(session_id):
                 await self.store.ledger.end(f"{session_id}:")
@@ -181,6 +174,7 @@ class Service:
         await self._tasks.cancel()
         await asyncio.gather(*(model.close() for model in self._models.values()))
         self.results.close()
+        await asyncio.to_thread(self.store.database.close)
 
     async def _sweep_at_times(self) -> None:
         while True:
@@ -195,8 +189,7 @@ class Service:
         """Ends sessions whose clients have left without a word. Raises `OSError`."""
 
         def found() -> list[Session]:
-            for session_id in self.sessions.heard_of(2 * SWEEP_SECONDS):
-                self.store.touch(session_id)
+            self.store.touch(self.sessions.heard_of(2 * SWEEP_SECONDS))
             left = self.store.silent_sessions(time.time() - ABANDONED_SECONDS)
             return [each for each in left if self.sessions.was_silent(each.session_id, SILENT_SECONDS)]
 
@@ -221,8 +214,8 @@ class Service:
         async with self._removing:
             await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
             found = self.tenants.look()
-            held = await asyncio.to_thread(bytes_held, self.store, self.config.output_dir)
-            known = await asyncio.to_thread(saved_sizes, self.store)
+            held = await asyncio.to_thread(self.store.bytes_held)
+            known = await asyncio.to_thread(self.store.largest_saves)
         for each, is_state, size in known:
             self.tenants.saved(each, size, is_state=is_state, is_new=False)
         found(held)
@@ -283,7 +276,6 @@ class Service:
         models = await asyncio.to_thread(self.models, owner, session_id)
         # No request of theirs has a result any more.
         self._closed_saving.difference_update(each.model_id for each in models)
-        await asyncio.to_thread(end_session, self.store, [each.model_id for each in models])
         self._tasks.spawn(self.sweep())
 
     # --- models ---
@@ -338,7 +330,7 @@ class Service:
 
     def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
         """Returns an owner's models, or those of a session of its, the newest first. Blocks."""
-        found = self.store.models(owner, session_id or "*")
+        found = self.store.models(owner, session_id)
         return sorted(found, key=lambda each: (each.created, each.model_id), reverse=True)
 
     async def owned_model(self, model_id: str, owner: str) -> ModelRecord:
@@ -584,7 +576,9 @@ class Service:
 
         def opened() -> tuple[Journal, DrivenRun]:
             directory = self.store.run_directory(record.run_id) / "items"
-            journal = Journal(directory, record.run_id, self.config.transport.largest_batch)
+            # What the ledger has counted of an item is counted again as long as the item is there.
+            flush = self.store.ledger.flush
+            journal = Journal(directory, record.run_id, self.config.transport.largest_batch, flush)
             return journal, DrivenRun(described, self.config.output_dir, self._connection, journal)
 
         journal, run = await asyncio.to_thread(opened)

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from counterpoint.service.tinker.records import Session, without_notes
 from counterpoint.service.tinker.refusals import Gone, NotFound
-from counterpoint.service.tinker.store import Session, Store, without_notes
+from counterpoint.service.tinker.store import Store
 
 KNOWN_SESSIONS = 4096
 """Sessions that are not read from the disk again."""
@@ -28,7 +29,8 @@ class Sessions:
 
     async def begin(self, session: Session) -> None:
         """Takes a new session. Raises `OSError` and `ValueError`."""
-        await self.change(session)
+        self._take(session)
+        await asyncio.to_thread(self._store.write, session)
         self._seen[session.session_id] = time.monotonic()
 
     async def live(self, session_id: str, owner: str) -> Session:
@@ -55,14 +57,12 @@ class Sessions:
         await self.change(msgspec.structs.replace(session, finished=True, ending=ending))
 
     async def change(self, session: Session) -> None:
-        """Takes what has changed of a session. Raises `OSError` and `ValueError`."""
+        """Takes what has changed of a session. Raises `OSError`."""
+        self._take(session)
+        await asyncio.to_thread(self._store.change_session, session)
 
-        def write() -> None:
-            [whole] = self._store.noted([session]) if session.user_metadata is None else [session]
-            self._store.write(whole)
-
+    def _take(self, session: Session) -> None:
         self._known[session.session_id] = without_notes(session)
-        await asyncio.to_thread(write)
         self._store.ledger.assign(session.session_id, "" if session.finished else session.project)
 
     def forget(self, session_id: str) -> None:

@@ -1,9 +1,8 @@
-"""What the service says of itself for the page, beside the records of `store.py`: its queue, its keys and the ledger."""
+"""What the service says of itself for the page and the console: its keys, their newest records, its queue and the ledger."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,11 +14,21 @@ from counterpoint.transport.files.atomic import write_atomically
 
 if TYPE_CHECKING:  # the page's process needs none of it
     from counterpoint.service.tinker.service import Service
+    from counterpoint.service.tinker.store import Store
 
 STATUS_FILE = "status.json"
 
 MOST_ROWS = 2000
 """Rows of the ledger that are shown, the newest first."""
+
+MOST_SHOWN = 200
+"""Sessions, models and samplers that are shown, the newest of each."""
+
+MOST_NAME = 200
+"""Characters of the name of a session."""
+
+MOST_MODELS = 20
+"""Models of which the newest weights are told, those with the most updates first."""
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -35,6 +44,45 @@ class Key(msgspec.Struct, frozen=True):
     most_models: int | None = None
     most_tokens: int | None = None
     most_bytes: int | None = None
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """A session of a client."""
+
+    session: str
+    owner: str
+    name: str
+    """The name that its client gave it, or the beginning of it; empty if none."""
+    created: float
+    finished: bool
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """A model."""
+
+    model: str
+    owner: str
+    rank: int
+    created: float
+
+
+class SamplerRow(msgspec.Struct, frozen=True):
+    """A sampler."""
+
+    sampler: str
+    owner: str
+    weights: str
+    """What it samples from: the URI of its weights, or the model; empty for the base model."""
+    step: int
+
+
+class WeightsRow(msgspec.Struct, frozen=True):
+    """The weights that a model saved last."""
+
+    path: str
+    directory: str
+    """Where published weights are; empty for a saved state."""
+    step: int
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -64,6 +112,40 @@ class Status(msgspec.Struct, frozen=True):
     """The id of the oldest request without a result; empty if there is none."""
     since: float = 0.0
     """When that was begun, in seconds since 1970."""
+    sessions: list[SessionRow] = []
+    """The newest ones, as the models and samplers."""
+    models: list[ModelRow] = []
+    samplers: list[SamplerRow] = []
+    newest: dict[str, WeightsRow] = {}
+    """By model, of those with the most updates."""
+
+
+def with_records(status: Status, store: Store) -> Status:
+    """Returns it with the newest records. Blocks. Raises `OSError`."""
+    query = store.database.rows
+    sessions = query(
+        "SELECT session_id, owner, SUBSTR(display_name, 1, ?), created, finished FROM sessions ORDER BY heard DESC LIMIT ?",
+        MOST_NAME,
+        MOST_SHOWN,
+    )
+    models = query("SELECT model_id, owner, rank, created FROM models ORDER BY rowid DESC LIMIT ?", MOST_SHOWN)
+    weights = "CASE WHEN path != '' THEN path WHEN model_id != '' THEN model_id ELSE follows END"
+    samplers = query(f"SELECT sampler_id, owner, {weights}, step FROM samplers ORDER BY rowid DESC LIMIT ?", MOST_SHOWN)
+    newest = {}
+    for model_id in sorted(status.updates, key=lambda each: -status.updates[each])[:MOST_MODELS]:
+        if saved := store.all_saved(model_id):
+            last = max(saved, key=lambda each: each.number)
+            newest[model_id] = WeightsRow(last.path, last.directory, last.step)
+    return msgspec.structs.replace(
+        status,
+        sessions=[
+            SessionRow(name, owner, said or "", created, bool(finished))
+            for name, owner, said, created, finished in sessions
+        ],
+        models=[ModelRow(*row) for row in models],
+        samplers=[SamplerRow(*row) for row in samplers],
+        newest=newest,
+    )
 
 
 def status_of(service: Service) -> Status:
@@ -96,6 +178,7 @@ def status_of(service: Service) -> Status:
     return Status(time.time(), keys, service.open_reasons, rows[:MOST_ROWS], service.updates, oldest, since)
 
 
-def write_status(status: Status, directory: Path) -> None:
-    """Writes it. Blocks. Raises `OSError`."""
-    write_atomically(directory / STATUS_FILE, msgspec.json.encode(status), durable=False)
+def write_status(status: Status, store: Store) -> None:
+    """Writes it, with the newest records. Blocks. Raises `OSError`."""
+    written = msgspec.json.encode(with_records(status, store))
+    write_atomically(store.directory / STATUS_FILE, written, durable=False)

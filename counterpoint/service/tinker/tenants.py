@@ -13,8 +13,8 @@ from counterpoint.service.keys import owner_name
 from counterpoint.service.ledger import Ledger, Used
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
+from counterpoint.service.tinker.records import ModelRecord
 from counterpoint.service.tinker.refusals import OverQuota
-from counterpoint.service.tinker.store import ModelRecord
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 SMALL_BYTES = 4096

@@ -19,8 +19,8 @@ from counterpoint.job.serving.service_state import service_in_words, summarize_s
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.futures import Result, answer
+from counterpoint.service.tinker.records import ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.status import status_of, write_status
-from counterpoint.service.tinker.store import ModelRecord, SavedRecord, run_of
 from tests.service.serving import KEYS, serving
 
 
@@ -48,7 +48,7 @@ async def test_models_updates_pending_requests_and_weights_are_said(tmp_path: Pa
         for number in range(5):
             service.results.begin(f"{session.session_id}:sample:0:{number}", owner, never)
         service.results.of(owner)._since[f"{session.session_id}:sample:0:0"] = time.time() - 70
-        write_status(status_of(service), tmp_path / "service")
+        write_status(status_of(service), service.store)
         said = service_in_words(tmp_path)
         summary = summarize_service(tmp_path)
         service._models.clear()

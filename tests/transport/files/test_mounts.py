@@ -10,7 +10,7 @@ import pytest
 
 from counterpoint.job.resolve_model import check_model, resolve_model
 from counterpoint.transport.errors import Obstructed, UserError
-from counterpoint.transport.files.mounts import unmounted
+from counterpoint.transport.files.mounts import file_system, unmounted
 from counterpoint.transport.process.permanent_errors import PASSING, exit_code_of, is_permanent
 
 
@@ -74,3 +74,16 @@ def test_an_error_below_a_mount_point_passes(tmp_path: Path, number: int) -> Non
     assert exit_code_of(refusal) == PASSING
     refusal.__cause__ = wrong
     assert exit_code_of(refusal) == 2
+
+
+def test_the_innermost_mount_says_the_kind_of_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts, spaced = tmp_path / "mounts", tmp_path / "a b"
+    monkeypatch.setattr("counterpoint.transport.files.mounts.MOUNTS", mounts)
+    mounts.write_text(
+        f"/dev/a / ext4 rw 0 0\nserver:/a {str(spaced).replace(' ', chr(92) + '040')} nfs rw 0 0\ntmpfs {spaced}/c tmpfs rw 0 0\n"
+        f"server:/a {str(spaced).replace(' ', chr(92) + '040')} nfs4 rw 0 0\n"
+    )
+    assert file_system(tmp_path / "file") == "ext4"
+    assert file_system(spaced / "deep" / "file") == "nfs4", "what was mounted last hides the others"
+    mounts.unlink()
+    assert file_system(spaced) == ""

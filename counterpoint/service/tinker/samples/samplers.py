@@ -13,12 +13,13 @@ from counterpoint.service.tinker.bodies import CreateSampler
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, failure
 from counterpoint.service.tinker.models import NEWEST, Model
+from counterpoint.service.tinker.records import SamplerRecord, encoded
 from counterpoint.service.tinker.refusals import Gone, NotFound
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, most_used, sample
 from counterpoint.service.tinker.sessions import Sessions, session_of
-from counterpoint.service.tinker.store import SamplerRecord, Store, encoded
+from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.tenants import Tenants
 from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.transport.records import Float32Array, Int32Array

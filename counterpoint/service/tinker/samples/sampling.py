@@ -20,8 +20,8 @@ from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.samplers import Metered, affinity
 from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
+from counterpoint.service.tinker.records import SamplerRecord
 from counterpoint.service.tinker.samples.prompts import MOST_CALLS, Places, Score, Targets, Tensor, drawn
-from counterpoint.service.tinker.store import SamplerRecord
 from counterpoint.transport.records import MOST_ALTERNATIVES, Alternatives, Float32Array, Int32Array, Turn
 
 MOST_SAMPLES = 1024

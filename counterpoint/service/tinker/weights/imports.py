@@ -9,7 +9,7 @@ import msgspec
 
 from counterpoint.run.adapter_description import read_description, require_one_scale
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.store import ModelRecord
+from counterpoint.service.tinker.records import ModelRecord
 from counterpoint.transport.errors import UserError
 
 PREFIX = "tinker://import/weights/"

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.records import ModelRecord, SavedRecord
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store
+from counterpoint.service.tinker.store import Store
 
 LONGEST_TTL = 10 * 366 * 86_400
 """Seconds for which weights are kept at most, unless they are kept for ever."""
@@ -49,8 +48,8 @@ class Weights:
 
     async def set_ttl(self, path: str, ttl_seconds: int | None, owner: str) -> None:
         """Has weights deleted after a time, or never. Raises `NotFound` and `BadRequest`."""
-        record = msgspec.structs.replace(await self.named(path, owner), expires=expiry(ttl_seconds))
-        if not await asyncio.to_thread(self._store.change, record):
+        record = await self.named(path, owner)
+        if not await asyncio.to_thread(self._store.set_expiry, record, expiry(ttl_seconds)):
             raise NotFound(f"there are no weights {path[:120]!r}")
 
     async def adapter_of(self, saved: SavedRecord) -> str:

@@ -2,26 +2,29 @@
 
 Weights are needed by a sampler whose session goes on, by another name of the same ones, and by a model that is to begin with
 them. The samplers and losses of a session, and the journals and the trainer's checkpoints of its models, are deleted once it
-has ended; that weights were deleted is known as long as the item that made them may come again. Everything blocks: call it in a
-thread.
+has ended; that weights were deleted is known as long as the item that made them may come again. Models that have ended cost a
+sweep nothing: each is looked at again after ever longer times. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import cache
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from counterpoint.service.tinker.store import ModelRecord, SavedRecord, Store, run_of
+from counterpoint.service.tinker.records import ModelRecord, SavedRecord, run_of
+from counterpoint.service.tinker.store import GOES_ON, OF_A_SESSION, Store
 from counterpoint.transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)
 
-OF_A_SESSION = ("snapshot", "inflight")
-"""The kinds of weights that samplers of a session alone have."""
+LOOKED_AT_ONCE = 200
+"""Models of ended sessions that one sweep looks at, those that were due first."""
+
+LOOK_SECONDS, LONGEST_LOOK = 60.0, 86_400.0
+"""The time after which an ended model is looked at again, doubled each time, and the longest such time."""
 
 
 def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
@@ -33,153 +36,116 @@ def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
         return 0
 
 
-def end_session(store: Store, model_ids: Iterable[str]) -> None:
-    """Takes the names from the weights that samplers of a session alone have, for its models."""
-    for model_id in model_ids:
-        for kind in OF_A_SESSION:
-            for record in store.all_saved(model_id, kind):
-                store.delete(record)
-
-
 def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_saving: Callable[[str], bool]) -> int:
     """Deletes what has expired, and the bytes that nothing needs; returns how many weights were removed from the disk.
 
     `is_live` says whether a session goes on, `is_saving` whether a save of a model is under way. What cannot be removed now is
-    tried again the next time; the log says so.
+    tried again later; the log says so.
     """
-    models = store.models()
-    is_over = _ends_of(store)
-    _end_records(store, models, is_over)
-    _end_checkpoints(output_dir, [model for model in models if is_over(model.model_id)])
-    there = []
-    for model in models:
-        for record in _gone(store, model, is_over):
-            if _exists(record, output_dir, model.run_id):
-                there.append((model, record))
-            else:
-                _forget(store, model, record)
-    if not there:
-        return 0
-    directories, states = _needed(store, output_dir, models, is_live, is_over)
+    _end_names(store)
+    _end_directories(store, output_dir)
     removed = 0
-    for model, record in there:
-        state = _state(record, output_dir, model.run_id)
-        if (
-            (model.run_id, record.step) in states or is_saving(model.model_id)
-            if state
-            else record.directory in directories
-        ):
-            continue
-        try:
-            for each in [state] if state else _published(record):
-                remove_directory(each)
-            if not state:
-                Path(record.directory).unlink(missing_ok=True)
-        except OSError as error:
-            logger.warning("%s is deleted, and still on the disk: %s", record.path, error)
-        else:
-            removed += 1
-            logger.info("%s was removed from the disk", record.path)
+    for record in store.deleted():
+        model = store.model(record.model_id)
+        if model is None or not _exists(record, output_dir, model.run_id):
+            _forget(store, record, model)
+        elif not _is_needed(store, output_dir, model, record, is_live, is_saving):
+            removed += _removed(store, output_dir, model, record)
     return removed
 
 
-def _ends_of(store: Store) -> Callable[[str], bool]:
-    """Returns what says, of the session of any id, whether it has ended."""
-
-    @cache
-    def has_ended(session_id: str) -> bool:
-        session = store.session(session_id)
-        return session is None or session.finished
-
-    return lambda any_id: has_ended(any_id.partition(":")[0])
-
-
-def _end_records(store: Store, models: list[ModelRecord], is_over: Callable[[str], bool]) -> None:
-    """Removes what ends with a session, of those that have ended."""
-    below = store.of_sessions()
-    for model in models:
-        for run_id in {run_of(model.model_id), model.run_id}:
-            if (items := store.run_directory(run_id) / "items").exists():
-                below.setdefault(model.model_id.partition(":")[0], []).append(items)
-    for path in (path for session_id, paths in below.items() if is_over(session_id) for path in paths):
-        _end(path)
+def _end_names(store: Store) -> None:
+    """Takes their names from weights whose time, or whose session, is over; forgets the samplers and losses of such sessions."""
+    for record in store.all(SavedRecord, "NOT deleted AND expires <= ?", time.time()):
+        logger.info("%s has expired", record.path)
+        store.delete(record)
+    of_sessions = f"kind IN {OF_A_SESSION} AND NOT deleted"
+    store.change(f"UPDATE saved SET deleted = 1 WHERE {of_sessions} AND NOT {GOES_ON}")
+    for table in ("samplers", "losses"):
+        store.change(f"DELETE FROM {table} WHERE NOT {GOES_ON}")
 
 
-def _end_checkpoints(output_dir: Path, ended: Iterable[ModelRecord]) -> None:
-    """Removes the checkpoints with which the runs of ended models would go on; saved states are none of them.
+def _end_directories(store: Store, output_dir: Path) -> None:
+    """Removes the journals of models of ended sessions, and the checkpoints with which their runs would go on.
 
-    A run that still leaves its slot at the trainer writes another one, which the next call removes.
+    Saved states are none of these. A run that still leaves its slot at the trainer writes another checkpoint, which a later look
+    removes.
     """
-    for run_id in {each for model in ended for each in (run_of(model.model_id), model.run_id)}:
-        for kept in ("checkpoints", "copies"):
-            # Also one without its marker: its removal was cut short.
-            for directory in (output_dir / "trainer" / run_id / kept).glob("step_*"):
-                _end(directory)
+    now, looked = time.time(), []
+    query = (
+        f"SELECT model_id, run_id, looks FROM models WHERE next_look <= ? AND NOT {GOES_ON} ORDER BY next_look LIMIT ?"
+    )
+    for model_id, run_id, looks in store.database.rows(query, now, LOOKED_AT_ONCE):
+        for each in {run_of(model_id), run_id}:
+            _end(store.run_directory(each) / "items")
+            for kept in ("checkpoints", "copies"):
+                # Also one without its marker: its removal was cut short.
+                for directory in (output_dir / "trainer" / each / kept).glob("step_*"):
+                    _end(directory)
+        looked.append((looks + 1, now + min(LONGEST_LOOK, LOOK_SECONDS * 2.0 ** min(looks, 20)), model_id))
+    if looked:
+        statement = "UPDATE models SET looks = ?, next_look = ? WHERE model_id = ?"
+        store.database.write(lambda connection: connection.executemany(statement, looked), durable=False)
 
 
 def _end(path: Path) -> None:
-    """Removes a file or a directory of a session that has ended; the next sweep tries again what cannot be removed now."""
+    """Removes a directory of a session that has ended; a later sweep tries again what cannot be removed now."""
     try:
-        if path.is_dir():
+        if path.exists():
             remove_directory(path)
-        else:
-            path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("%s is of a session that has ended, and still on the disk: %s", path, error)
 
 
-def _forget(store: Store, model: ModelRecord, record: SavedRecord) -> None:
+def _forget(store: Store, record: SavedRecord, model: ModelRecord | None) -> None:
     """Forgets weights that are gone from the disk, unless a model that is opened again may make them anew."""
-    if not (store.run_directory(model.run_id) / "items" / f"item_{record.number}").exists():
+    if model is None or not (store.run_directory(model.run_id) / "items" / f"item_{record.number}").exists():
         store.forget(record)
+    elif record.size:
+        store.note_gone(record)
 
 
-def bytes_held(store: Store, output_dir: Path) -> Counter[str]:
-    """Returns the bytes of records and saved weights on the disk by owner, also of those that are deleted and still needed."""
-    found = store.bytes_of_records()
-    for model in store.models():
-        records = [*store.all_saved(model.model_id, "*"), *store.deleted(run_of(model.model_id))]
-        places = {each.directory or each.step: each for each in records if _exists(each, output_dir, model.run_id)}
-        found[model.owner] += sum(each.size or 0 for each in places.values())
-    return found
+def _removed(store: Store, output_dir: Path, model: ModelRecord, record: SavedRecord) -> bool:
+    """Removes weights from the disk; returns False where that fails."""
+    state = _state(record, output_dir, model.run_id)
+    try:
+        for each in [state] if state else _published(record):
+            remove_directory(each)
+        if not state:
+            Path(record.directory).unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s is deleted, and still on the disk: %s", record.path, error)
+        return False
+    logger.info("%s was removed from the disk", record.path)
+    store.note_gone(record)
+    return True
 
 
-def saved_sizes(store: Store) -> list[tuple[ModelRecord, bool, int]]:
-    """Returns the model of each save, whether it is a state, and its bytes."""
-    return [
-        (model, not each.directory, each.size)
-        for model in store.models()
-        for each in store.all_saved(model.model_id, "*")
-        if each.size
-    ]
-
-
-def _needed(
+def _is_needed(
     store: Store,
     output_dir: Path,
-    models: list[ModelRecord],
+    model: ModelRecord,
+    record: SavedRecord,
     is_live: Callable[[str], bool],
-    is_over: Callable[[str], bool],
-) -> tuple[set[str], set[tuple[str, int]]]:
-    """Returns the directories of published weights, and the states by run and step, that are to stay."""
-    named = [(model, record) for model in models for record in store.all_saved(model.model_id, "*")]
-    directories = {record.directory for _, record in named if record.directory}
-    directories |= {each.directory for each in store.samplers() if is_live(each.sampler_id.partition(":")[0])}
-    states = {(model.run_id, record.step) for model, record in named if not record.directory}
-    # A state that was saved before any update is the one that its model began with.
-    begun = [model for model, record in named if not (record.directory or record.step)]
-    waiting = [model for model in models if not (is_over(model.model_id) or _has_begun(model, output_dir))]
-    return directories, states | {(model.start_run, model.start_step) for model in [*begun, *waiting]}
-
-
-def _gone(store: Store, model: ModelRecord, is_over: Callable[[str], bool]) -> list[SavedRecord]:
-    for record in store.all_saved(model.model_id, "*"):
-        if record.kind in OF_A_SESSION and is_over(model.model_id):
-            store.delete(record)
-        elif record.has_expired:
-            logger.info("%s has expired", record.path)
-            store.delete(record)
-    return store.deleted(run_of(model.model_id))
+    is_saving: Callable[[str], bool],
+) -> bool:
+    """Whether anything needs the bytes of deleted weights that are on the disk."""
+    rows = store.database.rows
+    if record.directory:
+        users = rows("SELECT session_id FROM samplers WHERE directory = ?", record.directory)
+        has_name = rows("SELECT 1 FROM saved WHERE NOT deleted AND directory = ? LIMIT 1", record.directory)
+        return bool(has_name) or any(is_live(session_id) for [session_id] in users)
+    named = "SELECT 1 FROM saved WHERE NOT deleted AND directory = '' AND step = ? AND model_id"
+    if is_saving(model.model_id) or rows(
+        f"{named} IN (SELECT model_id FROM models WHERE run_id = ?) LIMIT 1", record.step, model.run_id
+    ):
+        return True
+    for other in store.all(ModelRecord, "start_run = ? AND start_step = ?", model.run_id, record.step):
+        goes_on = (session := store.session(other.model_id.partition(":")[0])) is not None and not session.finished
+        # A state that was saved before any update is the one that its model began with.
+        if (goes_on and not _has_begun(other, output_dir)) or rows(f"{named} = ? LIMIT 1", 0, other.model_id):
+            return True
+    return False
 
 
 def _state(record: SavedRecord, output_dir: Path, run_id: str) -> Path | None:
