@@ -28,12 +28,12 @@ from counterpoint.run.loop_health.health import LoopHealth
 from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
+from counterpoint.service.records.store import Store
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
 from counterpoint.service.tinker.status import status_of, write_status
-from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.weights.imports import check_adapters
 from counterpoint.transport.files.rotated_lines import RotatedLines
 from counterpoint.transport.http.listening import listening

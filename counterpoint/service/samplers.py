@@ -20,7 +20,7 @@ from counterpoint.inference.base import InferenceError, Probe, SamplingParameter
 from counterpoint.inference.loads import Claim
 from counterpoint.inference.model_facts import AnswerBounds
 from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.service.ledger import Used
+from counterpoint.service.records.ledger import Used
 from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
 

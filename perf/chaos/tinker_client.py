@@ -29,8 +29,8 @@ import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.processes_file import read_workers
-from counterpoint.service.database import open_to_read
-from counterpoint.service.ledger import used_by_day
+from counterpoint.service.records.database import open_to_read
+from counterpoint.service.records.ledger import used_by_day
 from perf.chaos import tenants
 from perf.chaos.progress import ChaosError, say
 from perf.commands import Command, is_ready, until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from counterpoint.service.ledger import Used
+from counterpoint.service.records.ledger import Used
+from counterpoint.service.records.structs import ModelRecord, SamplerRecord
 from counterpoint.service.tinker.bodies import CreateSession
-from counterpoint.service.tinker.records import ModelRecord, SamplerRecord
 from counterpoint.service.tinker.status import MOST_NAME, status_of, write_status
 from tests.serve.api_client import api
 from tests.service.serving import KEYS, serving

@@ -13,10 +13,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from counterpoint.environments.chat import Chat
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import digest
+from counterpoint.service.records.store import Store
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import Store
 from counterpoint.transport.wires.open import open_connection
 
 KEYS = [f"tml-{letter * 20}" for letter in "ab"]

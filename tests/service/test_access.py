@@ -15,16 +15,16 @@ import zstandard
 
 from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.records import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
-from counterpoint.service.tinker.store import Store
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.http.listening import listening
 from tests.service.serving import KEYS, serving
@@ -46,7 +46,7 @@ async def test_a_state_that_goes_while_it_is_loaded_begins_no_model(tmp_path: Pa
         service.store.write(source)
         service.store.write(saved)
         asked = LoadWeights(path=saved.path, optimizer=True, session_id=session, model_seq_id=2)
-        async with service._removing:  # as while states are removed
+        async with service.removing:  # as while states are removed
             loading = asyncio.create_task(service.load_weights(asked, owner, b""))
             await until(lambda: f"{session}:train:2" in service._beginning, "the beginning of the model")
             if then == "deleted":

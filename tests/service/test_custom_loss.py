@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from counterpoint.service.keys import digest
-from counterpoint.service.tinker.records import Session
+from counterpoint.service.records.structs import Session
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.losses.traced import traced

@@ -8,18 +8,22 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from counterpoint.service import database as module
-from counterpoint.service.database import MIGRATIONS, Database, DatabaseError
+from counterpoint.service.records import database as module
+from counterpoint.service.records.database import MIGRATIONS, Database, DatabaseError
 from counterpoint.transport.errors import UserError
 
 WRITER = """
 import sys
+from concurrent.futures import Future
 from pathlib import Path
-from counterpoint.service.database import Database
+from typing import Any
+from counterpoint.service.records.database import Database
 database = Database(Path(sys.argv[1]))
 for number in range(10**6):
     database.write(lambda c: c.execute("INSERT INTO counted VALUES (?, '')", (number,)), durable=number % 2 == 0)
@@ -70,7 +74,7 @@ def test_a_change_that_fails_changes_nothing_and_stops_no_other(tmp_path: Path) 
         connection.execute("INSERT INTO counted VALUES ('half', '')")
         raise KeyError("no")
 
-    submitted = [
+    submitted: list[Future[Any]] = [
         database.submit(lambda c: c.execute("INSERT INTO counted VALUES ('a', '')").rowcount),
         database.submit(fails),
         database.submit(lambda c: c.execute("INSERT INTO counted VALUES ('a', '')").rowcount),

@@ -185,9 +185,9 @@ async def test_the_services_own_tasks_are_begun_anew(
             monkeypatch.setattr(Service, "sweep", looked)
         await service.start()
         await until(lambda: len(looks) >= 2, "further looks")
-        first = tasks_of(service._tasks, name)[0]
+        first = tasks_of(service.tasks, name)[0]
         first.cancel()
-        await until(lambda: first.done() and bool(tasks_of(service._tasks, name)), "it is begun anew")
+        await until(lambda: first.done() and bool(tasks_of(service.tasks, name)), "it is begun anew")
         count = len(looks)
         await until(lambda: len(looks) > count, "further looks")
         model._futures.close()
@@ -216,7 +216,7 @@ async def test_work_that_ends_with_the_service_is_told_to_nobody(tmp_path: Path)
     async with serving(tmp_path) as (_, service):
         service.results.begin("s1:sample:0:1", "", never)
         await asyncio.sleep(0)
-        await service._tasks.cancel()
+        await service.tasks.cancel()
         assert service.results.of("").pending == 1, "it is asked for again after the start"
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from counterpoint.environments.chat import Chat
 from counterpoint.service.keys import digest
-from counterpoint.service.ledger import Used
-from counterpoint.service.tinker.records import SavedRecord
+from counterpoint.service.records.ledger import Used
+from counterpoint.service.records.structs import SavedRecord
 from tests.orchestrator.toy_model import make_toy_model
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import a_model

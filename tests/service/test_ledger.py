@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.service import ledger
-from counterpoint.service.database import Database, open_to_read
-from counterpoint.service.ledger import Ledger, Used, used_by_day
+from counterpoint.service.records import ledger
+from counterpoint.service.records.database import Database, open_to_read
+from counterpoint.service.records.ledger import Ledger, Used, used_by_day
 
 
 def ledger_in(directory: Path) -> Ledger:

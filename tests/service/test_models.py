@@ -16,15 +16,15 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from counterpoint.run.items import AdamW, ItemHeader, encode_item
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
-from counterpoint.service.ledger import Used, day_now
+from counterpoint.service.records.ledger import Used, day_now
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import LossRecord, ModelRecord, SavedRecord
 from counterpoint.service.tinker import models
+from counterpoint.service.tinker.context import Context
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Futures, Result, TooMany
+from counterpoint.service.tinker.futures import Result, TooMany
 from counterpoint.service.tinker.models import Model, Request
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.records import LossRecord, ModelRecord, SavedRecord
-from counterpoint.service.tinker.replay import Replay
-from counterpoint.service.tinker.store import Store
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.room import Room
 from tests.support.polling import DEADLINE_SECONDS, until
@@ -56,27 +56,14 @@ class Run:
 
 
 def model_of(directory: Path, run: Run, room: int = 2**30) -> Model:
-    record = ModelRecord("s1:train:0", "s1_train_0", "", 1, [])
-    futures, store = Futures(10, 1000), Store(directory)
-    journal = Journal(directory / "items", "s1_train_0", 1000)
-    replay = Replay(ServiceConfig(output_dir=directory, model="m"), has_experts=False)
-    driven, servers, lock = cast(Any, run), cast(Any, None), asyncio.Lock()
-    return Model(
-        record,
-        driven,
-        journal,
-        store,
-        futures,
-        servers,
-        10,
-        10,
-        directory,
-        lock,
-        replay,
-        lambda *_, **__: None,
-        Room(room),
-        lambda *_: None,
+    config, servers = ServiceConfig(output_dir=directory, model="m", max_tokens=10), cast(Any, None)
+    context = Context(config, Store(directory), servers, 10, {})
+    context.room = Room(room)
+    record, journal = (
+        ModelRecord("s1:train:0", "s1_train_0", "", 1, []),
+        Journal(directory / "items", "s1_train_0", 1000),
     )
+    return Model(record, cast(Any, run), journal, context)
 
 
 class Journalling(Run):
@@ -172,7 +159,7 @@ async def test_the_request_for_which_others_wait_is_taken_however_many_wait(tmp_
             await model.offer(Request("optim_step", 12, body))
     assert await model.offer(Request("optim_step", 1, b"x" * 20)) == "s1:train:0:1"
     await until(lambda: not model._futures.pending, "the results of all")
-    assert model._room.of("") == 0, "all room is given back"
+    assert model._context.room.of("") == 0, "all room is given back"
     await model.close()
     model._futures.close()
 
@@ -268,7 +255,7 @@ async def test_the_ledger_tells_a_forward_pass_from_training(tmp_path: Path, onl
 async def test_a_traced_loss_is_its_sessions_alone(tmp_path: Path, loss_id: str) -> None:
     model = model_of(tmp_path, Run())
     for each in ("s1:loss:0", "s2:loss:0"):
-        model._store.write(LossRecord(each, msgspec.Raw(b'{"of":"%b"}' % each.encode())))
+        model._context.store.write(LossRecord(each, msgspec.Raw(b'{"of":"%b"}' % each.encode())))
     message = MESSAGES["ForwardBackwardRequest"](loss_fn="custom")
     message.loss_fn_config_v2.add(key="loss_id").value.text = loss_id
     if loss_id == "s1:loss:0":
@@ -308,7 +295,7 @@ async def test_a_request_that_is_read_again_does_not_replace_later_weights(tmp_p
     for record in (*records, records[0]):
         await model._keep(record, overwrite=True)
     model._futures.close()
-    assert model._store.saved(records[0].path) == msgspec.structs.replace(records[1], size=0)
+    assert model._context.store.saved(records[0].path) == msgspec.structs.replace(records[1], size=0)
 
 
 async def test_a_model_that_is_closed_leaves_no_request_pending(tmp_path: Path) -> None:
@@ -327,7 +314,7 @@ async def test_a_model_that_is_opened_again_loads_no_adapter(tmp_path: Path) -> 
     body = msgspec.json.encode({"model_id": "s1:train:0", "seq_id": 1, "sampling_session_seq_id": 3})
     note = msgspec.msgpack.encode(Request("save_weights_for_sampler", 1, body))
     model._journal.write_item(Ask(1, encode_item(ItemHeader(publication="s1")), None), note)
-    model._store.write(SavedRecord("s1:train:0", "snapshot", "s1", 1, 1, "published/s1"))
+    model._context.store.write(SavedRecord("s1:train:0", "snapshot", "s1", 1, 1, "published/s1"))
     await model.start()  # there are no servers here
     found = await model._futures.fetch("s1:train:0:1", DEADLINE_SECONDS)
     await model.close()

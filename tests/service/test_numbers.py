@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from counterpoint.service.keys import digest
+from counterpoint.service.records.structs import SamplerRecord, SavedRecord
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.models import Request
-from counterpoint.service.tinker.records import SamplerRecord, SavedRecord
 from tests.service.serving import KEYS, serving
 from tests.service.test_fuzz import NoServers
 from tests.service.test_models import Run, model_of

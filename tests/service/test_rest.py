@@ -23,15 +23,15 @@ import tinker
 from tinker import types
 
 from counterpoint.service.keys import digest
-from counterpoint.service.ledger import Used
+from counterpoint.service.records.ledger import Used
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import LossRecord, ModelRecord, SamplerRecord, SavedRecord, Session, run_of
 from counterpoint.service.tinker import app
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.records import LossRecord, ModelRecord, SamplerRecord, SavedRecord, Session, run_of
 from counterpoint.service.tinker.service import ATTENTION, Service
-from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.weights import external, retention
-from counterpoint.transport.files.atomic import STABLE
+from counterpoint.transport.files.atomic import STABLE, remove_directory
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS, until
 
@@ -330,7 +330,7 @@ async def test_weights_whose_time_is_over_are_deleted(tmp_path: Path, monkeypatc
         await answered(client.set_checkpoint_ttl_from_tinker_path(record.path, 3600))
         (listed,) = (await answered(client.list_checkpoints(model.model_id))).checkpoints
         assert listed.expires_at is not None
-        monkeypatch.setattr("counterpoint.service.tinker.store.time.time", lambda: listed.expires_at.timestamp() + 1)
+        monkeypatch.setattr("counterpoint.service.records.store.time.time", lambda: listed.expires_at.timestamp() + 1)
         with pytest.raises(tinker.NotFoundError):
             await answered(client.get_weights_info_by_tinker_path(record.path))
         await service.sweep()
@@ -392,19 +392,20 @@ async def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, monkeyp
         for number, each in enumerate(items):
             each.mkdir(parents=True)
             await service.sessions.end(await service.sessions.any(f"s{number}", OWNERS[0]), {})
-        plain = retention.remove_directory
 
         def remove(path: Path) -> None:
             if path == items[1]:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            plain(path)
+            remove_directory(path)
 
         with monkeypatch.context() as patched:
             patched.setattr(retention, "remove_directory", remove)
             await service.sweep()
         assert [each.exists() for each in items] == [False, True, False]
         now = time.time()
-        monkeypatch.setattr(retention.time, "time", lambda: now + 2 * retention.LOOK_SECONDS)
+        monkeypatch.setattr(
+            "counterpoint.service.tinker.weights.retention.time.time", lambda: now + 2 * retention.LOOK_SECONDS
+        )
         await service.sweep()
         assert not items[1].exists()
 
@@ -415,7 +416,10 @@ async def test_an_ended_model_is_looked_at_ever_less_often(tmp_path: Path, monke
         await service.sessions.end(await service.sessions.any("s0", OWNERS[0]), {})
         left, began, looked = tmp_path / "trainer" / model.run_id / "checkpoints" / "step_4", time.time(), []
         for minute in range(3 * 24 * 60):
-            monkeypatch.setattr(retention.time, "time", lambda minute=minute: began + 60.0 * minute + 1)
+            monkeypatch.setattr(
+                "counterpoint.service.tinker.weights.retention.time.time",
+                lambda minute=minute: began + 60.0 * minute + 1,
+            )
             left.mkdir(parents=True, exist_ok=True)
             retention._end_directories(service.store, tmp_path)
             if not left.exists():

@@ -17,17 +17,17 @@ from tinker import types
 
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.keys import digest
-from counterpoint.service.ledger import Used, day_now
+from counterpoint.service.records.ledger import Used, day_now
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import SamplerRecord, SavedRecord
 from counterpoint.service.samplers import Metered
 from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
-from counterpoint.service.tinker.records import SamplerRecord, SavedRecord
 from counterpoint.service.tinker.samples.prompts import Places, Targets, Tensor
 from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
 from counterpoint.service.tinker.service import Service
-from counterpoint.service.tinker.store import Store
 from counterpoint.transport.records import Alternatives, Turn
 from tests.service.serving import KEYS, serving
 from tests.service.test_rest import a_model, answered

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from counterpoint.models.build import make_model
-from counterpoint.service.database import open_to_read
-from counterpoint.service.ledger import used_by_day
+from counterpoint.service.records.database import open_to_read
+from counterpoint.service.records.ledger import used_by_day
 from tests.service.sdk_client import TEXT
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from counterpoint.job.number_format import duration
-from counterpoint.service.tinker.records import run_of
+from counterpoint.service.records.structs import run_of
 from counterpoint.service.tinker.status import MOST_MODELS, STATUS_FILE, Status
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 

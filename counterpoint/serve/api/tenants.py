@@ -16,7 +16,8 @@ from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.errors import NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.service.keys import owner_name
-from counterpoint.service.tinker.status import STATUS_FILE, ModelRow, Status
+from counterpoint.service.records.structs import ModelRecord
+from counterpoint.service.tinker.status import STATUS_FILE, Status
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 
@@ -141,8 +142,8 @@ def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
     def key(owner: str) -> str:
         return name_of(known.name) if (known := status.keys.get(owner)) is not None else owner_name(owner)
 
-    def state(model: ModelRow) -> str:
-        reason = status.open.get(model.model)
+    def state(model: ModelRecord) -> str:
+        reason = status.open.get(model.model_id)
         return "closed" if reason is None else name_of(f"waits: {reason}") if reason else "trained"
 
     return TenantsAnswer(
@@ -157,21 +158,21 @@ def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
         ],
         sessions=[
             SessionEntry(
-                session=name_of(each.session), key=key(each.owner), name=name_of(each.name),
+                session=name_of(each.session_id), key=key(each.owner), name=name_of(each.display_name or ""),
                 created=each.created, finished=each.finished,
             )
             for each in status.sessions
         ],
         models=[
             ModelEntry(
-                model=name_of(each.model), key=key(each.owner), rank=each.rank, created=each.created, state=state(each)
+                model=name_of(each.model_id), key=key(each.owner), rank=each.rank, created=each.created, state=state(each)
             )
             for each in status.models
         ],
         samplers=[
             SamplerEntry(
-                sampler=name_of(each.sampler), key=key(each.owner), step=each.step,
-                weights=name_of(each.weights),
+                sampler=name_of(each.sampler_id), key=key(each.owner), step=each.step,
+                weights=name_of(each.path or each.model_id or each.follows),
             )
             for each in status.samplers
         ],

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
+from counterpoint.service.records.structs import ModelRecord, Number, Position, SavedRecord, Session
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
@@ -36,7 +37,6 @@ from counterpoint.service.tinker.listing import (
     training_run,
     usage_events,
 )
-from counterpoint.service.tinker.records import ModelRecord, Number, Position, SavedRecord, Session
 from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota, TooLarge
 from counterpoint.service.tinker.samples.sampling import Sample
 from counterpoint.service.tinker.sequence import TooEarly
@@ -448,6 +448,7 @@ class Endpoints:
 
     async def _delete_checkpoint(self, request: web.Request, owner: str) -> web.Response:
         await self._service.weights.delete(_uri(request), owner)
+        self._service.sweep_soon()
         return _json()
 
     async def _set_ttl(self, request: web.Request, owner: str) -> web.Response:

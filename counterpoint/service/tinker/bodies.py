@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from counterpoint.service.tinker.records import Number, Position
+from counterpoint.service.records.structs import Number, Position
 
 
 class CreateSession(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from counterpoint.service.config import PriceConfig
 from counterpoint.service.keys import owner_name
-from counterpoint.service.ledger import Used, owner_of, project_of
+from counterpoint.service.records.ledger import Used, owner_of, project_of
+from counterpoint.service.records.structs import ModelRecord, SavedRecord, Session
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.records import ModelRecord, SavedRecord, Session
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 

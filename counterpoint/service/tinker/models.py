@@ -25,25 +25,22 @@ from google.protobuf.message import DecodeError
 from counterpoint.inference.base import InferenceError
 from counterpoint.run.items import AdamW, ItemHeader, decode_item, encode_item
 from counterpoint.service.journal import Journal
-from counterpoint.service.ledger import Used
+from counterpoint.service.records.ledger import Used
+from counterpoint.service.records.structs import ModelRecord, Number, Position, SamplerRecord, SavedRecord
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunFailed, RunLost, checked
-from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
+from counterpoint.service.tinker.context import Context
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of, tokens_of
-from counterpoint.service.tinker.futures import Futures, Result, TooMany, answer, failure
+from counterpoint.service.tinker.futures import Result, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
-from counterpoint.service.tinker.records import ModelRecord, Number, Position, SamplerRecord, SavedRecord
-from counterpoint.service.tinker.replay import Replay
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import Store
 from counterpoint.service.tinker.weights.external import check_recipients
 from counterpoint.service.tinker.weights.named import adapter_name, expiry
 from counterpoint.service.tinker.weights.retention import bytes_of
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.records import Batch, Float32Array, Int32Array
-from counterpoint.transport.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -158,43 +155,14 @@ class _Asked:
 class Model:
     """One model, from its first request on."""
 
-    def __init__(
-        self,
-        record: ModelRecord,
-        run: DrivenRun,
-        journal: Journal,
-        store: Store,
-        futures: Futures,
-        samplers: Samplers,
-        longest: int,
-        vocabulary: int | None,
-        output_dir: Path,
-        removing: asyncio.Lock,
-        replay: Replay,
-        saved: Callable[..., None],
-        room: Room,
-        reserve: Callable[[str, int], None],
-    ) -> None:
-        """`longest` is the number of tokens that a sample may have, `vocabulary` that of the model's.
-
-        `output_dir` is the job's. `removing` is held while saved states are removed from it. `saved` is
-        `Tenants.saved`. `room` is that for the bytes of requests that are not in the journal yet, or wait for an earlier one.
-        `reserve` is `Tenants.reserve_tokens`, for requests that were taken before a new start.
-        """
+    def __init__(self, record: ModelRecord, run: DrivenRun, journal: Journal, context: Context) -> None:
+        """`run` has the items of `journal`."""
         self.record = record
         self.run = run
         self._journal = journal
-        self._store = store
-        self._futures = futures
-        self._samplers = samplers
-        self._longest = longest
-        self._vocabulary = vocabulary
-        self._output_dir = output_dir
-        self._removing = removing
-        self._replay = replay
-        self._saved = saved
-        self._room = room
-        self._reserve = reserve
+        self._context = context
+        self._futures = context.results.of(record.owner)
+        self._replay = context.replays.of(record.owner)
         self._sequence = Sequence[Request]()
         self._due: asyncio.Queue[Request] = asyncio.Queue()
         self._tasks = Tasks(f"model {record.model_id}")
@@ -220,7 +188,9 @@ class Model:
                 is_open = self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request, ask)
                 if is_open:  # else its result is kept, and nothing would give back what it keeps
-                    self._reserve(self.request_id(request.seq_id), asked.used.tokens)
+                    self._context.tenants.reserve_tokens(
+                        self.record.owner, self.request_id(request.seq_id), asked.used.tokens
+                    )
                 self.saving |= {request.seq_id} if asked.header.saves else set()
                 self._tasks.keep(partial(self._finish, request, asked, number))
         self._sequence.done = await self._take_up_failures(last)
@@ -230,7 +200,7 @@ class Model:
                 is_open = self._futures.begin(self.request_id(seq_id), is_due=True)
                 request = msgspec.msgpack.decode(note, type=Request)
                 if is_open:
-                    self._reserve(self.request_id(seq_id), request.tokens)
+                    self._context.tenants.reserve_tokens(self.record.owner, self.request_id(seq_id), request.tokens)
                 self._take(request, is_due=True)
             else:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
@@ -304,8 +274,10 @@ class Model:
     def _take(self, request: Request, *, is_due: bool = False) -> None:
         """Puts a request into its place. Raises `TooMany` and `ValueError`."""
         owner, size = self.record.owner, len(request.body)
-        if not self._room.take(owner, size, is_due=is_due or self._sequence.misses(request.seq_id)):
-            raise TooMany(f"requests of {self._room.of(owner):,} bytes of this key wait; {size:,} more have no room")
+        if not self._context.room.take(owner, size, is_due=is_due or self._sequence.misses(request.seq_id)):
+            raise TooMany(
+                f"requests of {self._context.room.of(owner):,} bytes of this key wait; {size:,} more have no room"
+            )
         self._bytes[request.seq_id] = size
         try:
             due = self._sequence.offer(request.seq_id, request, time.monotonic())
@@ -317,7 +289,7 @@ class Model:
 
     def _release(self, seq_id: int) -> None:
         """Gives back the room for a request."""
-        self._room.give_back(self.record.owner, self._bytes.pop(seq_id, 0))
+        self._context.room.give_back(self.record.owner, self._bytes.pop(seq_id, 0))
 
     async def _write_early(self, request: Request) -> None:
         """Writes a request that waits for an earlier one. Where that fails, it is forgotten, and its client sends it again."""
@@ -362,7 +334,7 @@ class Model:
         wanted = tokens[1:] if targets is None else targets
         target.dense, target.dtype = wanted.tobytes(), INT32
         target.shape.extend(wanted.shape)
-        asked = contribution_of(message, self.record.run_id, self._longest, self._vocabulary)
+        asked = contribution_of(message, self.record.run_id, self._context.config.max_tokens, self._context.vocabulary)
         number = await self.run.begin(ItemHeader(objective=asked.objective), asked.batch)
         answered = checked(await self.run.answer_to(number))
         await self._count(f"score:{number}", Used(), answered)
@@ -391,7 +363,7 @@ class Model:
             asked = await asyncio.to_thread(self._asked, request)
             header = msgspec.structs.replace(asked.header, spoils=asked.header.spoils or self._lacks)
             if header.saves:
-                async with self._removing:
+                async with self._context.removing:
                     self.saving.add(request.seq_id)
             try:
                 note = msgspec.msgpack.encode(msgspec.structs.replace(request, refused=asked.refused))
@@ -467,7 +439,7 @@ class Model:
         """Has the ledger count an item, once: it counts again what comes again after a kill."""
         used = msgspec.structs.replace(used, seconds=answered.metrics.get(SECONDS, 0.0))
         name = f"{self.record.model_id}:{number}"
-        await self._store.ledger.count(self.record.owner, name, used, is_journalled=True)
+        await self._context.store.ledger.count(self.record.owner, name, used, is_journalled=True)
 
     async def _complete(self, request: Request, result: Result) -> None:
         self.saving.discard(request.seq_id)
@@ -522,7 +494,9 @@ class Model:
     def _forward_backward(self, body: bytes, journalled: Ask | None) -> _Asked:
         message = MESSAGES["ForwardBackwardRequest"].FromString(body)
         graph = self._traced(message) if message.loss_fn == CUSTOM else b""
-        contribution = contribution_of(message, self.record.run_id, self._longest, self._vocabulary, graph)
+        contribution = contribution_of(
+            message, self.record.run_id, self._context.config.max_tokens, self._context.vocabulary, graph
+        )
         if journalled is None:  # else its routing is in the item, and may be known nowhere else any more
             batch = self._replay.routed(contribution, session_of(self.record.model_id))
         else:
@@ -540,7 +514,7 @@ class Model:
         """Returns the graph of the loss that a request names; it is one of the model's session. Raises `BadRequest`."""
         loss_id = next((each.value.text for each in message.loss_fn_config_v2 if each.key == "loss_id"), "")
         session = session_of(self.record.model_id)
-        found = self._store.loss(loss_id) if loss_id.startswith(f"{session}:") else None
+        found = self._context.store.loss(loss_id) if loss_id.startswith(f"{session}:") else None
         if found is None:
             raise BadRequest(f"loss_fn_config: there is no loss {loss_id[:80]!r} of session {session}")
         return bytes(found.graph)
@@ -595,8 +569,8 @@ class Model:
                 asked.user_metadata, time.time(), expires,
             )  # fmt: skip
             adapter = adapter_name(self.record.run_id, answered.text)
-            if not await asyncio.to_thread(self._store.knows, record):  # else the model was opened again
-                await self._samplers.load(adapter, Path(answered.text), self.record.owner)
+            if not await asyncio.to_thread(self._context.store.knows, record):  # else the model was opened again
+                await self._context.servers.load(adapter, Path(answered.text), self.record.owner)
             model_id, owner, session = self.record.model_id, self.record.owner, session_of(self.record.model_id)
             sampler_id = f"{session}:sample:{asked.sampling_session_seq_id}"
             if kind == "inflight":
@@ -635,12 +609,12 @@ class Model:
         """Writes a record, and its sampler. Raises `BadRequest` if another one has its name."""
 
         def kept() -> int:
-            size = bytes_of(record, self._output_dir, self.record.run_id)
-            self._store.keep(msgspec.structs.replace(record, size=size), overwrite=overwrite, sampler=sampler)
+            size = bytes_of(record, self._context.config.output_dir, self.record.run_id)
+            self._context.store.keep(msgspec.structs.replace(record, size=size), overwrite=overwrite, sampler=sampler)
             return size
 
         try:
-            self._saved(self.record, await asyncio.to_thread(kept), is_state=not record.directory)
+            self._context.tenants.saved(self.record, await asyncio.to_thread(kept), is_state=not record.directory)
         except FileExistsError as error:
             raise BadRequest(str(error)) from error
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,9 +22,10 @@ from counterpoint.run.loss_graph import read_graph
 from counterpoint.run.trained import LoraConfig, TrainedRun, TrainingConfig
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import LossRecord, ModelRecord, Session, encoded, run_of
 from counterpoint.service.runs import DrivenRun
 from counterpoint.service.samplers import Samplers
-from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.bodies import (
     CreateLoss,
     CreateModel,
@@ -34,22 +33,17 @@ from counterpoint.service.tinker.bodies import (
     LoadWeights,
     OptimizerRequest,
 )
+from counterpoint.service.tinker.context import Context
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, answer
 from counterpoint.service.tinker.intake import Intake
 from counterpoint.service.tinker.models import SAVES, Model, Request
-from counterpoint.service.tinker.records import LossRecord, ModelRecord, Session, encoded, run_of
 from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
-from counterpoint.service.tinker.replay import Replays
-from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.samples.samplers import ClientSamplers
-from counterpoint.service.tinker.sessions import Sessions, session_of
-from counterpoint.service.tinker.store import Store
-from counterpoint.service.tinker.tenants import Tenants, check_project
+from counterpoint.service.tinker.sessions import session_of
+from counterpoint.service.tinker.tenants import check_project
 from counterpoint.service.tinker.weights.imports import imported
-from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.service.tinker.weights.retention import sweep
-from counterpoint.transport.room import Room
 from counterpoint.transport.wires.link import SharedConnection
 
 logger = logging.getLogger(__name__)
@@ -65,9 +59,6 @@ FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
 
 SWEEP_SECONDS = 60.0
 """The time between two looks for weights that have expired, or that nothing needs any more."""
-
-MOST_WAITING_BYTES = 2**30
-"""The bytes of all requests of models that are in memory since they wait for the journal, or for an earlier one."""
 
 LAPSED_SECONDS = 86_400.0
 """The silence after which a session's samplers keep no deleted weights on the disk."""
@@ -94,35 +85,27 @@ NO_UNEMBEDDING = (
 """What every session is told at its start."""
 
 
-class Service:
-    """All that clients have here."""
+class Service(Context):
+    """All that clients have here: their models, over what all share."""
 
     def __init__(
         self,
         config: ServiceConfig,
         store: Store,
         connection: SharedConnection,
-        samplers: Samplers,
+        servers: Samplers,
         vocabulary: int | None,
         keys: Mapping[bytes, str],
         chat: Chat | None = None,
         *,
         has_experts: bool = False,
     ) -> None:
-        """Has no client yet; `start` takes up what the store has.
-
-        `keys` has the names of those that are taken, by digest. `chat` is None for a model without a chat template.
-        """
-        self.config = config
-        self.store = store
-        self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
-        """The names of the model for clients."""
-        self.base_model = config.name or config.model
-        """The name of it that clients are told."""
-        self._connection = connection
-        self.servers = samplers
+        """Has no client yet; `start` takes up what the store has. `chat` is None for a model without a chat template."""
+        super().__init__(config, store, servers, vocabulary, keys, has_experts=has_experts)
         self.chat = chat
-        self._vocabulary = vocabulary
+        self.intake = Intake(alone=len(keys) <= 1)
+        self.samplers = ClientSamplers(self, self.model)
+        self._connection = connection
         self._models: dict[str, Model] = {}
         self._beginning: dict[str, str] = {}
         """The owners of models that are not open yet, and count as open."""
@@ -132,19 +115,6 @@ class Service:
         """The updates of models that were closed since the start."""
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock for each model that is opened or closed, which takes a while."""
-        self._removing = asyncio.Lock()
-        self._room = Room(MOST_WAITING_BYTES)
-        self.intake = Intake(alone=len(keys) <= 1)
-        self._tasks = Tasks("the service")
-        self.sessions = Sessions(store)
-        self.tenants = Tenants(config, keys, store.ledger)
-        self.results = Results(config, self._tasks, self.tenants.ended)
-        self.replays = Replays(config, has_experts=has_experts)
-        self.weights = Weights(store, lambda: self._tasks.spawn(self.sweep()))
-        self.samplers = ClientSamplers(
-            store, self.sessions, self.weights, self.results, self.tenants, samplers, config.max_tokens, self.check_base,
-            self.model, self.replays,
-        )  # fmt: skip
 
     async def start(self) -> None:
         """Takes up the models of the store. One whose journal cannot be read stays away, and the log says why."""
@@ -162,8 +132,8 @@ class Service:
         for session_id in {session_of(source) for source in self.store.ledger.sources()}:
             if not await self._goes_on(session_id):
                 await self.store.ledger.end(f"{session_id}:")
-        self._tasks.keep(self._watch)
-        self._tasks.keep(self._sweep_at_times)
+        self.tasks.keep(self._watch)
+        self.tasks.keep(self._sweep_at_times)
 
     async def _goes_on(self, session_id: str) -> bool:
         session = await asyncio.to_thread(self.store.session, session_id)
@@ -171,7 +141,7 @@ class Service:
 
     async def close(self) -> None:
         """Ends everything here; runs stay at the trainer."""
-        await self._tasks.cancel()
+        await self.tasks.cancel()
         await asyncio.gather(*(model.close() for model in self._models.values()))
         self.results.close()
         await asyncio.to_thread(self.store.database.close)
@@ -198,6 +168,10 @@ class Service:
             ending = {"reason": {"type": "interrupted"}, "detail": "its client was silent for too long"}
             await self.finish_session(session.session_id, session.owner, ending)
 
+    def sweep_soon(self) -> None:
+        """Begins a sweep."""
+        self.tasks.spawn(self.sweep())
+
     async def sweep(self) -> None:
         """Deletes weights that have expired, and removes from the disk what nothing needs. Raises `OSError`."""
 
@@ -211,7 +185,7 @@ class Service:
             model = self._models.get(model_id)
             return model_id in self._closed_saving or bool(model and model.saving)
 
-        async with self._removing:
+        async with self.removing:
             await asyncio.to_thread(sweep, self.store, self.config.output_dir, is_live, is_saving)
             found = self.tenants.look()
             held = await asyncio.to_thread(self.store.bytes_held)
@@ -276,7 +250,7 @@ class Service:
         models = await asyncio.to_thread(self.models, owner, session_id)
         # No request of theirs has a result any more.
         self._closed_saving.difference_update(each.model_id for each in models)
-        self._tasks.spawn(self.sweep())
+        self.sweep_soon()
 
     # --- models ---
 
@@ -482,7 +456,7 @@ class Service:
             if model.record.created_by == "load_weights" and not is_loaded:
                 raise NotServed("the model was created with saved weights; create another client from the state")
             if model.is_untouched and not is_loaded:
-                async with self._removing:  # as in `_begin_model`
+                async with self.removing:  # as in `_begin_model`
                     source, start = await self._start_of(asked.path, owner)
                     former = await self.owned_model(model_id, owner)
                     if (former.rank, set(former.target_modules)) != (source.rank, set(source.target_modules)):
@@ -515,7 +489,7 @@ class Service:
                 former = await asyncio.to_thread(self.store.model, record.model_id)
                 if former is None:
                     is_claimed = self._claim(record.model_id, record.owner, is_back=False)
-                    async with self._removing:  # who removes a state must know the record, or take the name before
+                    async with self.removing:  # who removes a state must know the record, or take the name before
                         if path is not None:
                             _, start = await self._start_of(path, record.owner)
                             if any(getattr(record, name) != value for name, value in start.items()):
@@ -582,12 +556,7 @@ class Service:
             return journal, DrivenRun(described, self.config.output_dir, self._connection, journal)
 
         journal, run = await asyncio.to_thread(opened)
-        model = Model(
-            record, run, journal, self.store, self.results.of(record.owner), self.servers, self.config.max_tokens,
-            self._vocabulary, self.config.output_dir, self._removing,
-            self.replays.of(record.owner), self.tenants.saved, self._room,
-            partial(self.tenants.reserve_tokens, record.owner),
-        )  # fmt: skip
+        model = Model(record, run, journal, self)
         try:
             await model.start()
         except BaseException:  # it must not be found half begun
@@ -595,11 +564,6 @@ class Service:
             raise
         self._models[record.model_id] = model
         self._closed_saving.discard(record.model_id)
-
-    def check_base(self, name: str) -> None:
-        """Raises `BadRequest` unless the job's model has this name; a variant may follow it, as in `NAME:peft:262144`."""
-        if re.sub(r":peft:.*", "", name) not in self.names:
-            raise BadRequest(f"base_model = {name[:120]!r} is not served; expected {', '.join(sorted(self.names))}")
 
     async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str, tokens: int = 0) -> str:
         """Takes a request of a model, of so many tokens; returns its id.

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from counterpoint.service.tinker.records import Session, without_notes
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import Session, without_notes
 from counterpoint.service.tinker.refusals import Gone, NotFound
-from counterpoint.service.tinker.store import Store
 
 KNOWN_SESSIONS = 4096
 """Sessions that are not read from the disk again."""

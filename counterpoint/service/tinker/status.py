@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from counterpoint.service.config import QuotaConfig
-from counterpoint.service.ledger import Used, owner_of, project_of
+from counterpoint.service.records.ledger import Used, owner_of, project_of
+from counterpoint.service.records.structs import ModelRecord, SamplerRecord, SavedRecord, Session
 from counterpoint.service.tinker.tenants import cost
 from counterpoint.transport.files.atomic import write_atomically
 
 if TYPE_CHECKING:  # the page's process needs none of it
+    from counterpoint.service.records.store import Store
     from counterpoint.service.tinker.service import Service
-    from counterpoint.service.tinker.store import Store
 
 STATUS_FILE = "status.json"
 
@@ -46,45 +47,6 @@ class Key(msgspec.Struct, frozen=True):
     most_bytes: int | None = None
 
 
-class SessionRow(msgspec.Struct, frozen=True):
-    """A session of a client."""
-
-    session: str
-    owner: str
-    name: str
-    """The name that its client gave it, or the beginning of it; empty if none."""
-    created: float
-    finished: bool
-
-
-class ModelRow(msgspec.Struct, frozen=True):
-    """A model."""
-
-    model: str
-    owner: str
-    rank: int
-    created: float
-
-
-class SamplerRow(msgspec.Struct, frozen=True):
-    """A sampler."""
-
-    sampler: str
-    owner: str
-    weights: str
-    """What it samples from: the URI of its weights, or the model; empty for the base model."""
-    step: int
-
-
-class WeightsRow(msgspec.Struct, frozen=True):
-    """The weights that a model saved last."""
-
-    path: str
-    directory: str
-    """Where published weights are; empty for a saved state."""
-    step: int
-
-
 class Row(msgspec.Struct, frozen=True):
     """What a key has used on one day, in one project."""
 
@@ -112,40 +74,12 @@ class Status(msgspec.Struct, frozen=True):
     """The id of the oldest request without a result; empty if there is none."""
     since: float = 0.0
     """When that was begun, in seconds since 1970."""
-    sessions: list[SessionRow] = []
-    """The newest ones, as the models and samplers."""
-    models: list[ModelRow] = []
-    samplers: list[SamplerRow] = []
-    newest: dict[str, WeightsRow] = {}
-    """By model, of those with the most updates."""
-
-
-def with_records(status: Status, store: Store) -> Status:
-    """Returns it with the newest records. Blocks. Raises `OSError`."""
-    query = store.database.rows
-    sessions = query(
-        "SELECT session_id, owner, SUBSTR(display_name, 1, ?), created, finished FROM sessions ORDER BY heard DESC LIMIT ?",
-        MOST_NAME,
-        MOST_SHOWN,
-    )
-    models = query("SELECT model_id, owner, rank, created FROM models ORDER BY rowid DESC LIMIT ?", MOST_SHOWN)
-    weights = "CASE WHEN path != '' THEN path WHEN model_id != '' THEN model_id ELSE follows END"
-    samplers = query(f"SELECT sampler_id, owner, {weights}, step FROM samplers ORDER BY rowid DESC LIMIT ?", MOST_SHOWN)
-    newest = {}
-    for model_id in sorted(status.updates, key=lambda each: -status.updates[each])[:MOST_MODELS]:
-        if saved := store.all_saved(model_id):
-            last = max(saved, key=lambda each: each.number)
-            newest[model_id] = WeightsRow(last.path, last.directory, last.step)
-    return msgspec.structs.replace(
-        status,
-        sessions=[
-            SessionRow(name, owner, said or "", created, bool(finished))
-            for name, owner, said, created, finished in sessions
-        ],
-        models=[ModelRow(*row) for row in models],
-        samplers=[SamplerRow(*row) for row in samplers],
-        newest=newest,
-    )
+    sessions: list[Session] = []
+    """The newest ones, as the models and samplers, without what clients noted at length."""
+    models: list[ModelRecord] = []
+    samplers: list[SamplerRecord] = []
+    newest: dict[str, SavedRecord] = {}
+    """The weights that were saved last, by model, of those with the most updates."""
 
 
 def status_of(service: Service) -> Status:
@@ -180,5 +114,16 @@ def status_of(service: Service) -> Status:
 
 def write_status(status: Status, store: Store) -> None:
     """Writes it, with the newest records. Blocks. Raises `OSError`."""
-    written = msgspec.json.encode(with_records(status, store))
-    write_atomically(store.directory / STATUS_FILE, written, durable=False)
+    most_updates = sorted(status.updates, key=lambda each: -status.updates[each])[:MOST_MODELS]
+    saved = [store.all_saved(model_id) for model_id in most_updates]
+    whole = msgspec.structs.replace(
+        status,
+        sessions=[
+            msgspec.structs.replace(each, display_name=(each.display_name or "")[:MOST_NAME], ending=None)
+            for each in store.all(Session, f"1 ORDER BY heard DESC LIMIT {MOST_SHOWN}")
+        ],
+        models=store.all(ModelRecord, f"1 ORDER BY rowid DESC LIMIT {MOST_SHOWN}"),
+        samplers=store.all(SamplerRecord, f"1 ORDER BY rowid DESC LIMIT {MOST_SHOWN}"),
+        newest={each[0].model_id: max(each, key=lambda one: one.number) for each in saved if each},
+    )
+    write_atomically(store.directory / STATUS_FILE, msgspec.json.encode(whole), durable=False)

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
 from counterpoint.service.keys import owner_name
-from counterpoint.service.ledger import Ledger, Used
+from counterpoint.service.records.ledger import Ledger, Used
+from counterpoint.service.records.structs import ModelRecord
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
-from counterpoint.service.tinker.records import ModelRecord
 from counterpoint.service.tinker.refusals import OverQuota
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 

@@ -17,9 +17,9 @@ from counterpoint.cli.display.summary_tables import print_summary
 from counterpoint.job.reading.summary import summarize_runs
 from counterpoint.job.serving.service_state import service_in_words, summarize_service
 from counterpoint.service.keys import digest
+from counterpoint.service.records.structs import ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.futures import Result, answer
-from counterpoint.service.tinker.records import ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.status import status_of, write_status
 from tests.service.serving import KEYS, serving
 

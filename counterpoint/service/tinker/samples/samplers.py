@@ -8,53 +8,28 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from counterpoint.inference.base import InferenceError
-from counterpoint.service.samplers import Metered, Samplers
+from counterpoint.service.records.structs import SamplerRecord, encoded
+from counterpoint.service.samplers import Metered
 from counterpoint.service.tinker.bodies import CreateSampler
+from counterpoint.service.tinker.context import Context
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import Result, failure
 from counterpoint.service.tinker.models import NEWEST, Model
-from counterpoint.service.tinker.records import SamplerRecord, encoded
 from counterpoint.service.tinker.refusals import Gone, NotFound
-from counterpoint.service.tinker.replay import Replays
-from counterpoint.service.tinker.results import Results
 from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, most_used, sample
-from counterpoint.service.tinker.sessions import Sessions, session_of
-from counterpoint.service.tinker.store import Store
-from counterpoint.service.tinker.tenants import Tenants
-from counterpoint.service.tinker.weights.named import Weights
+from counterpoint.service.tinker.sessions import session_of
 from counterpoint.transport.records import Float32Array, Int32Array
 
 
 class ClientSamplers:
     """The samplers that clients have made."""
 
-    def __init__(
-        self,
-        store: Store,
-        sessions: Sessions,
-        weights: Weights,
-        results: Results,
-        tenants: Tenants,
-        servers: Samplers,
-        longest: int,
-        check_base: Callable[[str], None],
-        model: Callable[[str, str], Awaitable[Model]],
-        replays: Replays,
-    ) -> None:
-        """Samples at `servers`, at most `longest` tokens with the prompt.
-
-        `check_base` raises `BadRequest` for a base model that is not the job's; `model` returns a model of an owner.
-        """
-        self._store = store
-        self._sessions = sessions
-        self._weights = weights
-        self._results = results
-        self._tenants = tenants
-        self._servers = servers
-        self._longest = longest
-        self._check_base = check_base
+    def __init__(self, context: Context, model: Callable[[str, str], Awaitable[Model]]) -> None:
+        """`model` returns a model of an owner."""
+        self._context = context
+        self._store = context.store
+        self._sessions = context.sessions
         self._model = model
-        self._replays = replays
         self._joining = asyncio.Lock()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         """The samples that are being made, by the ids of their requests."""
@@ -64,7 +39,7 @@ class ClientSamplers:
         session = await self._sessions.live(asked.session_id, owner)
         sampler_id = f"{session.session_id}:sample:{asked.sampling_session_seq_id}"
         if asked.model_path is not None:
-            saved = await self._weights.named(asked.model_path, owner)
+            saved = await self._context.weights.named(asked.model_path, owner)
             if saved.kind != "sampler_weights":
                 raise BadRequest(
                     f"{asked.model_path} is a state for training; expected one of save_weights_for_sampler"
@@ -72,19 +47,19 @@ class ClientSamplers:
             record = SamplerRecord(
                 sampler_id,
                 owner,
-                await self._weights.adapter_of(saved),
+                await self._context.weights.adapter_of(saved),
                 saved.directory,
                 saved.path,
                 saved.model_id,
                 saved.step,
             )
         elif asked.base_model is not None:
-            self._check_base(asked.base_model)
+            self._context.check_base(asked.base_model)
             record = SamplerRecord(sampler_id, owner)
         else:
             raise BadRequest("neither base_model nor model_path is given")
         is_new = await asyncio.to_thread(self._store.sampler, sampler_id) is None
-        with self._tenants.writing(owner, len(encoded(record)) * is_new):
+        with self._context.tenants.writing(owner, len(encoded(record)) * is_new):
             await asyncio.to_thread(self._store.write, record)
         return record
 
@@ -112,12 +87,15 @@ class ClientSamplers:
         await self._sessions.live(session_of(asked.sampling_session_id), owner)
         sampler = await self.named(asked.sampling_session_id, owner)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
-        is_new, tokens = not self._results.of(owner).knows(request_id), most_used(asked, self._longest)
+        is_new, tokens = (
+            not self._context.results.of(owner).knows(request_id),
+            most_used(asked, self._context.config.max_tokens),
+        )
         if is_new:
-            self._tenants.check_tokens(owner, tokens)
+            self._context.tenants.check_tokens(owner, tokens)
 
         async def work() -> Result:
-            servers = Metered(self._servers, owner)
+            servers = Metered(self._context.servers, owner)
             try:
                 return Result(await self._sampled(servers, sampler, asked), is_protobuf=True)
             finally:  # also what a request has used that is cancelled, or fails
@@ -125,8 +103,8 @@ class ClientSamplers:
                 if servers.used.tokens:
                     self._store.ledger.owe(owner, request_id, servers.used)
 
-        if (task := self._results.begin(request_id, owner, work)) is not None:
-            self._tenants.reserve_tokens(owner, request_id, tokens)
+        if (task := self._context.results.begin(request_id, owner, work)) is not None:
+            self._context.tenants.reserve_tokens(owner, request_id, tokens)
             self._sampling[request_id] = task
             task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
         return request_id, _sequence_ids(sampler, asked)
@@ -137,7 +115,7 @@ class ClientSamplers:
         if (task := self._sampling.pop(request_id, None)) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await self._results.of(owner).complete(request_id, failure("its client has cancelled it"))
+            await self._context.results.of(owner).complete(request_id, failure("its client has cancelled it"))
 
     async def cancel_all(self, session_id: str, owner: str) -> None:
         """Ends the samples of a session that are being made. Raises `NotFound`."""
@@ -149,7 +127,7 @@ class ClientSamplers:
             target = await asyncio.to_thread(self._store.saved, f"tinker://{sampler.follows}/inflight/{NEWEST}")
             if target is None:
                 raise Gone(f"the weights of sampler {sampler.sampler_id} have ended with their session")
-            adapter = await self._weights.adapter_of(target)
+            adapter = await self._context.weights.adapter_of(target)
             now = msgspec.structs.replace(
                 sampler, adapter=adapter, directory=target.directory, model_id=target.model_id, step=target.step
             )
@@ -164,8 +142,8 @@ class ClientSamplers:
         async def score(prompt: Int32Array, targets: Int32Array | None) -> Float32Array:
             return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step, targets)
 
-        response, turns = await sample(servers, sampler, asked, self._longest, score)
-        await self._replays.of(sampler.owner).note(_sequence_ids(sampler, asked), turns)
+        response, turns = await sample(servers, sampler, asked, self._context.config.max_tokens, score)
+        await self._context.replays.of(sampler.owner).note(_sequence_ids(sampler, asked), turns)
         return response
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from counterpoint.run.adapter_description import read_description, require_one_scale
+from counterpoint.service.records.structs import ModelRecord
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.records import ModelRecord
 from counterpoint.transport.errors import UserError
 
 PREFIX = "tinker://import/weights/"

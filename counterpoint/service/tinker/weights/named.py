@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from counterpoint.service.records.store import Store
+from counterpoint.service.records.structs import ModelRecord, SavedRecord
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.records import ModelRecord, SavedRecord
 from counterpoint.service.tinker.refusals import NotFound
 from counterpoint.service.tinker.sessions import session_of
-from counterpoint.service.tinker.store import Store
 
 LONGEST_TTL = 10 * 366 * 86_400
 """Seconds for which weights are kept at most, unless they are kept for ever."""
@@ -20,10 +19,9 @@ LONGEST_TTL = 10 * 366 * 86_400
 class Weights:
     """Saved weights of all clients."""
 
-    def __init__(self, store: Store, on_deleted: Callable[[], object]) -> None:
-        """Calls `on_deleted` when weights may be removed from the disk."""
+    def __init__(self, store: Store) -> None:
+        """Reads and writes their records in `store`."""
         self._store = store
-        self._on_deleted = on_deleted
 
     async def named(self, path: str, owner: str) -> SavedRecord:
         """Returns what a URI names. Raises `NotFound`."""
@@ -41,10 +39,9 @@ class Weights:
         return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
 
     async def delete(self, path: str, owner: str) -> None:
-        """Deletes weights: their name at once, and their bytes once nothing needs them. Raises `NotFound`."""
+        """Takes the name from weights; a sweep deletes their bytes once nothing needs them. Raises `NotFound`."""
         record = await self.named(path, owner)
         await asyncio.to_thread(self._store.delete, record)
-        self._on_deleted()
 
     async def set_ttl(self, path: str, ttl_seconds: int | None, owner: str) -> None:
         """Has weights deleted after a time, or never. Raises `NotFound` and `BadRequest`."""

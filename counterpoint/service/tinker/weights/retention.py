@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from counterpoint.service.tinker.records import ModelRecord, SavedRecord, run_of
-from counterpoint.service.tinker.store import GOES_ON, OF_A_SESSION, Store
+from counterpoint.service.records.store import GOES_ON, OF_A_SESSION, Store
+from counterpoint.service.records.structs import ModelRecord, SavedRecord, run_of
 from counterpoint.transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)

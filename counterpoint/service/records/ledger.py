@@ -6,9 +6,7 @@ It has the sums, with the numbers of the requests that they count, in memory and
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import secrets
 import sqlite3
 from bisect import bisect_right
 from collections import Counter, OrderedDict
@@ -18,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import json
 
-from counterpoint.service.database import Change, Database
+from counterpoint.service.records.database import Change, Database
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +63,8 @@ class Line(Used, omit_defaults=True, kw_only=True):
 
     day: str
     account: str
-    request: str
+    request: str = ""
+    """Empty for one that counts whenever it is carried out."""
 
 
 class Sums(msgspec.Struct):
@@ -79,7 +78,7 @@ class Sums(msgspec.Struct):
     def add(self, line: Line) -> bool:
         """Counts a line; returns False if its request is counted already."""
         source, _, number = line.request.rpartition(":")
-        if not _insert(self.counted.setdefault(source, []), int(number)):
+        if source and not _insert(self.counted.setdefault(source, []), int(number)):
             return False
         day = self.days.setdefault(line.day, {})
         while len(self.days) > KEPT_DAYS:
@@ -125,8 +124,6 @@ class Ledger:
         """What is not told yet, by the ids of requests."""
         self._owed_tokens = Counter[tuple[str, str]]()
         """The tokens of these by day and owner."""
-        self._again, self._numbers = f"again-{secrets.token_hex(8)}", itertools.count()
-        """What requests are called that count again: none of these comes again."""
 
     def assign(self, session_id: str, project: str) -> None:
         """Has what a session uses from now on counted in a project of its owner, or in none."""
@@ -150,10 +147,8 @@ class Ledger:
         One that was carried out before counts again: else a client that asks for it again and again would pay once.
         """
         self._note(self._paid(request_id))
-        line = self._line(owner, request_id, used)
-        if self._counts(request_id):
-            line.request = f"{request_id.partition(':')[0]}:{self._again}:{next(self._numbers)}"
-        self._owed[request_id] = line
+        self._owed[request_id] = line = self._line(owner, request_id, used)
+        line.request = ""
         self._owed_tokens[line.day, owner] += line.tokens
         if len(self._owed) > MOST_OWED:
             self._note(self._paid(next(iter(self._owed))))
@@ -202,14 +197,10 @@ class Ledger:
         account = account_of(owner, self._projects.get(request_id.partition(":")[0], ""))
         return Line(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
 
-    def _counts(self, request_id: str) -> bool:
-        source, _, number = request_id.rpartition(":")
-        return any(first <= int(number) <= last for first, last in self._sums.counted.get(source, []))
-
     def _note(self, line: Line | None) -> None:
         if line is not None and self._sums.add(line):
             self._accounts.add((line.day, line.account))
-            self._sources.add(line.request.rpartition(":")[0])
+            self._sources |= {line.request.rpartition(":")[0]} - {""}
 
     async def _write(self, *, durable: bool = True) -> None:
         """Writes what has changed. Who does not wait for it any more leaves it as it is."""

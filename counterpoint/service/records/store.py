@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from counterpoint.service.database import Database
-from counterpoint.service.ledger import Ledger
-from counterpoint.service.tinker.former import import_former, remove_former
-from counterpoint.service.tinker.records import (
+from counterpoint.service.records.database import Database
+from counterpoint.service.records.former import import_former, remove_former
+from counterpoint.service.records.ledger import Ledger
+from counterpoint.service.records.structs import (
     TABLES,
     Kind,
     LossRecord,
@@ -83,7 +83,7 @@ class Store:
 
     def session(self, session_id: str) -> Session | None:
         """Returns a session, without its `user_metadata`; None if there is none."""
-        return self._one(Session, "session_id = ?", session_id)
+        return self._one(Session, "session_id = ? ORDER BY sampler_id", session_id)
 
     def sessions(self, owner: str | None = None) -> list[Session]:
         """Returns the sessions of an owner, or of all, without their `user_metadata`."""
@@ -200,7 +200,7 @@ class Store:
 
     def samplers(self, session_id: str) -> list[SamplerRecord]:
         """Returns the samplers of a session."""
-        return self.all(SamplerRecord, "session_id = ?", session_id)
+        return self.all(SamplerRecord, "session_id = ? ORDER BY sampler_id", session_id)
 
     def loss(self, loss_id: str) -> LossRecord | None:
         """Returns a loss; None if there is none."""
@@ -249,8 +249,8 @@ class Store:
         return found[0] if found else None
 
     def all(self, kind: type[Kind], where: str, *values: object, noted: bool = False) -> list[Kind]:
-        """Returns the records for which a condition of SQL holds, by their ids; with what clients noted if it is asked for."""
-        query = f"SELECT {columns_of(kind, noted=noted)} FROM {TABLES[kind]} WHERE {where} ORDER BY 1"
+        """Returns the records for which a condition of SQL holds; with what clients noted if it is asked for."""
+        query = f"SELECT {columns_of(kind, noted=noted)} FROM {TABLES[kind]} WHERE {where}"
         return [record_of(kind, row) for row in self.database.rows(query, *values)]
 
     def change(self, statement: str, *values: object) -> bool:

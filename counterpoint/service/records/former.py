@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from counterpoint.service.ledger import Line, Sums
-from counterpoint.service.tinker.records import (
+from counterpoint.service.records.ledger import Line, Sums
+from counterpoint.service.records.structs import (
     LossRecord,
     ModelRecord,
     SamplerRecord,

@@ -1,0 +1,60 @@
+"""What the sessions, models and samplers of all clients share: one object, which each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+
+from counterpoint.service.config import ServiceConfig
+from counterpoint.service.records.store import Store
+from counterpoint.service.samplers import Samplers
+from counterpoint.service.tasks import Tasks
+from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.replay import Replays
+from counterpoint.service.tinker.results import Results
+from counterpoint.service.tinker.sessions import Sessions
+from counterpoint.service.tinker.tenants import Tenants
+from counterpoint.service.tinker.weights.named import Weights
+from counterpoint.transport.room import Room
+
+MOST_WAITING_BYTES = 2**30
+"""The bytes of all requests of models that are in memory since they wait for the journal, or for an earlier one."""
+
+
+class Context:
+    """What is there once in a service."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        store: Store,
+        servers: Samplers,
+        vocabulary: int | None,
+        keys: Mapping[bytes, str],
+        *,
+        has_experts: bool = False,
+    ) -> None:
+        """`keys` has the names of those that are taken, by digest; the model has `vocabulary` tokens, if that is known."""
+        self.config = config
+        self.store = store
+        self.servers = servers
+        self.vocabulary = vocabulary
+        self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
+        """The names of the model for clients."""
+        self.base_model = config.name or config.model
+        """The name of it that clients are told."""
+        self.removing = asyncio.Lock()
+        """Held while saved weights are removed from the disk, and while something begins to need them."""
+        self.room = Room(MOST_WAITING_BYTES)
+        self.tasks = Tasks("the service")
+        self.sessions = Sessions(store)
+        self.tenants = Tenants(config, keys, store.ledger)
+        self.results = Results(config, self.tasks, self.tenants.ended)
+        self.replays = Replays(config, has_experts=has_experts)
+        self.weights = Weights(store)
+
+    def check_base(self, name: str) -> None:
+        """Raises `BadRequest` unless the job's model has this name; a variant may follow it, as in `NAME:peft:262144`."""
+        if re.sub(r":peft:.*", "", name) not in self.names:
+            raise BadRequest(f"base_model = {name[:120]!r} is not served; expected {', '.join(sorted(self.names))}")
