@@ -83,7 +83,7 @@ class Store:
 
     def session(self, session_id: str) -> Session | None:
         """Returns a session, without its `user_metadata`; None if there is none."""
-        return self._one(Session, "session_id = ? ORDER BY sampler_id", session_id)
+        return self._one(Session, "session_id = ?", session_id)
 
     def sessions(self, owner: str | None = None) -> list[Session]:
         """Returns the sessions of an owner, or of all, without their `user_metadata`."""

@@ -90,6 +90,91 @@ def tokens_of(request: Any) -> int:
     return sum(len(chunk.encoded_text.tokens) // size for datum in request.data for chunk in datum.model_input)
 
 
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One datum as its client sent it, with the columns of a loss. It has `N` places."""
+
+    ids_N: npt.NDArray[np.int64]
+    targets: npt.NDArray[Any]
+    """`[N]`, or `[N, K]` for `K` targets a place."""
+    inputs: dict[str, npt.NDArray[Any]]
+    """What else the loss reads, a row a place."""
+    sequences: list[str]
+    """The ids of the samples that its tokens are from, the last ones first."""
+
+    @property
+    def length(self) -> int:
+        """Its places."""
+        return len(self.ids_N)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the data of one request."""
+
+    loss: str
+    ranks: Mapping[str, int]
+    """The ranks of the inputs of a traced loss, `logprobs` first; empty for another loss."""
+    longest: int
+    vocabulary: int | None
+
+    def read(self, given: Any, where: str, first: Datum | None) -> Datum:
+        """Returns a datum that can be joined with the `first` of its request. Raises `BadRequest`."""
+        ids = _tokens(given, where)
+        if len(ids) + 1 > self.longest:
+            raise BadRequest(f"{where} has {len(ids)} tokens; at most {self.longest - 1} can be trained")
+        fields = {entry.key: entry.value for entry in given.loss_fn_inputs}
+        targets = _column(fields, "target_tokens", len(ids), where)
+        self._check_targets(targets, where, first)
+        for part in (ids, targets):
+            if part.min() < 0 or (self.vocabulary is not None and part.max() >= self.vocabulary):
+                raise BadRequest(
+                    f"{where}: its tokens are from {part.min()} to {part.max()}; the model has {self.vocabulary}"
+                )
+        inputs = self._traced(fields, len(ids), where, first) if self.ranks else self._inputs(fields, targets, where)
+        return Datum(ids, targets, inputs, _sequences(given))
+
+    def _check_targets(self, targets: npt.NDArray[Any], where: str, first: Datum | None) -> None:
+        shape = targets.shape[1:] if first is None else first.targets.shape[1:]
+        if targets.shape[1:] != shape or (shape and self.loss not in ("cross_entropy", CUSTOM)):
+            raise BadRequest(
+                f"{where}: target_tokens has the shape {list(targets.shape)}; several targets a place are for cross_entropy and "
+                "custom losses, and as many for each datum of a request"
+            )
+        if self.ranks and targets.ndim != self.ranks["logprobs"]:
+            raise BadRequest(
+                f"{where}: target_tokens has the rank {targets.ndim}, logprobs of the loss {self.ranks['logprobs']}"
+            )
+
+    def _inputs(self, fields: Mapping[str, Any], targets: npt.NDArray[Any], where: str) -> dict[str, npt.NDArray[Any]]:
+        found, (_, *names) = dict[str, npt.NDArray[Any]](), _INPUTS[self.loss]
+        for name in names:
+            ones = name == "weights" and name not in fields
+            found[name] = np.ones(targets.shape, np.float32) if ones else _column(fields, name, len(targets), where)
+            if found[name].shape != targets.shape:
+                raise BadRequest(
+                    f"{where}: {name} has the shape {list(found[name].shape)}; target_tokens {list(targets.shape)}"
+                )
+        if self.loss == "gspo" and not found["sequence_ratio_mask"].any():
+            raise BadRequest(f"{where}: sequence_ratio_mask marks no place")
+        if unknown := sorted(set(fields) - {*_INPUTS[self.loss]}):
+            raise BadRequest(
+                f"{where}: loss_fn_inputs has {unknown[0]!r}; {self.loss} takes {', '.join(_INPUTS[self.loss])}"
+            )
+        return found
+
+    def _traced(
+        self, fields: Mapping[str, Any], length: int, where: str, first: Datum | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        found, (_, *names) = dict[str, npt.NDArray[Any]](), self.ranks
+        for name in names:
+            found[name] = _loss_input(fields, name, self.ranks[name], length, where)
+            like = found[name] if first is None else first.inputs[name]
+            if found[name].shape[1:] != like.shape[1:] or found[name].dtype != like.dtype:
+                raise BadRequest(f"{where}: {name} has another shape or dtype than in datum 0")
+        return found
+
+
 def contribution_of(
     request: Any, run_id: str, longest: int, vocabulary: int | None, graph: bytes = b""
 ) -> Contribution:
@@ -104,75 +189,51 @@ def contribution_of(
         )
     if not request.data:
         raise BadRequest("no data: expected at least one datum")
-    inputs_given = (entry.value for datum in request.data for entry in datum.loss_fn_inputs)
-    matrices = (each.shape for each in inputs_given if each.HasField("sparse_csr") and len(each.shape) == 2)
-    numbers = sum(n * k for n, k in matrices if 0 < n < longest and 0 < k <= MOST_TARGETS)  # others are refused below
-    if numbers > MOST_SPARSE:
-        raise BadRequest(f"the sparse inputs have {numbers} numbers; at most {MOST_SPARSE}: send fewer data at once")
+    _check_sparse(request.data, longest)
     table = {"kind": "sft"} if traced else _table(loss, _config(request))
     ranks = {each.name: each.rank for each in traced.inputs} if traced else {}
-    names = list(ranks)[1:] if traced else _INPUTS[loss][1:]
-    tokens, targets, lengths = [], [], []
-    inputs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
-    shape: tuple[int, ...] | None = None
-    for index, datum in enumerate(request.data):
-        where = f"datum {index}"
-        ids = _tokens(datum, where)
-        if len(ids) + 1 > longest:
-            raise BadRequest(f"{where} has {len(ids)} tokens; at most {longest - 1} can be trained")
-        given = {entry.key: entry.value for entry in datum.loss_fn_inputs}
-        wanted = _column(given, "target_tokens", len(ids), where)
-        shape = wanted.shape[1:] if shape is None else shape
-        if wanted.shape[1:] != shape or (shape and loss not in ("cross_entropy", CUSTOM)):
-            raise BadRequest(
-                f"{where}: target_tokens has the shape {list(wanted.shape)}; several targets a place are for cross_entropy and "
-                "custom losses, and as many for each datum of a request"
-            )
-        if traced and wanted.ndim != ranks["logprobs"]:
-            raise BadRequest(
-                f"{where}: target_tokens has the rank {wanted.ndim}, logprobs of the loss {ranks['logprobs']}"
-            )
-        for part in (ids, wanted):
-            if part.min() < 0 or (vocabulary is not None and part.max() >= vocabulary):
-                raise BadRequest(
-                    f"{where}: its tokens are from {part.min()} to {part.max()}; the model has {vocabulary}"
-                )
-        for name, column in inputs.items():
-            if traced:
-                column.append(_loss_input(given, name, ranks[name], len(ids), where))
-                if column[-1].shape[1:] != column[0].shape[1:] or column[-1].dtype != column[0].dtype:
-                    raise BadRequest(f"{where}: {name} has another shape or dtype than in datum 0")
-                continue
-            ones = name == "weights" and name not in given
-            column.append(np.ones(wanted.shape, np.float32) if ones else _column(given, name, len(ids), where))
-            if column[-1].shape != wanted.shape:
-                raise BadRequest(
-                    f"{where}: {name} has the shape {list(column[-1].shape)}; target_tokens {list(wanted.shape)}"
-                )
-        if loss == "gspo" and not inputs["sequence_ratio_mask"][-1].any():
-            raise BadRequest(f"{where}: sequence_ratio_mask marks no place")
-        if not traced and (unknown := sorted(set(given) - set(_INPUTS[loss]))):
-            raise BadRequest(f"{where}: loss_fn_inputs has {unknown[0]!r}; {loss} takes {', '.join(_INPUTS[loss])}")
-        tokens.append(np.append(ids, wanted[-1].flat[0]))
-        targets.append(np.concatenate([wanted[:1], wanted]))
-        lengths.append(len(ids))
-    joined: dict[str, npt.NDArray[Any]] = {name: np.concatenate(columns) for name, columns in inputs.items()}
-    _check(joined, sampled=not traced)
-    given_inputs = {name: _given(values, lengths) for name, values in joined.items()} if traced else {}
-    joined = {} if traced else {name: values.astype(np.float32) for name, values in joined.items()}
-    weights, mask = joined.get("weights"), joined.get("sequence_ratio_mask")
+    reader, data = _Reader(loss, ranks, longest, vocabulary), list[Datum]()
+    for index, given in enumerate(request.data):
+        data.append(reader.read(given, f"datum {index}", data[0] if data else None))
+    return _joined(data, run_id, table, graph, forward_only=request.forward_only)
+
+
+def _joined(data: list[Datum], run_id: str, table: dict[str, Any], graph: bytes, *, forward_only: bool) -> Contribution:
+    """Returns the data as the rows of one batch. `graph` is that of a traced loss. Raises `BadRequest`."""
+    lengths = [each.length for each in data]
+    inputs = {name: np.concatenate([each.inputs[name] for each in data]) for name in data[0].inputs}
+    _check(inputs, sampled=not graph)
+    columns = {} if graph else {name: values.astype(np.float32) for name, values in inputs.items()}
+    given = {name: _given(values, lengths) for name, values in inputs.items()} if graph else {}
+    if (mask := columns.get("sequence_ratio_mask")) is not None:
+        given = {"ratio_mask": _given(mask, lengths)}
+    weights = columns.get("weights")
     objective = Objective(
         loss=table,
         divisor=1.0,
         weights=b"" if weights is None else _spread(weights, lengths).tobytes(),
-        targets=np.concatenate(targets).astype(np.int32).tobytes(),
+        targets=np.concatenate([part for each in data for part in (each.targets[:1], each.targets)])
+        .astype(np.int32)
+        .tobytes(),
         graph=graph,
-        inputs=given_inputs if mask is None else {"ratio_mask": _given(mask, lengths)},
+        inputs=given,
         returns=True,
-        forward_only=request.forward_only,
+        forward_only=forward_only,
     )
-    batch = _batch(run_id, np.concatenate(tokens).astype(np.int32), lengths, joined)
-    return Contribution(batch, objective, lengths, shape or (), [_sequences(datum) for datum in request.data])
+    tokens = np.concatenate([part for each in data for part in (each.ids_N, each.targets[-1:].flat[:1])]).astype(
+        np.int32
+    )
+    batch = _batch(run_id, tokens, lengths, columns)
+    return Contribution(batch, objective, lengths, data[0].targets.shape[1:], [each.sequences for each in data])
+
+
+def _check_sparse(data: Any, longest: int) -> None:
+    """Raises `BadRequest` if the sparse inputs stand for too many numbers; those of a wrong shape are refused one by one."""
+    tensors = (entry.value for datum in data for entry in datum.loss_fn_inputs)
+    matrices = (each.shape for each in tensors if each.HasField("sparse_csr") and len(each.shape) == 2)
+    numbers = sum(n * k for n, k in matrices if 0 < n < longest and 0 < k <= MOST_TARGETS)
+    if numbers > MOST_SPARSE:
+        raise BadRequest(f"the sparse inputs have {numbers} numbers; at most {MOST_SPARSE}: send fewer data at once")
 
 
 def _sequences(datum: Any) -> list[str]:
