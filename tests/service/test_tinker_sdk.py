@@ -121,10 +121,14 @@ def check_played(version: str, seen: dict[str, Any], losses: list[float]) -> Non
 
 
 def check_ledger(path: Path) -> None:
-    """Checks that each request counts once, also of the client at which processes were killed."""
-    [used] = [each for accounts in used_by_day(open_to_read(path).execute).values() for each in accounts.values()]
-    print("LEDGER", used, [tuple(each) for each in open_to_read(path).execute("SELECT * FROM counted")])
-    assert used.trained
+    """Checks that the requests of each model count, all of them and by their numbers, also where processes were killed."""
+    records = open_to_read(path)
+    [used] = [each for accounts in used_by_day(records.execute).values() for each in accounts.values()]
+    assert min(used.trained, used.forward, used.prompt, used.sampled, used.seconds) > 0
+    counted = {source: json.loads(stretches) for source, stretches in records.execute("SELECT * FROM counted")}
+    of_models = [stretches for source, stretches in counted.items() if ":train:" in source]
+    assert of_models
+    assert all(len(stretches) == 1 and stretches[0][0] == 1 for stretches in of_models)
 
 
 def check_told(
