@@ -56,8 +56,8 @@ class Run:
 
 
 def model_of(directory: Path, run: Run, room: int = 2**30) -> Model:
-    config, servers = ServiceConfig(output_dir=directory, model="m", max_tokens=10), cast(Any, None)
-    context = Context(config, Store(directory), servers, 10, {})
+    config = ServiceConfig(output_dir=directory, model="m", max_tokens=10, max_pending=10)
+    context = Context(config, Store(directory), cast(Any, None), 10, {})
     context.room = Room(room)
     record, journal = (
         ModelRecord("s1:train:0", "s1_train_0", "", 1, []),
