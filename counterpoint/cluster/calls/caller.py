@@ -96,20 +96,23 @@ class Request:
                 self.call.set_result(task.result())
 
 
+@dataclass(slots=True, eq=False)
 class Peer:
     """One worker of a role that this process calls, over all its incarnations."""
 
-    def __init__(self, member: Member) -> None:
-        self.role, self.member = _role(member), member
-        self.connection: Connection | None = None
-        """Once the worker has answered."""
-        self.connecting: asyncio.Task[None] | None = None
-        """Connects, and connects again."""
-        self.trouble = ""
-        """Why the address does not answer; empty as long as it may."""
-        self.has_left = False
-        self.gate, self.queued = asyncio.Lock(), 0
-        """Calls that wait for the connection pass one after the other, so that they are sent in order."""
+    role: str
+    member: Member
+    connection: Connection | None = None
+    """Once the worker has answered."""
+    connecting: asyncio.Task[None] | None = None
+    """Connects, and connects again."""
+    trouble: str = ""
+    """Why the address does not answer; empty as long as it may."""
+    has_left: bool = False
+    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Calls that wait for the connection pass one after the other, so that they are sent in order."""
+    queued: int = 0
+    """How many wait there."""
 
     def __str__(self) -> str:
         return f"{self.member.worker} (incarnation {self.member.incarnation})"
@@ -240,7 +243,7 @@ class Caller:
         for worker in members.keys() | self._peers.keys():
             member, peer = members.get(worker), self._peers.get(worker)
             if peer is None:
-                peer = self._peers[worker] = Peer(members[worker])
+                peer = self._peers[worker] = Peer(_role(members[worker]), members[worker])
             elif member is None or _place(member) != _place(peer.member):
                 said = f"its incarnation {member.incarnation} is {member.stage}" if member else "it left the job"
                 if peer.connecting is not None:
@@ -310,12 +313,13 @@ class Caller:
             if peer is None and self._members:
                 raise NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent")
             if peer is not None and peer.takes_calls:
-                answer = await self._send(request, peer)
-                if answer is None:
+                if peer.queued or not peer.is_connected:
+                    await self._wait_in_turn(request, peer)
+                if peer.connection is None or not peer.is_connected:
                     continue
                 name = str(peer)
                 try:
-                    return decode(await answer)
+                    return decode(await self._ask(request, peer.member, peer.connection))
                 except CodecError as error:
                     said = f"{request}: the result of {name} cannot be read: {error}"
                     raise RemoteError(said, "CodecError") from None
@@ -331,21 +335,19 @@ class Caller:
             async with self._in_time(request):
                 await self._news.wait()
 
-    async def _send(self, request: Request, peer: Peer) -> asyncio.Future[list[Buffer]] | None:
-        """Sends a call, in order, once the worker is connected. Returns its answer, or None if the worker takes no calls now."""
-        if peer.queued or not peer.is_connected:
-            peer.queued += 1
-            try:
-                async with self._in_time(request), peer.gate:
-                    while peer.takes_calls and not peer.is_connected:
-                        await self._news.wait()
-            finally:
-                peer.queued -= 1
-        if peer.connection is None or not peer.is_connected:
-            return None
-        member = peer.member
+    async def _wait_in_turn(self, request: Request, peer: Peer) -> None:
+        """Waits, in the order of calls, until the worker is connected, or takes no calls after all."""
+        peer.queued += 1
+        try:
+            async with self._in_time(request), peer.gate:
+                while peer.takes_calls and not peer.is_connected:
+                    await self._news.wait()
+        finally:
+            peer.queued -= 1
+
+    def _ask(self, request: Request, member: Member, connection: Connection) -> asyncio.Future[list[Buffer]]:
         header = CallHeader(self._name, request.number, member.worker, member.incarnation, request.method)
-        return peer.connection.ask([msgspec.msgpack.encode(header), *request.frames], request.seconds_left)
+        return connection.ask([msgspec.msgpack.encode(header), *request.frames], request.seconds_left)
 
     @asynccontextmanager
     async def _in_time(self, request: Request) -> AsyncIterator[None]:
