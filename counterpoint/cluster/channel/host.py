@@ -29,7 +29,7 @@ from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS, here
 from counterpoint.cluster.channel.journal import StateJournal
-from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, size_of, unpack
+from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, unpack
 from counterpoint.cluster.channel.queue import Queue, Record, Session, State
 from counterpoint.cluster.member import Stage
 from counterpoint.cluster.spec import role_of
@@ -39,7 +39,7 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full
 from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.rpc.connection import Ask
+from counterpoint.transport.rpc.connection import Ask, size_of
 from counterpoint.transport.rpc.curve import CurveListener
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener
@@ -251,7 +251,7 @@ class ChannelHost:
     def _objection(self, who: Who, present: Session | None) -> str:
         if who.kind == messages.PRODUCER and who.name not in self._queue.producers:
             return f"{who.name} is not among the channel's producers: {', '.join(self.config.producers)}"
-        if present is not None and who.age < present.who.age:
+        if present is not None and (who.incarnation, who.started) < (present.who.incarnation, present.who.started):
             return f"a later process of the name {who.name} is connected; this one is out of date and must end"
         if present is None and len(self._queue.sessions) >= MAX_PEERS:
             return f"{MAX_PEERS} ends are connected, which is the most"

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.rpc.connection import size_of
 from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import unpacked
 
@@ -69,11 +70,6 @@ class Who(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     started: Number
     credit: Annotated[int, Meta(ge=1, le=MAX_RECORDS)] = 1
     sticky: bool = False
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """Rises from one process of a name to the next."""
-        return self.incarnation, self.started
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -141,8 +137,3 @@ def with_frames(heads: Sequence[Head], frames: Sequence[Buffer]) -> list[Framed]
     if ends[-1] != len(frames):
         raise CodecError(f"the heads describe {ends[-1]} frames, {len(frames)} are present")
     return [(head, frames[begin:end]) for head, begin, end in zip(heads, ends, ends[1:], strict=False)]
-
-
-def size_of(frames: Sequence[Buffer]) -> int:
-    """Returns their bytes."""
-    return sum(len(frame) if type(frame) is bytes else as_bytes_view(frame).nbytes for frame in frames)

@@ -19,8 +19,9 @@ from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import Item
 from counterpoint.cluster.channel.end import OPEN_SECONDS, End, Steps, T, event, in_thread, on_loop
-from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Who, size_of
+from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Who
 from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.rpc.connection import size_of
 
 Stored = Future[None]
 """Done once the host has stored a record; raises `ChannelError` if it refuses it."""
