@@ -24,8 +24,6 @@ from counterpoint.orchestrator import EventLoopLagMonitor, LagDistribution
 from counterpoint.orchestrator.rollouts.dump import write_dump
 from counterpoint.orchestrator.step.advantages import load_advantage
 from counterpoint.run.config import AdvantageConfig, LagConfig, RunConfig
-from counterpoint.transport.files.appended_lines import Line
-from counterpoint.transport.files.place import Place
 from tests.support.rollouts import make_group
 
 CONFIGURATION = """
@@ -75,9 +73,9 @@ def test_lag_is_sampled_ten_times_a_second_and_has_a_99th_percentile() -> None:
 def test_trackers_have_the_lag_and_the_metrics_of_the_trainer_by_their_names() -> None:
     feed = Feed("a", orchestrated=True)
     lag = LagDistribution.of([0.001, 0.2], 0.1).metrics()
-    feed.add_shipped(Line(Place(1), orjson.dumps({"step": 1, "time": 1.0, **lag})))
+    feed.add_shipped(orjson.dumps({"step": 1, "time": 1.0, **lag}))
     trained = {"step": 1, "time": 2.0, "entropy/all": 0.5, "entropy/words": 0.5, "mismatch_kl/all": 0.1}
-    feed.add_trained(Line(Place(1), orjson.dumps(trained)), trained)
+    feed.add_trained(orjson.dumps(trained), trained)
     (row,) = feed.rows(over=False)
     of_trainer = ["trainer/entropy/all", "trainer/entropy/words", "trainer/mismatch_kl/all"]
     assert sorted(row.values) == [*LAG, *of_trainer]

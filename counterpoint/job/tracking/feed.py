@@ -25,15 +25,6 @@ MOST_NAMES = 2000
 LONGEST_NAME = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A line that waits for its row."""
-
-    place: Place
-    """The place in its file where it begins."""
-    values: dict[str, Any]
-
-
 @dataclass(slots=True)
 class Feed:
     """What has been read of one run and has not been sent."""
@@ -47,27 +38,27 @@ class Feed:
     """The checksums of the trainer's lines of the last steps."""
     rewound: int | None = None
     """The first step that was trained again and whose first training the sink has."""
-    shipped: dict[int, Held] = field(default_factory=dict)
-    trained: dict[int, Held] = field(default_factory=dict)
+    shipped: dict[int, dict[str, Any]] = field(default_factory=dict)
+    trained: dict[int, dict[str, Any]] = field(default_factory=dict)
     results: list[tuple[Place, Evaluation]] = field(default_factory=list)
     _top_shipped: int = 0
     _top_trained: int = 0
 
-    def add_shipped(self, line: Line) -> None:
+    def add_shipped(self, text: bytes) -> None:
         """Takes a line of the orchestrator's."""
-        values = step_of(line.text)
+        values = step_of(text)
         if values and self._is_wanted(values["step"]):
-            self.shipped[values["step"]] = Held(line.place, values)
+            self.shipped[values["step"]] = values
         self._top_shipped = max(self._top_shipped, values.get("step", 0))
 
-    def add_trained(self, line: Line, values: dict[str, Any]) -> None:
+    def add_trained(self, text: bytes, values: dict[str, Any]) -> None:
         """Takes a line of the trainer's for this run."""
-        step, checksum = values["step"], zlib.crc32(line.text)
+        step, checksum = values["step"], zlib.crc32(text)
         if step <= self.last and self.checksums.get(step, checksum) != checksum:
             self.rewound = step if self.rewound is None else min(step, self.rewound)
         self._top_trained = max(self._top_trained, step)
         if self._is_wanted(step):
-            self.trained[step] = Held(line.place, values | {"checksum": checksum})
+            self.trained[step] = values | {"checksum": checksum}
 
     def add_result(self, line: Line) -> None:
         """Takes a line of `evaluations.jsonl`."""
@@ -95,7 +86,7 @@ class Feed:
             self.checksums = {step: value for step, value in self.checksums.items() if step < first}
             return
         again = [step for step in self.trained if step <= self.last]
-        self.checksums |= {step: self.trained.pop(step).values["checksum"] for step in again}
+        self.checksums |= {step: self.trained.pop(step)["checksum"] for step in again}
 
     def rows(self, over: bool) -> Iterator[Row]:
         """Yields the rows that are complete, and forgets them. `over`: no line will follow."""
@@ -106,7 +97,7 @@ class Feed:
             if step <= self.last:
                 continue
             if trained is not None:
-                self.checksums[step] = trained.values["checksum"]
+                self.checksums[step] = trained["checksum"]
                 while len(self.checksums) > REMEMBERED_STEPS:
                     del self.checksums[min(self.checksums)]
             self.last = step
@@ -127,12 +118,12 @@ class Feed:
         return not self.orchestrated or self._top_shipped > step
 
 
-def _row(run_id: str, step: int, shipped: Held | None, trained: Held | None) -> Row:
+def _row(run_id: str, step: int, shipped: dict[str, Any] | None, trained: dict[str, Any] | None) -> Row:
     """Evaluations are left out of the orchestrator's line: they are sent as results of the step that they evaluate."""
     values: dict[str, float] = {}
     times: list[float] = []
-    for prefix, held in (("", shipped), ("trainer/", trained)):
-        for name, value in (held.values if held is not None else {}).items():
+    for prefix, line in (("", shipped), ("trainer/", trained)):
+        for name, value in (line or {}).items():
             if name == "time":
                 times.append(float(value))
             elif _is_metric(name) and is_number(value) and len(values) < MOST_NAMES:

@@ -1,8 +1,8 @@
 """Follows the metrics files of all runs of a job, guests included, and keeps how far they were sent in a file of its own.
 
-The state says where reading begins after a restart: at the oldest line that was not sent. It is written after what it describes
-was flushed at the sink. If the sink has less than the state says (it lost what was on its way), the files are read from their
-beginning, and what the sink has is left out.
+After a restart the steps are read from their beginning, and those that the sink has are left out. The state says which lines of
+the trainer's they came from, to notice that one was trained again, and where the results of evaluations begin that were not sent.
+It is written after what it describes was flushed at the sink.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.files.place import BEGINNING, Place
+from counterpoint.transport.files.place import Place
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ MOST_STATE_BYTES = 64 * 2**20
 
 
 class State:
-    """What a sink's process knows after a restart: its identity at the sink, and for each run the last step and the offsets."""
+    """What a sink's process knows after a restart: its identity at the sink, and what `Followed.state` says of each run."""
 
     def __init__(self, path: Path) -> None:
         """Reads the state; a missing or damaged file is a new one, from which the sink's own last step still protects."""
@@ -46,7 +46,7 @@ class State:
             logger.warning("%s; everything is read again", error)
             self.content = {}
         if not isinstance(self.content.get("identity"), str) or not isinstance(self.content.get("runs"), dict):
-            self.content = {"identity": secrets.token_hex(4), "trainer": BEGINNING.saved(), "runs": {}}
+            self.content = {"identity": secrets.token_hex(4), "runs": {}}
 
     def save(self) -> None:
         """Writes it durably if it has changed. Raises `OSError`."""
@@ -62,12 +62,11 @@ class Followed:
     def __init__(self, directory: Path, run_id: str, state: dict[str, Any], last: int) -> None:
         """`last` is the sink's last step."""
         run_dir = directory / f"run_{run_id}"
-        is_behind = last < int(state.get("step", 0))
-        at = {} if is_behind else state
         checksums = {int(step): int(value) for step, value in state.get("checksums", {}).items()}
-        self.is_behind = is_behind
-        self.shipped = _reader(run_dir / "metrics.jsonl", at.get("shipped"))
-        self.results = _reader(run_dir / EVALUATIONS_FILE, at.get("results"))
+        self.shipped = AppendedLines(run_dir / "metrics.jsonl")
+        # A sink that has less than was flushed lost results, too: all are read again.
+        place = Place.restored(state.get("results")) if last >= int(state.get("step", 0)) else None
+        self.results = AppendedLines(run_dir / EVALUATIONS_FILE, place=place)
         self.feed = Feed(run_id, last=last, checksums=checksums)
         self._control = run_dir / "control"
 
@@ -76,7 +75,7 @@ class Followed:
         self.feed.orchestrated = self.feed.orchestrated or self._control.is_dir() or self.shipped.path.exists()
         lines = self.shipped.next_lines(self.feed.forget_shipped)
         for line in lines:
-            self.feed.add_shipped(line)
+            self.feed.add_shipped(line.text)
         results = self.results.next_lines(self.feed.results.clear)
         for line in results:
             self.feed.add_result(line)
@@ -84,14 +83,9 @@ class Followed:
 
     def state(self) -> dict[str, Any]:
         """Returns what a restart needs."""
-        held = _first([held.place for held in self.feed.shipped.values()], self.shipped)
-        waiting = _first([place for place, _ in self.feed.results], self.results)
-        return {
-            "step": self.feed.last,
-            "shipped": held.saved(),
-            "results": waiting.saved(),
-            "checksums": self.feed.checksums,
-        }
+        waiting = [place for place, _ in self.feed.results]
+        first = min(waiting, key=lambda place: place.offset, default=self.results.place)
+        return {"step": self.feed.last, "results": first.saved(), "checksums": self.feed.checksums}
 
 
 class Follower:
@@ -102,13 +96,11 @@ class Follower:
         self._directory = directory
         self._state = state
         self._last_step = last_step
-        self._trainer = _reader(directory / "trainer" / "metrics.jsonl", state.content.get("trainer"))
+        self._trainer = AppendedLines(directory / "trainer" / "metrics.jsonl")
         self._unreadable: set[str] = set()
         self.runs: dict[str, Followed] = {}
         for run_id in state.content["runs"]:
             self._run(run_id)
-        if any(run.is_behind for run in self.runs.values()):
-            self._trainer.restart()
 
     def read(self) -> bool:
         """Reads what is new in all files, a bounded part of each; returns whether there was something."""
@@ -120,8 +112,6 @@ class Follower:
 
     def save(self) -> None:
         """Writes the state; call it once what was handed out is durable at the sink. Raises `OSError`."""
-        waiting = [held.place for run in self.runs.values() for held in run.feed.trained.values()]
-        self._state.content["trainer"] = _first(waiting, self._trainer).saved()
         self._state.content["runs"] = {run_id: run.state() for run_id, run in self.runs.items()}
         self._state.save()
 
@@ -137,7 +127,7 @@ class Follower:
             values = step_of(line.text)
             run_id = values.pop("run_id", "")
             if values and re.fullmatch(IDENTIFIER_PATTERN, run_id):
-                self._run(run_id).feed.add_trained(line, values)
+                self._run(run_id).feed.add_trained(line.text, values)
         return bool(lines)
 
     def _forget_trained(self) -> None:
@@ -153,12 +143,3 @@ class Follower:
                 self._unreadable.add(str(path))
                 logger.warning("%s cannot be read: %s", path, error)
             return False
-
-
-def _reader(path: Path, saved: object) -> AppendedLines:
-    return AppendedLines(path, place=Place.restored(saved))
-
-
-def _first(waiting: Sequence[Place], read: AppendedLines) -> Place:
-    """Returns where reading must begin again: at the first line that waits, or behind all that was read."""
-    return min(waiting, key=lambda place: place.offset, default=read.place)

@@ -1,8 +1,7 @@
 """The process of one sink: reads the job's files, gives the rows to the sink, and reports after each pass that it is alive.
 
-`python -m counterpoint.job.tracking.sink_process DESCRIPTOR SPECIFICATION`: the descriptor gets a line after each pass, with the
-number of rows sent. When its input is closed, it sends what is left and ends with 0. `counterpoint/job/tracking/tracking.py`
-starts it.
+`python -m counterpoint.job.tracking.sink_process SPECIFICATION`: its output gets a line after each pass, with the number of rows
+sent. When its input is closed, it sends what is left and ends with 0. `counterpoint/job/tracking/tracking.py` starts it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,20 +129,20 @@ def _rewind(feed: Feed, sink: Sink, name: str) -> bool:
 
 
 def main() -> None:
-    """Runs the process below `tracking.py`: it ends when its input does, and reports at the descriptor."""
-    descriptor, spec = int(sys.argv[1]), SinkSpec.of_json(sys.argv[2])
+    """Runs the process below `tracking.py`: it ends when its input does, and reports at its output."""
+    spec = SinkSpec.of_json(sys.argv[1])
+    reports = os.dup(1)
+    os.dup2(2, 1)  # for whatever a library prints
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name}: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent asks in order
-    os.set_blocking(descriptor, False)
+    os.set_blocking(reports, False)
 
     def over(seconds: float) -> bool:
         return bool(select.select([0], [], [], seconds)[0])
 
     def beat(sent: int) -> None:
-        try:
-            os.write(descriptor, b"%d\n" % sent)
-        except BlockingIOError:  # the parent has enough to read
-            pass
+        with suppress(BlockingIOError):  # the parent has enough to read
+            os.write(reports, b"%d\n" % sent)
 
     run(spec, over, beat)
 

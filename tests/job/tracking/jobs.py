@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,8 @@ from typing import Any
 from counterpoint.job.tracking.sink_process import SinkSpec
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.json_lines import append_line, read_lines
-from counterpoint.transport.process.launch import descendants, guarded
+from counterpoint.transport.process.child import Child
+from counterpoint.transport.process.launch import descendants
 from tests.support.polling import DEADLINE_SECONDS
 
 
@@ -69,18 +68,14 @@ class SinkProcess:
     """One process of a sink."""
 
     def __init__(self, spec: SinkSpec) -> None:
-        self._beats, given = os.pipe()
-        command = [sys.executable, "-m", "counterpoint.job.tracking.sink_process", str(given), spec.to_json()]
-        self._process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
-        os.close(given)
+        command = [sys.executable, "-m", "counterpoint.job.tracking.sink_process", spec.to_json()]
+        self._process = Child(spec.name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.sent = 0
 
     def await_rows(self, count: int) -> None:
         """Returns once so many rows were sent."""
         while self.sent < count:
-            data = os.read(self._beats, 65536)
-            assert data, f"the sink ended after {self.sent} rows"
-            self.sent = int(data.split(b"\n")[-2])
+            self.sent = int(self._process.line(DEADLINE_SECONDS).split()[-1])
 
     def maps(self, part: str) -> bool:
         """Whether it, or a process below it, has a file with that in its path in its memory."""
@@ -88,17 +83,9 @@ class SinkProcess:
 
     def finish(self) -> int:
         """Asks it to send what is left; returns its exit code."""
-        assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(DEADLINE_SECONDS)
 
     def kill(self) -> None:
         """Kills it and all below it by SIGKILL."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGHUP)
-            self._process.wait(DEADLINE_SECONDS)
-        if self._beats >= 0:
-            os.close(self._beats)
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._beats = -1
+        self._process.close()

@@ -6,41 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.tracking.event_files import library, open_writer, read_scalars
-from counterpoint.job.tracking.rows import Evaluation, Row, Target
-
-_ROW_MARK = "tracking/time"
-"""A scalar that only rows have, so that the last row can be told from an evaluation."""
+from counterpoint.job.tracking.rows import Target
+from counterpoint.job.tracking.sinks.remembering import RememberingSink
 
 
-class TensorboardSink:
-    """A `job.tracking.rows.Sink`. What the trainer trains again replaces what was there."""
+class TensorboardSink(RememberingSink):
+    """Writes files. What the trainer trains again replaces what was there."""
 
     def __init__(self, target: Target) -> None:
+        super().__init__()
         self._directory = Path(target.options.get("directory") or target.directory)
         self._writers: dict[str, Any] = {}
-        self._last: dict[str, int] = {}
-        self._evaluated: dict[str, set[tuple[str, int]]] = {}
 
-    def last_step(self, run_id: str) -> int:
-        """See `Sink`."""
-        if run_id not in self._last:
-            shown = read_scalars(self._directory / run_id) if (self._directory / run_id).is_dir() else {}
-            self._last[run_id] = max((step for step, values in shown.items() if _ROW_MARK in values), default=0)
-            self._evaluated[run_id] = {(name, step) for step, values in shown.items() for name in values}
-        return self._last[run_id]
+    def kept(self, run_id: str) -> dict[int, dict[str, float]]:
+        """See `RememberingSink`."""
+        return read_scalars(self._directory / run_id)
 
-    def write(self, row: Row) -> None:
-        """See `Sink`."""
-        self._add(row.run_id, row.values | {_ROW_MARK: row.time}, row.step, row.time)
-        self._last[row.run_id] = row.step
+    def put(self, run_id: str, values: dict[str, float], step: int, time: float) -> None:
+        """See `RememberingSink`: one record of the file."""
+        library()
+        from tensorboardX.proto.summary_pb2 import Summary
 
-    def write_evaluation(self, result: Evaluation) -> None:
-        """See `Sink`. One that it has already is left out."""
-        had = self._evaluated[result.run_id]
-        new = {name: value for name, value in result.values.items() if (name, result.step) not in had}
-        if new:
-            had.update((name, result.step) for name in new)
-            self._add(result.run_id, new, result.step, result.time)
+        if run_id not in self._writers:
+            self._writers[run_id] = open_writer(self._directory / run_id, self.last_step(run_id) + 1)
+        items = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writers[run_id].file_writer.add_summary(Summary(value=items), step, time)
 
     def rewind(self, run_id: str, step: int) -> bool:
         """See `Sink`: the next file replaces the older ones from this step on."""
@@ -60,12 +50,3 @@ class TensorboardSink:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-    def _add(self, run_id: str, values: dict[str, float], step: int, time: float) -> None:
-        library()
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        if run_id not in self._writers:
-            self._writers[run_id] = open_writer(self._directory / run_id, self.last_step(run_id) + 1)
-        items = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writers[run_id].file_writer.add_summary(Summary(value=items), step, time)
