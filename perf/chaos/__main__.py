@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
-from perf.chaos.progress import ChaosError, say
+from perf.chaos.report import ChaosError, say
 
 KINDS = {
     "job": ("perf.chaos.of_a_job", 30, "a job of three runs: orchestrators, trainer, vLLM; about a minute a round"),
@@ -48,11 +50,19 @@ def main() -> int:
         if hasattr(module, "add_arguments"):
             module.add_arguments(kind_parser)
     given = parser.parse_args()
+    directory = (given.keep or Path(tempfile.mkdtemp(prefix="chaos-"))).absolute()
     try:
-        case = importlib.import_module(KINDS[given.kind][0]).measure(given)
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise ChaosError(f"--keep {directory}: the directory is not empty")
+        case = importlib.import_module(KINDS[given.kind][0]).measure(given, directory)
     except ChaosError as error:
-        say(f"error: {error}")
+        say(f"error: {error}\nits files, if there are any, are in {directory}")
         return 1
+    if not case.held:
+        say(f"its files are in {directory}")
+    elif given.keep is None:
+        shutil.rmtree(directory)
     if given.json:
         print(json.dumps([case.as_json()], indent=2))
     else:

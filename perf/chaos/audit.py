@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
 
 from perf.chaos.disk import BatchRecord, digest, json_lines, published, read_batch, run_ids
+from perf.chaos.report import Findings
 from perf.chaos.witness import COMMITTED, TRAINED, Witness
 
 MISSING = "steps missing, or there twice, in one of the records"
@@ -36,24 +36,9 @@ SAME_LOSS = 1e-4
 """Relative. A step that is trained again may share its rows with other runs, so its loss differs by the order of sums."""
 
 
-@dataclass
-class Findings:
-    """The result of an audit."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """Counts for the report."""
-    faults: dict[str, list[str]] = field(default_factory=lambda: {fault: [] for fault in FAULTS})
-    """The cases of each of `FAULTS`, in words."""
-
-    @property
-    def held(self) -> bool:
-        """Whether there is no fault."""
-        return not any(self.faults.values())
-
-
 def audit(job: Path, notes: Path) -> Findings:
     """Audits a job that has ended, with every committed step trained, and its witness's notes."""
-    findings = Findings()
+    findings = Findings(FAULTS)
     for run_id in run_ids(job):
         _Audit(job, notes, run_id, findings).make()
         findings.counts["runs"] += 1

@@ -7,7 +7,6 @@ every third step, so that a killed trainer has steps to train again.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import sys
@@ -23,7 +22,7 @@ from counterpoint.job.evaluation.server import free_port
 from counterpoint.transport.process.child import Child, last_lines
 from counterpoint.transport.process.launch import descendants
 from perf.chaos import batch_copies
-from perf.chaos.progress import ChaosError
+from perf.chaos.report import ChaosError, kill
 from perf.chaos.witness import Witness
 
 LOOK_SECONDS = 0.1
@@ -190,11 +189,8 @@ class ChaosJob:
             self.wait_until("a process to kill", found)
             role = chance.choice(sorted({victim.role for victim in victims}))
             victim = chance.choice([victim for victim in victims if victim.role == role])
-            try:
-                os.kill(victim.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it has just ended
-            return victim
+            if kill(victim.pid):
+                return victim
 
     def _victims(self) -> list[Victim]:
         """Returns each worker's own process, and those of vLLM: its API server and the engine's core."""

@@ -12,7 +12,6 @@ import contextlib
 import multiprocessing
 import os
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.sweep.status import sweep_status
-from perf.chaos.progress import say
+from perf.chaos.report import Findings, Report, say
 from perf.chaos.sweep_worker import Witness, targets, work
-from perf.figures import Case, Figure
+from perf.figures import Case
 
 BODY_SECONDS = 0.1
 ROUND_SECONDS = 300.0
@@ -144,18 +143,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", choices=["local", "s3"], default="local", help="s3 is moto's server, on loopback")
 
 
-def measure(given: argparse.Namespace) -> Case:
-    """Runs the chaos; its files stay with `--keep`."""
+def measure(given: argparse.Namespace, directory: Path) -> Case:
+    """Runs the chaos in a directory."""
     settings, chance = Settings(given.workers, given.targets, given.kills), random.Random(given.seed)
-    total: Counter[str] = Counter()
-    with contextlib.ExitStack() as stack:
-        directory = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-chaos-")))
-        root = stack.enter_context(roots(given.storage, directory))
+    report = Report("sweep", Findings(FAULTS))
+    with roots(given.storage, directory) as root:
         for number in range(given.rounds):
             witness = directory / f"witness-{number}"
-            witness.mkdir(parents=True)
-            total.update(chaos(f"{root}/round-{number}", witness, settings, chance))
-            faults = sum(total[fault] for fault in FAULTS)
-            say(f"round {number + 1} of {given.rounds}: {total['workers killed']} killed, {faults} faults")
-    bounds = dict.fromkeys(FAULTS, 0)
-    return Case("sweep", [Figure(name, count, "", bounds.get(name), timed=False) for name, count in total.items()])
+            witness.mkdir()
+            counts, found = chaos(f"{root}/round-{number}", witness, settings, chance), Findings(FAULTS)
+            for fault in FAULTS:
+                found.faults[fault] += ["a target"] * counts.pop(fault)
+            found.counts = counts
+            report.rounds += 1
+            report.add(found, witness)
+            say(f"round {report.rounds} of {given.rounds}: {report.findings.counts['workers killed']} killed")
+    return report.case()

@@ -30,7 +30,7 @@ from counterpoint.job.processes_file import read_workers
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.transport.process.launch import descendants, guarded
 from perf.chaos.disk import json_lines
-from perf.chaos.progress import say
+from perf.chaos.report import say
 from perf.figures import Figure
 
 KEYS = {name: f"tml-{name * 20}" for name in ("trains", "samples", "bodies", "models", "connects")}

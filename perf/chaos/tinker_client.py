@@ -10,11 +10,7 @@ With `--beside MINUTES` nothing is killed: four other keys ask for all they may 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import shutil
-import signal
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -32,11 +28,15 @@ from counterpoint.job.processes_file import read_workers
 from counterpoint.service.records.database import open_to_read
 from counterpoint.service.records.ledger import used_by_day
 from perf.chaos import tenants
-from perf.chaos.progress import ChaosError, say
+from perf.chaos.report import Findings, Report, kill, say
 from perf.commands import Command, is_ready, until
 from perf.figures import Case, Figure
 
 ROLES = ("service", "trainer", "inference")
+
+LOSSES = "losses unlike those of the undisturbed run"
+ADAPTERS = "adapters unlike it"
+TOKENS = "tokens trained that the ledger lacks, or has twice"
 
 MANY = 1_000_000
 
@@ -65,12 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beside", type=float, metavar="MINUTES", help="play beside four keys under load instead")
 
 
-def measure(given: argparse.Namespace) -> Case:
-    """Runs the chaos; the job's directory stays with `--keep`, and where a bound is broken."""
-    directory = (given.keep or Path(tempfile.mkdtemp(prefix="counterpoint-chaos-"))).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
-        raise ChaosError(f"--keep {directory}: the directory is not empty")
+def measure(given: argparse.Namespace, directory: Path) -> Case:
+    """Runs the chaos in a directory."""
     port, output = free_port("127.0.0.1", 0), directory / "job"
     table = settings(output, port)
     if given.beside:
@@ -80,16 +76,11 @@ def measure(given: argparse.Namespace) -> Case:
     with Command(directory / "job.log", "tinker", str(directory / "job.toml")) as job:
         until("the job", lambda: is_ready(output), [job])
         url = f"http://127.0.0.1:{port}"
-        case = (
-            Case("four keys under load", _beside(given, url, directory))
-            if given.beside
-            else _killed(given, url, output)
-        )
-    if given.keep is None and case.held:
-        shutil.rmtree(directory)
-    elif not case.held:
-        say(f"its files are in {directory}")
-    return case
+        if given.beside:
+            return Case("four keys under load", _beside(given, url, directory))
+        report = Report("chaos of the service", Findings((LOSSES, ADAPTERS, TOKENS)))
+        _killed(given, url, output, report)
+        return report.case()
 
 
 def _beside(given: argparse.Namespace, url: str, directory: Path) -> list[Figure]:
@@ -99,29 +90,26 @@ def _beside(given: argparse.Namespace, url: str, directory: Path) -> list[Figure
     return tenants.beside(tenants.Fifth(url, rounds), url, given.beside, directory)
 
 
-def _killed(given: argparse.Namespace, url: str, output: Path) -> Case:
+def _killed(given: argparse.Namespace, url: str, output: Path, report: Report) -> None:
     warnings.simplefilter("ignore")
-    chance, kills = random.Random(given.seed), Counter[str]()
+    chance, found = random.Random(given.seed), Findings(report.findings.faults)
+    report.rounds, report.done = given.rounds, Counter({f"{role}: killed": 0 for role in ROLES})
     client = tinker.ServiceClient(base_url=url, api_key="tml-the-key-of-the-chaos")
-    disturbed = play(client, given.rounds, output, lambda: kill(output, chance, kills))
+    disturbed = play(client, given.rounds, output, lambda: disturb(output, chance, report))
     undisturbed = play(client, given.rounds, output, lambda: None)
-    workers = read_workers(output)
-    differing = sum(one != other for one, other in zip(disturbed.losses, undisturbed.losses, strict=True))
+    found.counts["workers started again"] = sum(worker["restarts"] for worker in read_workers(output))
+    found.counts["losses"] = len(disturbed.losses)
+    for number, (one, other) in enumerate(zip(disturbed.losses, undisturbed.losses, strict=True), start=1):
+        if one != other:
+            found.faults[LOSSES].append(f"loss {number} is {one}, and was {other} undisturbed")
+    if disturbed.adapter != undisturbed.adapter:
+        found.faults[ADAPTERS].append("the last adapters differ")
     ledger = used_by_day(open_to_read(output / "service" / "records.db").execute).values()
     counted = sum(used.trained for accounts in ledger for used in accounts.values())
     trained = len(disturbed.losses + undisturbed.losses) * DATA * (TEXT_TOKENS - 1)
-    return Case(
-        "chaos of the service",
-        [
-            Figure("rounds", given.rounds, ""),
-            *(Figure(f"{role}: killed", kills[role], "") for role in ROLES),
-            Figure("workers started again", sum(worker["restarts"] for worker in workers), ""),
-            Figure("losses", len(disturbed.losses), ""),
-            Figure("losses unlike those of the undisturbed run", differing, "", 0, timed=False),
-            Figure("adapters unlike it", int(disturbed.adapter != undisturbed.adapter), "", 0, timed=False),
-            Figure("tokens trained that the ledger lacks, or has twice", abs(counted - trained), "", 0, timed=False),
-        ],
-    )
+    if counted != trained:
+        found.faults[TOKENS].append(f"the ledger has {counted} trained tokens, expected {trained}")
+    report.add(found, output)
 
 
 def settings(output: Path, port: int) -> dict[str, Any]:
@@ -174,16 +162,10 @@ def datum(texts: random.Random) -> tinker.Datum:
     )
 
 
-def kill(output: Path, chance: random.Random, kills: Counter[str]) -> None:
+def disturb(output: Path, chance: random.Random, report: Report) -> None:
     """Kills a worker of the job that runs, at a random moment."""
     time.sleep(chance.uniform(0.0, 0.3))
     running = [worker for worker in read_workers(output) if worker["pid"]]
-    if not running:
-        return
-    victim = chance.choice(running)
-    try:
-        os.kill(victim["pid"], signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    kills[victim["name"].partition("_")[0]] += 1
-    say(f"  killed {victim['name']}")
+    if running and kill((victim := chance.choice(running))["pid"]):
+        report.done[f"{victim['name'].partition('_')[0]}: killed"] += 1
+        say(f"  killed {victim['name']}")

@@ -10,11 +10,12 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
+
+from perf.chaos.report import Findings
 
 LOST_JOBS = "jobs lost"
 ORPHANS = "orphans: processes, shared memory or temporary files after the end"
@@ -30,25 +31,12 @@ MARK = "CLUSTER_CHAOS"
 """The variable by which all processes of a job are known. Its value is the job's own."""
 
 
-@dataclass
-class Findings:
-    """The result of an audit; those of several jobs can be added up."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    faults: dict[str, list[str]] = field(default_factory=lambda: {fault: [] for fault in FAULTS})
-
-    def add(self, other: Findings) -> None:
-        """Adds those of another job."""
-        self.counts.update(other.counts)
-        for fault, cases in other.faults.items():
-            self.faults[fault] += cases
-
-
 def audit(
     job: Path, lines: Sequence[Sequence[Any]], sources: int, processes: Sequence[int], temporary: Path, memory: str
 ) -> Findings:
     """Audits a job that has ended: its directory, the witness's lines, the processes of it that still live, and its files."""
-    findings = Findings(Counter({"jobs": 1}))
+    findings = Findings(FAULTS)
+    findings.counts["jobs"] = 1
     _audit_outcome(job, findings)
     _audit_remains(processes, temporary, memory, findings)
     audit_identities(lines, findings)

@@ -18,18 +18,17 @@ import math
 import random
 import shutil
 import signal
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf.chaos.cluster.audit import FAULTS, LOST_JOBS, Findings
-from perf.chaos.cluster.job import LEASE_SECONDS, ROLES, WORKERS, ClusterJob, StandsStillError, new_place
+from perf.chaos.cluster.audit import FAULTS, LOST_JOBS
+from perf.chaos.cluster.job import LEASE_SECONDS, ROLES, WORKERS, ClusterJob, StandsStillError
 from perf.chaos.cluster.ray_nodes import NoNetworkError, RayNodes
-from perf.chaos.progress import ChaosError, say
-from perf.figures import Case, Figure
+from perf.chaos.report import ChaosError, Findings, Report, say
+from perf.figures import Case
 
 ROUNDS_OF_A_JOB = 6
 MOMENT_SECONDS = 2.0
@@ -58,30 +57,6 @@ FAULTS_OF = {
 }
 
 
-@dataclass
-class Toll:
-    """What was done, and what was found."""
-
-    rounds: int = 0
-    done: Counter[str] = field(default_factory=Counter)
-    slowest: dict[str, float] = field(default_factory=dict)
-    """The longest time from a fault until all live again, in seconds."""
-    findings: Findings = field(default_factory=Findings)
-    skipped: set[str] = field(default_factory=set)
-    kept: list[Path] = field(default_factory=list)
-
-    def case(self) -> Case:
-        """Returns the figures."""
-        figures = [Figure("rounds", self.rounds, "")]
-        figures += [Figure(name, count, "") for name, count in sorted(self.done.items())]
-        figures += [Figure(name, count, "") for name, count in self.findings.counts.items()]
-        figures += [
-            Figure(f"{kind}: longest until all live", seconds, "s") for kind, seconds in sorted(self.slowest.items())
-        ]
-        figures += [Figure(fault, len(self.findings.faults[fault]), "", 0, timed=False) for fault in FAULTS]
-        return Case("cluster-chaos", figures)
-
-
 def every_fault(backend: str) -> list[str]:
     """Returns the names of the faults that can be done on a backend."""
     return [*(f"{what} {target}" for what in ("kill", "stop") for target in TARGETS), *FAULTS_OF[backend]]
@@ -98,71 +73,63 @@ def plan_of(names: Sequence[str], rounds: int, each: int, chance: random.Random)
     return [faults[first * a_round : (first + 1) * a_round] for first in range(rounds)]
 
 
-def chaos(plan: Sequence[list[str]], chance: random.Random, parent: Path | None, ray: RayNodes | None) -> Toll:
-    """Does the rounds of a plan, and returns what was found."""
-    toll = Toll()
+def chaos(plan: Sequence[list[str]], chance: random.Random, parent: Path, ray: RayNodes | None) -> Report:
+    """Does the rounds of a plan, and returns what was found; the files of jobs with findings stay in `parent`."""
+    report = Report("cluster-chaos", Findings(FAULTS), "longest until all live")
     for first in range(0, len(plan), ROUNDS_OF_A_JOB):
-        _one_job(plan[first : first + ROUNDS_OF_A_JOB], chance, toll, parent, ray)
-        say(f"{toll.rounds} rounds, {sum(map(len, toll.findings.faults.values()))} findings")
-    return toll
+        _one_job(plan[first : first + ROUNDS_OF_A_JOB], chance, report, parent, ray)
+        say(f"{report.rounds} rounds, {sum(map(len, report.findings.faults.values()))} findings")
+    return report
 
 
 def _one_job(
-    batch: Sequence[list[str]], chance: random.Random, toll: Toll, parent: Path | None, ray: RayNodes | None
+    batch: Sequence[list[str]], chance: random.Random, report: Report, parent: Path, ray: RayNodes | None
 ) -> None:
-    place = new_place(parent)
+    place = Path(tempfile.mkdtemp(prefix="cc-", dir=parent))  # short, as the path of a socket must be
     job = ClusterJob(place, ray)
-    found = Findings()
+    found = Findings(FAULTS)
     try:
         job.wait_for_life("the start of the job")
         for faults in batch:
-            _round(job, faults, chance, toll)
+            _round(job, faults, chance, report)
         job.ask_for_the_end()
         if chance.random() < SECOND_SHARE:
             time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
-            _second(job, chance, toll)
+            _second(job, chance, report)
         found = job.finish()
     except StandsStillError as error:
         found.faults[LOST_JOBS].append(str(error))
     finally:
         job.resume()
         job.close()
-    toll.findings.add(found)
-    if any(found.faults.values()):
-        toll.kept.append(place)
-        for kind, cases in found.faults.items():
-            for words in cases[:20]:
-                say(f"{kind}: {words}")
-        say(f"the files are in {place}")
-    elif parent is None:
+    report.add(found, place)
+    if found.held:
         shutil.rmtree(place)
 
 
-def _round(job: ClusterJob, faults: Sequence[str], chance: random.Random, toll: Toll) -> None:
+def _round(job: ClusterJob, faults: Sequence[str], chance: random.Random, report: Report) -> None:
     began = time.monotonic()
-    toll.rounds += 1
+    report.rounds += 1
     for fault in faults:
         time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
-        _fault(job, fault, chance, toll)
+        _fault(job, fault, chance, report)
     job.wait_for_life(f"life after {', '.join(faults)}")
     seconds = time.monotonic() - began
     for fault in faults:
-        what = fault.partition(" ")[0]
-        toll.slowest[what] = max(toll.slowest.get(what, 0.0), seconds)
+        report.took(fault.partition(" ")[0], seconds)
     say(f"    all live after {seconds:.1f} s")
 
 
-def _fault(job: ClusterJob, fault: str, chance: random.Random, toll: Toll) -> None:
+def _fault(job: ClusterJob, fault: str, chance: random.Random, report: Report) -> None:
     what, _, target = fault.partition(" ")
     if what == "fill":
         if job.disk_error:
-            toll.skipped.add(f"{fault}: {job.disk_error}")
-            return
+            return say(f"  skipped: {fault}: {job.disk_error}")
     else:
         chosen = _target(job, target, chance)
         if job.has_ended():
             return
-    toll.done[fault] += 1
+    report.done[fault] += 1
     say(f"  {fault}" if what == "fill" or chosen == target else f"  {fault}: {chosen}")
     match what:
         case "kill" | "lose":
@@ -172,7 +139,7 @@ def _fault(job: ClusterJob, fault: str, chance: random.Random, toll: Toll) -> No
                 job.send(chosen, signal.SIGKILL)
             if chance.random() < SECOND_SHARE:
                 time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
-                _second(job, chance, toll)
+                _second(job, chance, report)
         case "stop" | "cut":
             seconds = chance.uniform(*(LONG_STOP if what == "cut" or chance.random() < 0.5 else SHORT_STOP))
             if fault == "cut node":
@@ -181,12 +148,12 @@ def _fault(job: ClusterJob, fault: str, chance: random.Random, toll: Toll) -> No
             else:
                 job.pause(chosen)
             if chance.random() < SECOND_SHARE:
-                _second(job, chance, toll)
+                _second(job, chance, report)
             time.sleep(seconds + (LEASE_SECONDS / 2 if what == "cut" else 0))
             job.resume()
         case "fill":
             with job.full_disk():
-                _second(job, chance, toll)
+                _second(job, chance, report)
                 time.sleep(chance.uniform(*DISK_SECONDS))
 
 
@@ -204,12 +171,12 @@ def _target(job: ClusterJob, target: str, chance: random.Random) -> str:
     return found[0] if found else target
 
 
-def _second(job: ClusterJob, chance: random.Random, toll: Toll) -> None:
+def _second(job: ClusterJob, chance: random.Random, report: Report) -> None:
     target = chance.choice(("master", *WORKERS))
     if target == "master" and not job.processes("standby"):
         return
     if job.send(target, signal.SIGKILL):
-        toll.done["second kill"] += 1
+        report.done["second kill"] += 1
         say(f"    and killed {target}")
 
 
@@ -240,10 +207,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fault", action="append", metavar="NAME", help="only these, such as 'kill master'")
 
 
-def measure(given: argparse.Namespace) -> Case:
+def measure(given: argparse.Namespace, directory: Path) -> Case:
     """Runs the chaos; the files of jobs with findings stay. Raises `ChaosError` for a fault that there is not."""
-    if given.keep is not None:
-        given.keep.mkdir(parents=True, exist_ok=True)
     names = every_fault(given.backend)
     if unknown := [name for name in given.fault or [] if name not in names]:
         raise ChaosError(f"--fault {unknown[0]!r}: expected one of {', '.join(names)}")
@@ -251,9 +216,6 @@ def measure(given: argparse.Namespace) -> Case:
     plan = plan_of(given.fault or names, given.rounds, given.each, chance)
     try:
         with ray_nodes(given.backend) as ray:
-            toll = chaos(plan, chance, given.keep, ray)
+            return chaos(plan, chance, directory, ray).case()
     except NoNetworkError as error:
         raise ChaosError(str(error)) from None
-    for words in sorted(toll.skipped):
-        say(f"skipped: {words}")
-    return toll.case()

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,10 +18,11 @@ from typing import Any
 
 from counterpoint.cluster import JobBuilder, JobHandle, JobSpec, submit
 from counterpoint.cluster.job_handle import GRACE_SECONDS
-from perf.chaos.cluster.audit import MARK, ORPHANS, Findings, audit, command_line, environment_of, marked, parent_of
+from perf.chaos.cluster.audit import MARK, ORPHANS, audit, command_line, environment_of, marked, parent_of
 from perf.chaos.cluster.ray_nodes import PLACE, RayNodes
 from perf.chaos.cluster.witness import Reader
 from perf.chaos.cluster.workers import ENOUGH, MARKED, channel_config
+from perf.chaos.report import Findings, kill
 
 SOURCES, TRAINERS, SCORERS = 2, 2, 2
 NODES = 2
@@ -287,8 +287,7 @@ class ClusterJob:
         deadline = time.monotonic() + 20.0
         while (left := self.left()) and time.monotonic() < deadline:
             for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                kill(pid)
             time.sleep(POLL_SECONDS)
         for name in os.listdir("/dev/shm"):
             if MARKED + self.place.name in name:
@@ -305,8 +304,3 @@ def _mounted(disk: Path) -> str:
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip() or f"mount ended with {done.returncode}"
-
-
-def new_place(parent: Path | None) -> Path:
-    """Returns a new, short path for a job: the path of a socket is."""
-    return Path(tempfile.mkdtemp(prefix="cc-", dir=parent))

@@ -9,8 +9,10 @@ from typing import Any
 
 from counterpoint.tune.runner.trial_files import STATE_FILE
 from perf.chaos.disk import json_lines
+from perf.chaos.report import Findings
 from perf.chaos.tune.experiment import HEARD, MAX_FAILURES, NAME, STEPS, TRIALS
 
+STOOD_STILL = "stood still"
 FAULTS = (
     "lost trials",
     "results counted twice",
@@ -18,25 +20,25 @@ FAULTS = (
     "beyond max_failures",
     "search state wrong",
     "processes left",
+    STOOD_STILL,
 )
 """What must not be found."""
-
-Findings = dict[str, list[str]]
 
 
 def audit(directory: Path, scheduler: str) -> Findings:
     """Returns what is wrong with the experiment in a directory, by kind of fault."""
-    found: Findings = {fault: [] for fault in FAULTS}
+    findings = Findings(FAULTS)
+    found = findings.faults
     trials = json.loads((directory / NAME / STATE_FILE).read_text())["trials"]
     if len(trials) != TRIALS:
         found["lost trials"].append(f"there are {len(trials)} trials, expected {TRIALS}")
     heard: list[list[Any]] = json.loads((directory / HEARD).read_text())
     for trial in trials:
         _audit_trial(trial, scheduler, [each for trial_id, each in heard if trial_id == trial["trial_id"]], found)
-    return found
+    return findings
 
 
-def _audit_trial(trial: dict[str, Any], scheduler: str, heard: list[Any], found: Findings) -> None:
+def _audit_trial(trial: dict[str, Any], scheduler: str, heard: list[Any], found: dict[str, list[str]]) -> None:
     name, failures = trial["trial_id"], trial["num_failures"]
     if trial["status"] not in ("TERMINATED", "ERROR"):
         found["lost trials"].append(f"{name} is {trial['status']}")

@@ -8,25 +8,20 @@ end and audited (`perf/chaos/tune/audit.py`).
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import random
 import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.launch import descendants, live_processes
 from counterpoint.tune.runner.journal import holds_experiment
-from perf.chaos.progress import say
-from perf.chaos.tune.audit import FAULTS, Findings, audit
+from perf.chaos.report import Findings, Report, kill, say
+from perf.chaos.tune.audit import FAULTS, STOOD_STILL, audit
 from perf.chaos.tune.experiment import HEARD, NAME
-from perf.figures import Case, Figure
+from perf.figures import Case
 
 SCHEDULERS = ("fifo", "asha", "pbt")
 TARGETS = ("runner", "guardian", "trial")
@@ -41,23 +36,6 @@ LEFT_SECONDS = 15.0
 
 class StandsStillError(Exception):
     """An experiment does not go on."""
-
-
-@dataclass
-class Toll:
-    """What was done, and what was found."""
-
-    rounds: int = 0
-    experiments: int = 0
-    done: Counter[str] = field(default_factory=Counter)
-    found: Findings = field(default_factory=lambda: {fault: [] for fault in (*FAULTS, "stood still")})
-
-    def case(self) -> Case:
-        """Returns the figures."""
-        figures = [Figure("rounds", self.rounds, ""), Figure("experiments", self.experiments, "")]
-        figures += [Figure(f"kill {target}", self.done[target], "") for target in TARGETS]
-        figures += [Figure(fault, len(cases), "", 0, timed=False) for fault, cases in self.found.items()]
-        return Case("tune-chaos", figures)
 
 
 class Victim:
@@ -103,7 +81,7 @@ class Victim:
             return False
         if target == "runner":
             below = descendants(runner)
-            end(runner)
+            kill(runner)
             self._process.wait()
             self._wait_until_gone(below)
             self.start()
@@ -113,7 +91,7 @@ class Victim:
         candidates = guardians if target == "guardian" else below
         if not candidates:
             return False
-        end(chance.choice(candidates))
+        kill(chance.choice(candidates))
         return True
 
     def _wait_until_gone(self, processes: list[int]) -> None:
@@ -135,7 +113,7 @@ class Victim:
     def close(self) -> None:
         """Ends what is left."""
         if not self.is_over:
-            end(self._process.pid)
+            kill(self._process.pid)
             self._process.wait()
 
 
@@ -144,32 +122,25 @@ def children_of(process: int) -> list[int]:
     return [pid for pid, _, parent, _ in live_processes() if parent == process]
 
 
-def end(process: int) -> None:
-    """Kills a process, if it is there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-
-
-def chaos(rounds: int, seed: int, parent: Path) -> Toll:
-    """Does so many rounds at least; the files of experiments with findings stay."""
-    toll, chance = Toll(), random.Random(seed)
-    while toll.rounds < rounds:
-        place = parent / f"experiment_{toll.experiments:03d}"
+def chaos(rounds: int, seed: int, parent: Path) -> Report:
+    """Does so many rounds at least; the files of experiments with findings stay in `parent`."""
+    report, chance = Report("tune-chaos", Findings(FAULTS)), random.Random(seed)
+    report.done = Counter({f"kill {target}": 0 for target in TARGETS})
+    while report.rounds < rounds:
+        number = report.findings.counts["experiments"]
+        place = parent / f"experiment_{number:03d}"
         place.mkdir(parents=True)
-        scheduler = SCHEDULERS[toll.experiments % len(SCHEDULERS)]
-        found = _one_experiment(place, scheduler, chance, toll)
-        toll.experiments += 1
-        for fault, cases in found.items():
-            toll.found[fault] += cases
-            for words in cases:
-                say(f"{fault}: {words} ({place}, {scheduler})")
-        if not any(found.values()):
+        scheduler = SCHEDULERS[number % len(SCHEDULERS)]
+        found = _one_experiment(place, scheduler, chance, report)
+        found.counts["experiments"] = 1
+        report.add(found, f"{place}, {scheduler}")
+        if found.held:
             shutil.rmtree(place)
-        say(f"{toll.rounds} rounds, {sum(map(len, toll.found.values()))} findings")
-    return toll
+        say(f"{report.rounds} rounds, {sum(map(len, report.findings.faults.values()))} findings")
+    return report
 
 
-def _one_experiment(place: Path, scheduler: str, chance: random.Random, toll: Toll) -> Findings:
+def _one_experiment(place: Path, scheduler: str, chance: random.Random, report: Report) -> Findings:
     victim = Victim(place, scheduler, chance.randrange(1000))
     try:
         for _ in range(chance.randint(*ROUNDS_OF_AN_EXPERIMENT)):
@@ -178,16 +149,18 @@ def _one_experiment(place: Path, scheduler: str, chance: random.Random, toll: To
             target = chance.choices(TARGETS, (3, 1, 2))[0]
             if victim.is_over or not victim.kill(target, chance):
                 continue
-            toll.rounds += 1
-            toll.done[target] += 1
+            report.rounds += 1
+            report.done[f"kill {target}"] += 1
         victim.finish()
         return audit(place, scheduler)
     except StandsStillError as error:
-        return {"stood still": [str(error)]}
+        found = Findings(FAULTS)
+        found.faults[STOOD_STILL].append(str(error))
+        return found
     finally:
         victim.close()
 
 
-def measure(given: argparse.Namespace) -> Case:
+def measure(given: argparse.Namespace, directory: Path) -> Case:
     """Runs the chaos; the files of experiments with findings stay."""
-    return chaos(given.rounds, given.seed, given.keep or Path(tempfile.mkdtemp(prefix="tune-chaos-"))).case()
+    return chaos(given.rounds, given.seed, directory).case()
