@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-PREFIX = "counterpoint_"
-
 Unit = Literal["", "seconds", "bytes", "ratio", "tokens", "steps", "nats"]
 
 PROMPT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

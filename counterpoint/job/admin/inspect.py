@@ -5,25 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.admin.ask import NotThere, run_directory
+from counterpoint.job.admin.ask import run_directory
 from counterpoint.job.admin.change import changeable_values
-from counterpoint.job.directory import is_running, own_steps, run_ids_in, steps_of
+from counterpoint.job.directory import is_running, own_steps, steps_of
 from counterpoint.job.reading.metrics.history import History
-from counterpoint.job.reading.status import JobStatus, read_status
+from counterpoint.job.reading.status import JobStatus
 from counterpoint.run.changes import JournalError, read_journal
 from counterpoint.run.pause import read_pause
 from counterpoint.transport.errors import UserError
 
 
-def list_runs(job: Path) -> dict[str, Any]:
-    """Returns the job's status: `directory`, `running`, `runs`, `processes`, `last_errors`. Raises `NotThere`."""
-    if not job.is_dir() or not (run_ids_in(job) or (job / "job.json").exists()):
-        raise NotThere(f"{job.absolute()} holds neither a job nor a run")
-    return read_status(job).as_json()
-
-
 def inspect_run(job: Path, run_id: str) -> dict[str, Any]:
-    """Returns a run's entry of `list_runs`, and what steers it.
+    """Returns a run's entry of `counterpoint status --json`, and what steers it.
 
     That is `paused` (None, or `since` and `reason`), `changeable` (the next step's value of each key that may change; empty while
     it is unknown) and `changes` (what has changed, oldest first). Raises `NotThere`, and `UserError` for a damaged journal.
