@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,28 @@ async def test_a_disk_that_takes_nothing_costs_no_count(tmp_path: Path, monkeypa
         assert kept(tmp_path) == {}
     await first.count("a", "s1:train:0:2", Used(trained=1))
     assert kept(tmp_path) == {"a": Used(trained=11)}
+
+
+async def test_many_counts_at_once_are_few_commits_and_one_that_is_cancelled_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, commits, submit = ledger_in(tmp_path), [], Database.submit
+
+    def submitted(self: Database, change: Any, *, durable: bool = True) -> Any:
+        commits.append(durable)
+        return submit(self, change, durable=durable)
+
+    monkeypatch.setattr(Database, "submit", submitted)
+    counts = [
+        asyncio.create_task(first.count("a", f"s1:train:0:{number}", Used(trained=1), is_journalled=number != 99))
+        for number in range(200)
+    ]
+    await asyncio.sleep(0)
+    counts[0].cancel()
+    counts[50].cancel()
+    await asyncio.gather(*counts, return_exceptions=True)
+    assert kept(tmp_path) == {"a": Used(trained=200)}
+    assert commits in ([True], [False, True])
 
 
 async def test_what_the_journal_has_waits_for_no_disk_until_the_journal_forgets_it(tmp_path: Path) -> None:

@@ -120,6 +120,11 @@ class Ledger:
         """The projects of sessions that have one."""
         self._accounts, self._sources = set[tuple[str, str]](), set[str]()
         """What has changed and is not written."""
+        self._is_durable = False
+        """Whether somebody waits for the disk to have it."""
+        self._writing = asyncio.Lock()
+        self._flushing: asyncio.Task[None] | None = None
+        """The last flush."""
         self._owed: OrderedDict[str, Line] = OrderedDict()
         """What is not told yet, by the ids of requests."""
         self._owed_tokens = Counter[tuple[str, str]]()
@@ -203,14 +208,19 @@ class Ledger:
             self._sources |= {line.request.rpartition(":")[0]} - {""}
 
     async def _write(self, *, durable: bool = True) -> None:
-        """Writes what has changed. Who does not wait for it any more leaves it as it is."""
-        if not (self._accounts or self._sources):
-            return
-        accounts, sources = self._accounts, self._sources
-        self._accounts, self._sources = set(), set()
+        """Writes what has changed, with what others note meanwhile. Who does not wait for it any more leaves it as it is."""
+        self._is_durable |= durable
+        async with self._writing:
+            if self._accounts or self._sources:
+                self._flushing = asyncio.create_task(self._flush(), name="the ledger's flush")
+            if self._flushing is not None:
+                await asyncio.shield(self._flushing)
+
+    async def _flush(self) -> None:
+        accounts, sources, durable = self._accounts, self._sources, self._is_durable
+        self._accounts, self._sources, self._is_durable = set(), set(), False
         try:
-            writing = self._database.submit(self._sums.writing(accounts, sources), durable=durable)
-            await asyncio.wrap_future(writing)
+            await asyncio.wrap_future(self._database.submit(self._sums.writing(accounts, sources), durable=durable))
         except OSError as error:  # no client loses its result by it
             self._accounts |= accounts
             self._sources |= sources
