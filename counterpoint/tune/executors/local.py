@@ -141,7 +141,6 @@ class LocalTrialExecutor(CalledExecutor):
         return copy.start(connection, crash)
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
-        self.ledger.give_back(attempt.trial_id)
         process = attempt.link
         assert isinstance(process, _LocalProcess)
         if not reusable:
@@ -153,6 +152,9 @@ class LocalTrialExecutor(CalledExecutor):
         waiting = self._idle.setdefault((process.trainable, process.devices), [])
         process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
         waiting.append(process)
+
+    def _free(self, trial_id: str) -> None:
+        self.ledger.give_back(trial_id)
 
 
 class _LocalProcess:

@@ -178,13 +178,15 @@ class RayTrialExecutor(CalledExecutor):
         return process, {}
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
-        self._held.pop(attempt.trial_id, None)
         process = attempt.link
         assert isinstance(process, _RayProcess)
         if reusable:
             waiting = self._idle.setdefault(process.key, [])
             process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
             waiting.append(process)
+
+    def _free(self, trial_id: str) -> None:
+        self._held.pop(trial_id, None)
 
     def _end_idle(self) -> None:
         """Ends in order what waits to be used anew."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
-from counterpoint.tune.executors.executor import Event, EventExecutor
+from counterpoint.tune.executors.executor import Event, EventExecutor, Failed, Stopped
 from counterpoint.tune.registry import environments, require_no_import, trainable_path
 from counterpoint.tune.trial import Trial
 
@@ -41,7 +41,11 @@ class ProcessTrialExecutor(EventExecutor):
         raise NotImplementedError
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
-        """Frees the resources of an attempt that is over. A process that is `reusable` waits for another `setup`."""
+        """Hears that an attempt is over. A process that is `reusable` waits for another `setup`."""
+        raise NotImplementedError
+
+    def _free(self, trial_id: str) -> None:
+        """Frees the resources of a trial whose end is told now: before, who asks would start one more than there is room for."""
         raise NotImplementedError
 
     # --- the contract ---
@@ -111,7 +115,13 @@ class ProcessTrialExecutor(EventExecutor):
                     await self._arrived.wait()
             except TimeoutError:
                 return []
+        return self._told()
+
+    def _told(self) -> Sequence[Event]:
         events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, Stopped | Failed):
+                self._free(event.trial_id)
         return events
 
     async def _stop_all(self) -> None:
@@ -126,7 +136,7 @@ class ProcessTrialExecutor(EventExecutor):
             logger.warning("the process of trial %s cannot be ended", attempt.trial_id)
             attempt.abandon()
         self._attempts.clear()
-        self._events.clear()
+        self._told()
 
     # --- inside ---
 

@@ -170,3 +170,14 @@ async def test_output_goes_to_files_of_the_trial(driver: Driver) -> None:
     assert content(both.logdir, "stdout") == "to stdout\n"
     assert content(both.logdir, "stderr") == "to stderr\n"
     assert sorted(str(content(one.logdir, "log")).splitlines()) == ["to stderr", "to stdout"]
+
+
+async def test_resources_are_taken_until_the_end_is_told(driver: Driver) -> None:
+    """Else whoever starts trials counts one more that runs than there is room for."""
+    trial = driver.trial("Counter", resources=Resources(cpu=2))
+    await driver.begin(trial)
+    driver.executor.end(trial)
+    await until(lambda: trial.trial_id not in driver.executor._attempts, "the end of the process")
+    assert not driver.executor.has_resources(Resources(cpu=1))
+    await driver.next(Stopped, trial)
+    assert driver.executor.has_resources(Resources(cpu=2))
