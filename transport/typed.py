@@ -7,6 +7,7 @@ The bytes are bounded and read before (`transport/unpacked.py`, `transport/exact
 from __future__ import annotations
 
 import re
+import threading
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -22,6 +23,10 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _LONGEST_SAID = 100
 """Characters of what msgspec says: it quotes names and values that were found, whatever their length."""
 
+_met: set[Any] = set()
+_meeting = threading.Lock()
+"""msgspec reads a type when it first meets it. If two threads do that at a time, the process ends by SIGSEGV (0.22)."""
+
 
 def typed(value: object, kind: type[T], name: str, error: type[ValueError]) -> T:
     """Returns a value as a `kind`: integers count as floats, lists as tuples, and nothing else as what it is not.
@@ -29,7 +34,13 @@ def typed(value: object, kind: type[T], name: str, error: type[ValueError]) -> T
     Raises `error` that says which part of `name` is what, and what was expected.
     """
     try:
-        return msgspec.convert(value, kind)
+        if kind in _met:
+            return msgspec.convert(value, kind)
+        with _meeting:
+            try:
+                return msgspec.convert(value, kind)
+            finally:
+                _met.add(kind)
     except msgspec.ValidationError as problem:
         raise error(_in_words(str(problem), value, kind, name)) from None
 

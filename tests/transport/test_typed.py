@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -11,6 +13,7 @@ import pytest
 from msgspec import Meta
 
 from counterpoint.transport.typed import typed
+from tests.support.polling import DEADLINE_SECONDS
 
 
 class Colour(StrEnum):
@@ -86,3 +89,32 @@ def test_what_was_found_cannot_mislead(value: Any, kind: type, message: str) -> 
 
 class _Faulty(ValueError):
     pass
+
+
+RACE = """
+import sys, threading
+from msgspec import defstruct
+from counterpoint.transport.typed import typed
+
+sys.setswitchinterval(1e-6)
+for number in range(200):
+    inner = defstruct(f"Inner{number}", [(f"field{place}", int) for place in range(8)], array_like=True)
+    outer = defstruct(f"Outer{number}", [("one", inner), ("more", list[inner])], array_like=True)
+    value = [[1] * 8, [[1] * 8]]
+    barrier = threading.Barrier(4)
+
+    def work():
+        barrier.wait()
+        typed(value, outer, "it", ValueError)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_type_that_several_threads_meet_first_crashes_nothing() -> None:
+    assert subprocess.run([sys.executable, "-c", RACE], timeout=DEADLINE_SECONDS, check=False).returncode == 0
