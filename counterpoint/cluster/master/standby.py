@@ -34,7 +34,7 @@ reach the keepers, which then stop."""
 HANGS_SECONDS = 3.0
 
 ASK_SECONDS = 1.0
-"""How long one answer may take, and the seconds between two requests."""
+"""The least seconds between two requests."""
 
 
 def start_master(directory: Path, *flags: str) -> int:
@@ -101,27 +101,33 @@ class HungMaster:
         self._limit = max(HANGS_SHARE * lease_seconds, HANGS_SECONDS)
         self._clock = RunningClock()
         self._heard = self._asked = self._clock.read()
+        self._question: asyncio.Task[bool] | None = None
 
     async def look(self) -> None:
-        """Asks the master now and then, and kills it if it has not answered for too long while this process ran."""
-        if self._clock.read() - self._asked < ASK_SECONDS:
-            return
-        self._asked = self._clock.read()
-        if await asyncio.to_thread(self._is_silent):
-            if self._clock.read() - self._heard > self._limit:
-                self._kill()
-        else:
-            self._heard = self._clock.read()
+        """Asks the master now and then, and kills it if it has not answered for too long while this process ran.
 
-    def _is_silent(self) -> bool:
-        """Whether it takes requests, as a master does that has begun, and does not answer."""
+        A late answer counts: on a busy machine each one may take seconds.
+        """
+        now = self._clock.read()
+        if self._question is None and now - self._asked >= ASK_SECONDS:
+            self._asked = now
+            self._question = asyncio.create_task(asyncio.to_thread(self._answers), name="a question to the master")
+        elif self._question is not None and self._question.done():
+            if self._question.result():
+                self._heard = now
+            self._question = None
+        if self._question is not None and now - self._heard > self._limit:
+            self._kill()
+
+    def _answers(self) -> bool:
+        """Whether it answers, or takes no requests, as a master that has not begun or has ended."""
         try:
-            ask(control_path(self._directory), {"ask": "nothing"}, ASK_SECONDS)
+            ask(control_path(self._directory), {"ask": "nothing"}, self._limit)
         except NoMaster as error:
-            return isinstance(error.__cause__, TimeoutError)
-        except ControlError:  # it is refused: the master lives
+            return not isinstance(error.__cause__, TimeoutError)
+        except ControlError:  # it refuses the request: the master lives
             pass
-        return False
+        return True
 
     def _kill(self) -> None:
         known, holder = read_master(self._directory), holder_of(self._directory / LOCK_FILE)
