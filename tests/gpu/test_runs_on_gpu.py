@@ -17,6 +17,7 @@ from counterpoint.trainer.losses.objectives import divisor, token_weights
 from counterpoint.trainer.model.chunks import device_memory
 from counterpoint.trainer.ranks import Ranks
 from tests.job.plan.test_against_real_steps import TOKENS, models, two_rows
+from tests.perf.test_step_speed import SMALL, losses_of
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.losses.cases import CASES
 from tests.trainer.losses.tokens import OPTIONAL_INPUTS, Tokens, make_tokens
@@ -136,3 +137,9 @@ def test_a_step_holds_what_was_planned(
     torch.cuda.reset_peak_memory_stats(gpu)
     lone.train(two_rows(2))
     assert expected == pytest.approx(torch.cuda.max_memory_allocated(gpu) - before, rel=0.1)
+
+
+def test_a_step_of_ours_and_of_trl_have_the_same_loss(gpu: torch.device) -> None:
+    """In bfloat16 on a GPU; `python -m perf.step_speed` measures how fast each is."""
+    ours, trl = losses_of(replace(SMALL, device=gpu.type))
+    assert ours == pytest.approx(trl, abs=2e-2)

@@ -23,7 +23,7 @@ from counterpoint.trainer.model.text_part import text_config
 
 _CPU = torch.device("cpu")
 _TOKENS = 12
-_RANK, _ALPHA, _DEVIATION = 4, 8.0, 0.1
+_RANK, _ALPHA = 4, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,24 @@ def check_export(directory: Path, targets: Sequence[str], dtype: str = "float32"
         ValueError: the trainer refuses the model or the targets, or PEFT refuses the file.
     """
     config = LoraConfig(rank=_RANK, alpha=_ALPHA, target_modules=list(targets))
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft's own imports
+        from peft import PeftModel
+
+        tokens_T, bare_P, ours_P = export_random(directory, config, Path(place), dtype)
+        loaded = PeftModel.from_pretrained(load_model(directory, dtype, _CPU), place).eval()
+        theirs_P = _values(loaded, tokens_T)
+    return ExportCheck(float((theirs_P - ours_P).abs().max()), float((ours_P - bare_P).abs().max()))
+
+
+def export_random(
+    directory: Path, config: LoraConfig, place: Path, dtype: str = "float32", std: float = 0.1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Writes an adapter of normal numbers for the model in `directory` into `place`, in PEFT's format.
+
+    Returns some tokens `[12]`, and the log-probabilities `[11]` of all but the first, without the adapter and with it. Raises
+    `ValueError` for a model or targets that the trainer refuses.
+    """
     model = load_model(directory, dtype, _CPU)
     prove_layers(model)
     check_targets(model, config, config.rank)
@@ -59,16 +77,9 @@ def check_export(directory: Path, targets: Sequence[str], dtype: str = "float32"
     for layer in layers.values():
         layer.admit(0, config.rank, config.alpha, generator)
         for parameter in layer.adapter_parameters(0).values():
-            nn.init.normal_(parameter, std=_DEVIATION, generator=generator)
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of peft's own imports
-        from peft import PeftModel
-
-        export_adapter(layers, 0, config, str(directory), Path(place))
-        ours_P = _values(model, tokens_T)
-        loaded = PeftModel.from_pretrained(load_model(directory, dtype, _CPU), place).eval()
-        theirs_P = _values(loaded, tokens_T)
-    return ExportCheck(float((theirs_P - ours_P).abs().max()), float((ours_P - bare_P).abs().max()))
+            nn.init.normal_(parameter, std=std, generator=generator)
+    export_adapter(layers, 0, config, str(directory), place)
+    return tokens_T, bare_P, _values(model, tokens_T)
 
 
 def _values(model: nn.Module, tokens_T: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""The comparison's result as tables: reward by tenths of the run, and wall time, CPU time and rollouts until the thresholds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from perf.time_to_reward.measure import TENTHS
+
+Figures = dict[str, Any]
+"""`Outcome.figures` of one run of one side."""
+
+
+def tables(runs: Sequence[Figures]) -> list[Table]:
+    """Returns the tables of all runs, each column a side: means of the rewards, medians of the times."""
+    sides = list(dict.fromkeys(run["side"] for run in runs))
+    return [_curves(runs, sides), _times(runs, sides)]
+
+
+def summary(runs: Sequence[Figures]) -> dict[str, Any]:
+    """Returns the means and medians of the tables, by side."""
+    found: dict[str, Any] = {}
+    for side in dict.fromkeys(run["side"] for run in runs):
+        own = [run for run in runs if run["side"] == side]
+        found[side] = {
+            "tenths": [statistics.fmean(run["tenths"][part] for run in own) for part in range(TENTHS)],
+            **{name: _median(own, read) for name, (read, _) in _rows(runs).items()},
+        }
+    return found
+
+
+def _curves(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
+    table = Table(title="mean reward in each tenth of the run", box=box.SIMPLE)
+    table.add_column("tenth")
+    for side in sides:
+        table.add_column(side, justify="right")
+    for part in range(TENTHS):
+        means = [statistics.fmean(run["tenths"][part] for run in runs if run["side"] == side) for side in sides]
+        table.add_row(str(part + 1), *(f"{mean:.3f}" for mean in means))
+    return table
+
+
+def _times(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
+    table = Table(title="medians; in brackets over TRL's with transformers, pair by pair", box=box.SIMPLE)
+    table.add_column("")
+    for side in sides:
+        table.add_column(side, justify="right")
+    for name, (read, form) in _rows(runs).items():
+        cells = []
+        for side in sides:
+            own = [run for run in runs if run["side"] == side]
+            value = _median(own, read)
+            ratio = _ratio(runs, side, read)
+            shown = "never" if value is None else form.format(value)
+            cells.append(shown if ratio is None or side == "trl" else f"{shown} ({ratio:.2f} x)")
+        table.add_row(name, *cells)
+    return table
+
+
+def _rows(runs: Sequence[Figures]) -> dict[str, tuple[Callable[[Figures], float | None], str]]:
+    """Returns how each figure is read and written, by its name."""
+    rows: dict[str, tuple[Callable[[Figures], float | None], str]] = {}
+    for threshold in (name.removeprefix("to_") for name in runs[0] if name.startswith("to_")):
+        for name, label, form in (
+            ("wall_seconds", "wall from the command", "{:.1f} s"),
+            ("training_seconds", "wall from the first batch", "{:.1f} s"),
+            ("cpu_seconds", "CPU from the command", "{:.1f} s"),
+            ("rollouts", "rollouts", "{:.0f}"),
+        ):
+            rows[f"to {threshold}: {label}"] = (_reader(f"to_{threshold}", name), form)
+    for name, label, form in (
+        ("start_up_seconds", "start-up, to the first rewards", "{:.1f} s"),
+        ("step_seconds", "wall of an update", "{:.3f} s"),
+        ("step_cpu_seconds", "CPU of an update", "{:.3f} s"),
+        ("wall_seconds", "wall of the whole command", "{:.1f} s"),
+        ("cpu_seconds", "CPU of the whole command", "{:.1f} s"),
+        ("others", "machine used by others", "{:.0%}"),
+    ):
+        rows[label] = (_reader(name), form)
+    return rows
+
+
+def _reader(*path: str) -> Callable[[Figures], float | None]:
+    def read(run: Figures) -> float | None:
+        value: Any = run
+        for name in path:
+            value = value[name]
+        return None if value is None else float(value)
+
+    return read
+
+
+def _median(runs: Sequence[Figures], read: Callable[[Figures], float | None]) -> float | None:
+    """Returns the median over the runs; None if any of them has no value."""
+    values = [read(run) for run in runs]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
+
+
+def _ratio(runs: Sequence[Figures], side: str, read: Callable[[Figures], float | None]) -> float | None:
+    """Returns the median over pairs of a side's figure divided by TRL's of the same round; None if any is missing."""
+    ratios = []
+    for own in (run for run in runs if run["side"] == side):
+        others = [run for run in runs if run["side"] == "trl" and run["round"] == own["round"]]
+        mine, theirs = read(own), read(others[0]) if others else None
+        if mine is None or not theirs:
+            return None
+        ratios.append(mine / theirs)
+    return statistics.median(ratios) if ratios else None
