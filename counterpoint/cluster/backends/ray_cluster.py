@@ -57,7 +57,7 @@ class RayCluster:
         self._starts_local = starts_local and not self.address
 
     def connect(self) -> None:
-        """Connects this process. Raises as `require` and `probe` do, and whatever Ray raises."""
+        """Connects this process. Raises as `require` and `probe` do, `BackendError` if it is refused, and whatever Ray raises."""
         self.require()
         import ray
 
@@ -67,7 +67,13 @@ class RayCluster:
                 if self.address:
                     self.probe()
                 logging.getLogger("ray").setLevel(logging.ERROR)
-                ray.init(self.address or "local", namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+                try:
+                    ray.init(self.address or "local", namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+                except ConnectionError as error:  # Ray does not say that the cluster asks for a token
+                    raise BackendError(
+                        f"the Ray cluster at {self.address} refuses this process: {error}. If it asks for a token, as `ray "
+                        "start` makes it where ~/.ray/auth_token exists, set RAY_AUTH_MODE=token for the command and for every node"
+                    ) from error
                 _connected_to = self.address
             elif _connected_to != self.address:
                 raise BackendError(f"this process is connected to Ray at {_connected_to or 'another address'} already")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.backends.ray_places import (
     SMALLEST,
     ActorName,
@@ -80,3 +81,17 @@ async def test_a_call_that_hangs_or_fails_is_told_with_its_name() -> None:
     with pytest.raises(CapacityError, match="too much"):
         await in_thread("asking the head", 60, refuse)
     assert await in_thread("asking the head", 60, divmod, 7, 2) == (3, 1)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_refuses_names_the_mode_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own error names the address alone."""
+    ray = pytest.importorskip("ray")
+
+    def refuse(*given: object, **more: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:1")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(RayCluster, "probe", lambda self: None)
+    with pytest.raises(BackendError, match="RAY_AUTH_MODE=token"):
+        RayCluster("127.0.0.1:1").connect()
