@@ -72,7 +72,7 @@ class RayCluster:
                 except ConnectionError as error:  # Ray does not say that the cluster asks for a token
                     raise BackendError(
                         f"the Ray cluster at {self.address} refuses this process: {error}. If it asks for a token, as `ray "
-                        "start` makes it where ~/.ray/auth_token exists, set RAY_AUTH_MODE=token for the command and for every node"
+                        "start` makes it where ~/.ray/auth_token exists, set RAY_AUTH_MODE=token for the command and all nodes"
                     ) from error
                 _connected_to = self.address
             elif _connected_to != self.address:
