@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 OUTPUTS = "outputs"
 """The directory where jobs are made that are given none."""
 
-START_SECONDS = 60.0
-"""Longest time for a master to answer after it was started."""
+START_SECONDS = 180.0
+"""Longest time for a master to answer after it was started. Ray starts three processes for it, one after another."""
 
 POLL_SECONDS = 0.05
 
