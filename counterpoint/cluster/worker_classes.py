@@ -123,7 +123,10 @@ def _names(source: Path, path: Sequence[str], *, is_taken: bool = False) -> set[
     """
     found = _definitions(source)
     names = {name.split(".")[0] for name in found}
-    if "__getattr__" in names or (is_taken and "*" in names):
+    is_open = any(isinstance(node, ast.FunctionDef) for node in found.get("__getattr__", []))
+    if is_open or (
+        is_taken and "*" in names
+    ):  # an assigned `__getattr__`, as our packages have, gives names that stand there
         return None
     for node in found.get("*", []):
         try:

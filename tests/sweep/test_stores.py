@@ -265,7 +265,7 @@ def test_a_network_file_system_that_does_not_answer_for_a_moment_passes(
 
     store = LocalStore(tmp_path)
     monkeypatch.setattr(os, "listdir", fails)
-    monkeypatch.setattr(Path, "open", fails)
+    monkeypatch.setattr(os, "open", fails)
     for use in (store.keys, lambda: store.read("a")):
         with pytest.raises(StoreError, match=os.strerror(code)) as raised:
             use()
