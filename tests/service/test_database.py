@@ -8,7 +8,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,23 @@ def test_a_network_file_system_has_no_write_ahead_log(
     assert names(database) == ["a"]
     assert [tuple(row) for row in database.rows("PRAGMA journal_mode")] == [(mode,)]
     assert ("is on a network file system" in caplog.text) == (mode == "delete")
+
+
+def test_who_reads_or_writes_while_it_is_closed_fails_and_nothing_else(tmp_path: Path) -> None:
+    """As a sweep does when the service ends. SQLite ended the process with a segmentation fault."""
+    counts = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 5000) SELECT n FROM numbers"
+
+    def reads(database: Database, begun: threading.Event) -> None:
+        while True:
+            begun.set()
+            database.rows(counts)
+
+    for number in range(4):
+        database, begun = Database(tmp_path / f"{number}.db"), threading.Event()
+        with ThreadPoolExecutor() as threads:
+            reading = threads.submit(reads, database, begun)
+            begun.wait(60)
+            database.close()
+            assert isinstance(reading.exception(60), DatabaseError)
+        with pytest.raises(DatabaseError, match="closed"):
+            database.submit(lambda connection: None)

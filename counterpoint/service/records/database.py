@@ -144,9 +144,10 @@ class Database:
         writer.execute("COMMIT")
 
     def close(self) -> None:
-        """Writes what waits, and closes the file."""
+        """Writes the changes that wait, and closes the file, once nobody reads it; each later use fails with `DatabaseError`."""
         self._thread.shutdown()
-        self._reader.close()
+        with self._reading:  # SQLite ends the process if a connection is closed while it is used
+            self._reader.close()
         self._writer.close()
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
@@ -164,12 +165,16 @@ class Database:
     def submit(self, change: Change[Value], *, durable: bool = True) -> Future[Value]:
         """Begins a change, in the order of the calls; whoever does not wait for it leaves it as it is. Does not block.
 
-        Without `durable` a crash of the machine may lose it, but not a kill of the process, unless a durable one follows.
+        Without `durable` a crash of the machine may lose it, but not a kill of the process, unless a durable one follows. Raises
+        `DatabaseError` once the database is closed.
         """
         future = Future[Value]()
         future.set_running_or_notify_cancel()
         self._waiting.append((change, durable, future))
-        self._thread.submit(self._commit)
+        try:
+            self._thread.submit(self._commit)
+        except RuntimeError:
+            raise DatabaseError(f"{self.path} is closed: the service ends") from None
         return future
 
     def _commit(self) -> None:
