@@ -37,6 +37,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from counterpoint.job.reading.log_files import log_files_in
 from perf.chaos.disk import json_lines
 from perf.commands import Command, DemoError, until
 
@@ -166,7 +167,7 @@ def rise(directory: Path, run_id: str) -> float:
 
 def repeated_requests(directory: Path, run_id: str) -> int:
     """Counts the requests of a run that were tried again."""
-    return len(REPEATED.findall((directory / f"run_{run_id}" / "orchestrator.log").read_text()))
+    return len(REPEATED.findall(log_files_in(directory)[run_id].read_text()))
 
 
 # --- the verdict ---

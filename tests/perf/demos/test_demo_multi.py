@@ -70,5 +70,5 @@ async def test_a_request_that_the_pool_tries_again_is_counted(tmp_path: Path, ca
         finally:
             await pool.release()
     (tmp_path / "run_a").mkdir()
-    (tmp_path / "run_a" / "orchestrator.log").write_text(caplog.text)
+    (tmp_path / "orchestrator_a.log").write_text(caplog.text)  # where a job's orchestrator of several runs writes
     assert repeated_requests(tmp_path, "a") == 1
