@@ -125,8 +125,8 @@ def told(sampler: tinker.SamplingClient) -> dict[str, Any]:
     }
 
 
-def main(url: str, model: str) -> None:
-    """Does all, and prints it."""
+def main(url: str, model: str, adapter: str = "") -> None:
+    """Does all, and prints it; `adapter` is the name of one that the job's `[tinker.adapters]` has."""
     found: dict[str, Any] = {}
     service = tinker.ServiceClient(base_url=url, api_key="tml-the-key-of-a-test-0123456789")
     client = service.create_lora_training_client(base_model=model, rank=4, seed=0).result()  # the job's
@@ -174,9 +174,10 @@ def main(url: str, model: str) -> None:
     found["external"] = client.save_weights_external("middle").result().path
     resumed = service.create_training_client_from_state_with_optimizer(path).result()
     fresh = service.create_training_client_from_state(path).result()
-    brought = service.create_training_client_from_state("tinker://import/weights/brought").result()
-    outputs = brought.forward([likely(0)], "cross_entropy").result().loss_fn_outputs
-    found["brought"] = [list(outputs[0]["logprobs"].data), brought.save_weights_external("same").result().path]
+    if adapter:
+        brought = service.create_training_client_from_state(f"tinker://import/weights/{adapter}").result()
+        outputs = brought.forward([likely(0)], "cross_entropy").result().loss_fn_outputs
+        found["brought"] = [list(outputs[0]["logprobs"].data), brought.save_weights_external("same").result().path]
     for each in (client, resumed, fresh):
         each.forward_backward([likely(4)], "cross_entropy").result()
         each.optim_step(VALUES).result()

@@ -161,7 +161,7 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
         found = address.search(log.read_text())
         assert found is not None
         client = subprocess.Popen(
-            [sys.executable, "-m", "tests.service.sdk_client", found[1], "tiny-dense"],
+            [sys.executable, "-m", "tests.service.sdk_client", found[1], "tiny-dense", "brought"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
