@@ -151,7 +151,7 @@ def test_a_network_file_system_has_no_write_ahead_log(
 
 
 def test_who_reads_or_writes_while_it_is_closed_fails_and_nothing_else(tmp_path: Path) -> None:
-    """As a sweep does when the service ends. SQLite ended the process with a segmentation fault."""
+    """A sweep may still read while the service ends; that once ended the process."""
     counts = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 5000) SELECT n FROM numbers"
 
     def reads(database: Database, begun: threading.Event) -> None:

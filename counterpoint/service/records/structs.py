@@ -96,7 +96,7 @@ class SavedRecord(msgspec.Struct, frozen=True):
     size: int | None = None
     """Bytes on the disk."""
     recipients: list[str] = []
-    """To whom external weights are encrypted; none: they are not."""
+    """The public keys to which external weights are encrypted; empty if they are not encrypted."""
 
     @property
     def path(self) -> str:
