@@ -27,6 +27,7 @@ PAGES = sorted(
         REPOSITORY / "CONTRIBUTING.md",
         REPOSITORY / "SECURITY.md",
         REPOSITORY / "perf/README.md",
+        REPOSITORY / "tests/conformance/README.md",
     ]
 )
 
