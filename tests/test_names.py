@@ -1,0 +1,152 @@
+"""A public class has a name of its own across the house, so that a reader who meets the name knows which class it is."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from tests.test_imports import FILES
+
+pytestmark = pytest.mark.slow  # every file of the house is parsed
+
+SHARED = {
+    "Answer": 4,
+    "Answers": 2,
+    "Arithmetic": 2,
+    "Arrival": 2,
+    "Ask": 3,
+    "Attempt": 3,
+    "BadRequest": 2,
+    "Begin": 2,
+    "Busy": 2,
+    "Call": 4,
+    "Caller": 2,
+    "Change": 2,
+    "ChangeEntry": 2,
+    "Changes": 2,
+    "Checkpoint": 3,
+    "CheckpointError": 2,
+    "Choice": 2,
+    "Claim": 2,
+    "Columns": 2,
+    "Command": 2,
+    "Connected": 2,
+    "Connection": 2,
+    "Context": 2,
+    "Contribution": 2,
+    "Conversations": 2,
+    "Deadlines": 2,
+    "Decision": 2,
+    "Demonstration": 2,
+    "Differences": 2,
+    "DrivenRun": 2,
+    "Ended": 3,
+    "Endpoint": 2,
+    "Environment": 2,
+    "Evaluations": 2,
+    "Exploit": 2,
+    "Failure": 2,
+    "Finish": 2,
+    "Follower": 2,
+    "Found": 2,
+    "FunctionConfig": 2,
+    "Group": 2,
+    "Heartbeat": 2,
+    "Held": 2,
+    "Holder": 2,
+    "Identity": 2,
+    "Interval": 2,
+    "Item": 2,
+    "JobParameters": 2,
+    "JobStatus": 2,
+    "Joined": 2,
+    "Journal": 2,
+    "Key": 2,
+    "Kind": 4,
+    "Ledger": 3,
+    "Limits": 2,
+    "Line": 3,
+    "Link": 3,
+    "Load": 3,
+    "LoopHealth": 2,
+    "Member": 2,
+    "Model": 2,
+    "Node": 2,
+    "NotFound": 2,
+    "Observer": 2,
+    "Offer": 2,
+    "Outage": 2,
+    "Outcome": 5,
+    "Pause": 2,
+    "Phase": 2,
+    "Place": 4,
+    "Places": 2,
+    "Plan": 2,
+    "Problem": 3,
+    "Progress": 6,
+    "Proven": 2,
+    "Receiver": 2,
+    "Record": 2,
+    "Refused": 3,
+    "Replay": 2,
+    "Request": 2,
+    "RequestRefused": 2,
+    "Requests": 2,
+    "Resources": 2,
+    "Result": 3,
+    "Results": 2,
+    "Row": 6,
+    "Rows": 2,
+    "RunParameters": 3,
+    "Said": 2,
+    "Sample": 2,
+    "Sandbox": 2,
+    "Saved": 2,
+    "SavedState": 2,
+    "Scheduler": 2,
+    "Server": 3,
+    "Servers": 3,
+    "Session": 6,
+    "Sessions": 2,
+    "Snapshot": 3,
+    "Span": 2,
+    "Stage": 3,
+    "Start": 2,
+    "State": 4,
+    "StateError": 2,
+    "Stop": 2,
+    "StopRequested": 2,
+    "Store": 2,
+    "Target": 2,
+    "TooLarge": 2,
+    "TooMany": 2,
+    "Turn": 2,
+    "Unavailable": 2,
+    "Usage": 2,
+    "Values": 3,
+    "Wait": 2,
+    "Weights": 2,
+    "Window": 2,
+    "Worker": 3,
+    "WorkerEntry": 2,
+}
+"""How many classes share each name. No entry may be added, nor a number raised: give the new class a name of its own, or, where
+only its own module uses it, an underscore."""
+
+
+def shared_names() -> dict[str, int]:
+    """The names of the installed packages' public classes which more than one class has."""
+    trees = [ast.parse(path.read_bytes()) for name, path in FILES.items() if name.split(".")[0] != "perf"]
+    names = Counter(
+        node.name
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return {name: count for name, count in sorted(names.items()) if count > 1}
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    assert shared_names() == SHARED
