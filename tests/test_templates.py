@@ -1,4 +1,4 @@
-"""The templates of docs/operations.md for Slurm and Kubernetes: what schedulers allow, and what the code does."""
+"""The templates in deploy/ for Slurm and Kubernetes agree with the schedulers' schemas and with our code."""
 
 from __future__ import annotations
 
@@ -27,21 +27,17 @@ from tests.support.kubernetes import errors_of
 from tests.support.polling import DEADLINE_SECONDS
 from tests.test_container import DOCKERFILE, KEYS, REPOSITORY, paths_in
 
-PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+DEPLOY = REPOSITORY / "deploy"
 FILES: dict[str, tuple[type[Config], str]] = {
     "orchestrator": (RunConfig, "run.toml"),
     "trainer": (TrainerConfig, "trainer.toml"),
     "inference": (InferenceConfig, "inference.toml"),
 }
-COMPOSE = REPOSITORY / "deploy" / "compose"
+COMPOSE = DEPLOY / "compose"
 
-
-def blocks(language: str) -> list[str]:
-    section = PAGE[PAGE.index("## Under Slurm or Kubernetes") : PAGE.index("## In a container")]
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-
-
-WHOLE, APART = (list(yaml.safe_load(block)["items"]) for block in blocks("yaml"))
+WHOLE, APART = (
+    list(yaml.safe_load((DEPLOY / "kubernetes" / name).read_text())["items"]) for name in ("job.yaml", "roles.yaml")
+)
 RESOURCES = {
     f"{where}, {each['kind']} {each['metadata']['name']}": each
     for where, items in (("whole", WHOLE), ("apart", APART))
@@ -131,7 +127,7 @@ def test_a_role_apart_is_mounted_what_its_file_names_and_no_other_key(role: str)
     named = {Path(path) for path in paths_in(config_of(role).table()) if path.is_relative_to(KEYS)}
     expected = {KEYS / ORCHESTRATOR if path == KEYS / Path(ORCHESTRATOR).parent else path for path in named}
     assert keys == expected
-    for item in secret["items"]:  # as the page's command names them
+    for item in secret["items"]:  # as the command at the file's head names them
         assert item["path"] in PURPOSES
         assert item["key"] == Path(item["path"]).name
 
@@ -158,7 +154,7 @@ def test_what_cannot_be_had_again_by_a_new_pod_has_a_budget(where: list[dict[str
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_batch_script_starts_the_job_and_ray_on_each_node(nodes: int, tmp_path: Path) -> None:
-    (script,) = blocks("sh")
+    script = (DEPLOY / "slurm" / "counterpoint.sh").read_text()
     lines = script.splitlines()
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", script, flags=re.MULTILINE))
     assert options.keys() <= SBATCH
