@@ -135,12 +135,12 @@ class Link(Protocol):
 class Ask:
     """What the other end asks. Answer it once, on the loop."""
 
-    __slots__ = ("_connection", "_number", "deadline", "frames", "given_up", "on_cancel", "size")
+    __slots__ = ("_number", "connection", "deadline", "frames", "given_up", "on_cancel", "size")
 
     def __init__(
         self, connection: Connection, number: int, frames: Sequence[Buffer], size: int, deadline: float
     ) -> None:
-        self._connection, self._number, self.size = connection, number, size
+        self.connection, self._number, self.size = connection, number, size
         self.frames, self.deadline = frames, deadline
         """The deadline is by the loop's clock, which is `time.monotonic`: the asker waits no longer."""
         self.given_up = False
@@ -150,13 +150,13 @@ class Ask:
 
     def answer(self, frames: Sequence[Buffer]) -> None:
         """Answers."""
-        self._connection.end_ask(self, _Header(_Kind.ANSWER, self._number), frames)
+        self.connection.end_ask(self, _Header(_Kind.ANSWER, self._number), frames)
 
     def fail(self, kind: str, text: str, trace: str = "") -> None:
         """Says that it is not done; the asker gets an `RpcError` of this kind."""
         kind, text, trace = (part.encode(errors="backslashreplace").decode() for part in (kind, text, trace))
         header = _Header(_Kind.FAILURE, self._number, 0.0, kind[:256], text[:LONGEST_TEXT], trace[-LONGEST_TRACE:])
-        self._connection.end_ask(self, header)
+        self.connection.end_ask(self, header)
 
 
 class Connection:

@@ -6,6 +6,7 @@ What an actor is asked may be repeated, and is where it was unavailable: each ca
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,8 @@ from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.backends.ray_places import ActorName
 from counterpoint.cluster.clock import RunningClock
 from counterpoint.cluster.errors import BackendError
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 90.0
 """Longest time from the creation of an actor to its first answer."""
@@ -93,14 +96,19 @@ class ActorLink(Link):
     async def _relay(self, ours: socket.socket, pulse: float) -> None:
         """Relays until the keeper's connection ends, or its actor is lost: then ours ends, after what was received."""
         with ours:
-            writing = asyncio.create_task(self._write(ours))
+            both = [asyncio.create_task(self._write(ours)), asyncio.create_task(self._read(ours, pulse))]
             try:
-                await self._read(ours, pulse)
+                for done in (await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    done.result()
             except BackendError as error:
                 self.loss = self.loss or str(error)
+            except Exception as error:
+                logger.exception("the bytes of %s cannot be relayed", self.worker)
+                self.loss = self.loss or f"its bytes cannot be relayed: {error!r}"
             finally:
-                writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
+                for task in both:
+                    task.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
 
     async def _read(self, ours: socket.socket, pulse: float) -> None:
         received, is_over = 0, False

@@ -139,17 +139,21 @@ class RayBackend(KeptBackend[ActorLink]):
     async def _fence(self, one: ActorLink) -> bool:
         """Returns once nothing of a lost worker runs any more; True if its whole node is gone, so that all there is lost.
 
-        A node that cannot show it is waited for until what may run there has killed itself, and left for a while.
+        A node that cannot show it is waited for until what may run there has killed itself, and left for a while; so is a worker
+        that never said on which node it is.
         """
         over = time.monotonic() + LEASES_OF_THE_FENCE * self.job.lease_seconds
         try:
             async with asyncio.timeout(LEASES_OF_THE_FENCE * self.job.lease_seconds):
                 await self._call(f"removing actor {one.name}", self._ray.remove_actor, str(one.name))
+                if not one.node:
+                    raise BackendError("its actor never said on which node it is")
                 if await self._cleared(one.node, str(one.name)):
                     return False
         except (TimeoutError, BackendError) as error:
             logger.warning("waiting until the fence of worker %s is over: %s", one.worker, error or "no answer")
-        self._unreachable[one.node] = time.monotonic() + UNREACHABLE_SECONDS
+        if one.node:
+            self._unreachable[one.node] = time.monotonic() + UNREACHABLE_SECONDS
         await asyncio.sleep(max(0.0, over - time.monotonic()))
         return not any(node.alive and node.name == one.node for node in await self.nodes())
 

@@ -25,7 +25,7 @@ import msgspec
 
 from counterpoint.cluster.calls.call import Call
 from counterpoint.cluster.calls.codec import CodecError, decode
-from counterpoint.cluster.calls.server import HELLO, METHODS, MOST_CALLS, RAISED, REFUSED, CallHeader
+from counterpoint.cluster.calls.server import HELLO, MOST_CALLS, RAISED, REFUSED, CallHeader, read_methods
 from counterpoint.cluster.errors import (
     ActorBusy,
     ActorDied,
@@ -292,7 +292,7 @@ class Caller:
             connection = connect_curve(member.address, member.server_key, self._keys, str(peer), beat, *_LIMITS)
         try:
             methods, *_ = await connection.ask([HELLO], seconds)
-            self._methods[peer.role] = msgspec.msgpack.decode(as_bytes_view(methods), type=METHODS)
+            self._methods[peer.role] = read_methods(as_bytes_view(methods))
         except BaseException:
             connection.close()
             raise

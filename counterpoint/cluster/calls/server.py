@@ -44,7 +44,7 @@ END_SECONDS = 5.0
 """How long a server that ends waits for its threads."""
 
 HELLO = b"HELLO"
-"""The first frame of what a caller asks first; it is answered with `METHODS`."""
+"""The first frame of what a caller asks first; `read_methods` reads the answer."""
 
 RAISED, REFUSED = "raised ", "refused"
 """How a call fails: the method raised, and the exception's type follows; another incarnation is there. `BUSY`: a method hangs."""
@@ -53,8 +53,6 @@ _GRACE_SECONDS = 1.0
 """How long a method may run beyond the deadline of its call before others are no longer kept waiting for it."""
 
 Name = Annotated[str, Meta(max_length=256)]
-METHODS = dict[Name, bool]
-"""What a worker offers: whether each method is idempotent."""
 
 
 class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -68,6 +66,11 @@ class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """The worker that is meant; another one refuses."""
     method: Name
 
+
+# Made here, in one thread: msgspec does not bear that several meet a type first.
+read_header = msgspec.msgpack.Decoder(CallHeader).decode
+read_methods = msgspec.msgpack.Decoder(dict[Name, bool]).decode
+"""Reads what a worker offers: whether each method is idempotent."""
 
 Key = tuple[bytes, int]
 """The caller of a call, and the call's number."""
@@ -184,7 +187,7 @@ class CallServer:
                 offered = {method.name: method.idempotent for method in self._methods.values()}
                 ask.answer([msgspec.msgpack.encode(offered)])
                 return
-            header = msgspec.msgpack.decode(first, type=CallHeader)
+            header = read_header(first)
         except (ValueError, LookupError) as error:
             said = f"{self._worker} refused a message of a caller: {str(error)[:200]}"
             self._log.note(logging.WARNING, said)

@@ -39,7 +39,7 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full
 from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.rpc.connection import Ask, size_of
+from counterpoint.transport.rpc.connection import Ask, Connection, size_of
 from counterpoint.transport.rpc.curve import CurveListener
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener
@@ -57,6 +57,8 @@ class _Peer(Session):
     """A session with its number and the turns that are open."""
 
     number: int = 0
+    connection: Connection | None = None
+    """The one by which it was begun: each has one session at a time, so that no end takes the places of others."""
     heard: float = 0.0
     turns: deque[Ask] = field(default_factory=deque)
     is_new: bool = True
@@ -222,7 +224,7 @@ class ChannelHost:
         peer = self._queue.sessions.get((turn.who.kind, turn.who.name))
         assert peer is None or isinstance(peer, _Peer)
         if not turn.session:
-            if reason := self._objection(turn.who, peer):
+            if reason := self._objection(turn.who, peer, ask.connection):
                 self._log.note(logging.WARNING, f"channel {self.config.name}: refused {turn.who.name!r}: {reason}")
                 ask.fail(messages.REJECTED, reason)
                 return
@@ -230,7 +232,7 @@ class ChannelHost:
                 self._end_turns(peer)  # the same end has connected again
             elif peer is not None:
                 self._end_turns(peer, messages.REJECTED, f"a later process of the name {turn.who.name} has connected")
-            peer = _Peer(turn.who, number=next(self._numbers))
+            peer = _Peer(turn.who, number=next(self._numbers), connection=ask.connection)
             self._queue.join(peer)
         elif peer is None or peer.number != turn.session:
             ask.fail("unknown", "the session is over")
@@ -248,13 +250,16 @@ class ChannelHost:
         self._queue.told[peer] = None
         self._plan_pass()
 
-    def _objection(self, who: Who, present: Session | None) -> str:
+    def _objection(self, who: Who, present: Session | None, connection: Connection) -> str:
         if who.kind == messages.PRODUCER and who.name not in self._queue.producers:
             return f"{who.name} is not among the channel's producers: {', '.join(self.config.producers)}"
         if present is not None and (who.incarnation, who.started) < (present.who.incarnation, present.who.started):
             return f"a later process of the name {who.name} is connected; this one is out of date and must end"
         if present is None and len(self._queue.sessions) >= MAX_PEERS:
             return f"{MAX_PEERS} ends are connected, which is the most"
+        others = (peer for peer in self._peers if peer.connection is connection and peer is not present)
+        if (other := next(others, None)) is not None:
+            return f"its connection has a session of {other} already"
         return ""
 
     def _order(self, peer: _Peer, orders: Sequence[Framed]) -> None:

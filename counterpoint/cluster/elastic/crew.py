@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import msgspec
-
 from counterpoint.cluster.elastic.progress import NOTHING, Totals
 from counterpoint.cluster.worker import Context, Stage
+from counterpoint.transport.typed import typed
 
 logger = logging.getLogger(__name__)
 
@@ -130,4 +129,4 @@ class Crew:
         """Returns what a worker does, once it is another thing than known, or after `seconds`. Raises `CallError`."""
         state = "" if known is None else known.state
         said = await self.call(worker, "report", state, seconds, seconds=seconds + CALL_SECONDS)
-        return msgspec.convert(said, Report)
+        return typed(said, Report, "its report", ValueError)

@@ -20,10 +20,11 @@ from counterpoint.cluster.calls.group import RoleGroup
 from counterpoint.cluster.calls.remote import methods_of, remote
 from counterpoint.cluster.calls.server import (
     HELLO,
-    METHODS,
     CallHeader,
     CallServer,
     call_address,
+    read_header,
+    read_methods,
 )
 from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
 from counterpoint.cluster.member import Member, Stage
@@ -90,9 +91,9 @@ async def test_garbage_is_refused_and_logged(raw: Connection, caplog: pytest.Log
 @settings(max_examples=100)
 @given(st.binary(max_size=80))
 def test_a_header_of_anything_is_an_error_or_a_header(data: bytes) -> None:
-    for kind in (CallHeader, METHODS):
+    for read in (read_header, read_methods):
         try:
-            msgspec.msgpack.decode(data, type=kind)
+            read(data)
         except ValueError:
             pass
 
@@ -147,7 +148,7 @@ class Forging:
         if ask.frames[0] == HELLO:
             ask.answer([msgspec.msgpack.encode({})])
         else:
-            ask.answer(self.answers[msgspec.msgpack.decode(bytes(ask.frames[0]), type=CallHeader).method])
+            ask.answer(self.answers[read_header(bytes(ask.frames[0])).method])
 
 
 @contextmanager

@@ -190,6 +190,23 @@ async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeyp
         connection.close()
 
 
+async def test_a_connection_has_one_session_at_a_time(tmp_path: Path) -> None:
+    """One end could take the places of all others until the leases end."""
+
+    def turn(name: str, session: int = 0, leaving: messages.Leaving = "") -> list[Buffer]:
+        return pack(Turn(Who(messages.CONSUMER, name, 0, 0), session, leaving=leaving))
+
+    with ChannelHost(config_of(tmp_path), tmp_path) as host:
+        connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
+        session = (await ask(connection, turn("first"))).session
+        with pytest.raises(RpcError, match="its connection has a session of consumer 'first' already") as refused:
+            await ask(connection, turn("second"))
+        assert refused.value.kind == messages.REJECTED
+        await ask(connection, turn("first", session, "ended"))
+        assert (await ask(connection, turn("second"))).session != session
+        connection.close()
+
+
 async def test_a_frame_above_the_limit_ends_only_its_own_connection(tmp_path: Path) -> None:
     config = config_of(tmp_path, max_record_bytes=2**20)
     with ChannelHost(config, tmp_path) as host:
