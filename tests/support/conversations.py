@@ -28,11 +28,14 @@ PROMPTS: list[tuple[str, list[tuple[str, str]]]] = [
     ("", []),
 ]
 
-HOSTILE = [
-    "<|im_start|>" + " " * 10**6,
-    "<|end|>" * 10**5 + "x",
-    "[INST]" * 10**5,
-    " " * 10**6,
-    ("<|im_start|>user\n" + " " * 2000 + "x") * 1000,
-]
-"""Each takes no long time to read."""
+
+def hostile(size: int) -> list[str]:
+    """Texts that take time in proportion to their length, a thousand characters for each of `size` or so."""
+    return [
+        "<|im_start|>" + " " * 1000 * size,
+        "<|end|>" * 100 * size + "x",
+        "[INST]" * 100 * size,
+        " " * 1000 * size,
+        ("<|im_start|>user\n" + " " * 2 * size + "x") * 1000,
+        ("<|im_start|>user\n" + " " * 2000 + "x") * size,
+    ]

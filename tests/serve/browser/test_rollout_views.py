@@ -21,8 +21,7 @@ from tests.serve.rollouts.jobs import name_model, spoken, write_step
 from tests.serve.test_cluster_api import Master
 from tests.serve.test_population_api import experiment, trial, write_results
 from tests.serve.test_tenants_api import write_service
-from tests.support.conversations import HOSTILE as HOSTILE_PROMPTS
-from tests.support.conversations import PROMPTS
+from tests.support.conversations import PROMPTS, hostile
 from tests.support.polling import DEADLINE_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -129,7 +128,7 @@ async def test_messages_are_found_as_the_console_finds_them(reader: Open, tmp_pa
         found = await page.page.evaluate(ask, [prompt for prompt, _ in PROMPTS])
         assert found == [[list(message) for message in messages] for _, messages in PROMPTS]
         async with asyncio.timeout(DEADLINE_SECONDS):  # in time that grows with the square, it would take far longer
-            await page.page.evaluate(ask, HOSTILE_PROMPTS)
+            await page.page.evaluate(ask, hostile(1000))
 
 
 async def test_the_strip_shows_the_open_attempt_however_many_there_are(reader: Open, tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from counterpoint.job.reading.rollouts.conversation import messages_of, without_end
-from tests.support.conversations import HOSTILE, PROMPTS
+from tests.support.conversations import PROMPTS, hostile
+from tests.support.growth import assert_growth
 
 
 @pytest.mark.parametrize(("prompt", "messages"), PROMPTS)
@@ -28,9 +27,6 @@ def test_a_completion_ends_without_its_token(completion: str, said: str) -> None
     assert without_end(completion) == said
 
 
-def test_a_hostile_text_takes_no_long_time() -> None:
-    began = time.process_time()
-    for text in HOSTILE:
-        messages_of(text)
-        without_end(text)
-    assert time.process_time() - began < 1
+@pytest.mark.parametrize("which", range(len(hostile(0))))
+def test_a_hostile_text_is_read_in_time_that_grows_with_its_length(which: int) -> None:
+    assert_growth(lambda size: hostile(size)[which], lambda text: (messages_of(text), without_end(text)), 20)
