@@ -8,7 +8,9 @@
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make demo-real    a real language model of 135 million parameters learns to add (ARGS=--fresh or --resume to run it again)
 #   make demo-tinker  a recipe of the Tinker cookbook, unmodified, trains that model on the service for its SDK
-#   make test         every test, in four processes, on two cores in 40 minutes
+#   make test         every fast test and a real end-to-end one for each promise of the README, on two cores in ten minutes
+#   make test-all     every test, on two cores in 40 minutes
+#   make test-rest    those that `make test` leaves out
 #   make test-changed the test files that the change against main reaches, by what imports what (tests/changed.py)
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in two minutes on two cores
 #   make test-agents  agents that others wrote, unchanged (Claude Code, Codex, mini-swe-agent, ...), through the gateway; npm, 800 MB
@@ -48,7 +50,7 @@ COMPILE = $(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
 
 BASE_LOCK := requirements/base.lock
 
-.PHONY: sbom setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-changed test-fast test-agents wheel-test image-test systemd-test docs lint format lock help
+.PHONY: sbom setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real demo-tinker test test-all test-rest test-changed test-fast test-agents wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -118,13 +120,21 @@ demo-tune: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
-test: $(SMOLLM2) $(COOKBOOK) $(TINKERS) build/agents/python
-	$(COMPILE)
-	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
+PYTEST = $(COMPILE) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder
+PROMISED := promise or not (slow or vllm)
+ALL_INSTALLED := $(SMOLLM2) $(COOKBOOK) $(TINKERS) build/agents/python
 
-test-changed: $(SMOLLM2) $(COOKBOOK) $(TINKERS) build/agents/python
-	$(COMPILE)
-	files=$$($(BIN)/python -m tests.changed) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS) $$files
+test: $(INSTALLED) $(TINKERS)
+	$(PYTEST) -m "$(PROMISED)" $(ARGS)
+
+test-all: $(ALL_INSTALLED)
+	$(PYTEST) $(ARGS)
+
+test-rest: $(ALL_INSTALLED)
+	$(PYTEST) -m "not ($(PROMISED))" $(ARGS)
+
+test-changed: $(ALL_INSTALLED)
+	files=$$($(BIN)/python -m tests.changed) && $(PYTEST) $(ARGS) $$files
 
 # These compute and hardly wait: a process for each of two cores.
 test-fast: $(INSTALLED)

@@ -49,7 +49,7 @@ BENCHMARKS = "tests/perf/test_guard.py"
 
 
 class ByFile(LoadScopeScheduling):
-    """How pytest-xdist divides the tests among processes (`pytest -n 4`, as `make test` does).
+    """How pytest-xdist divides the tests among processes (`pytest -n 4`, as `make test` and `make test-all` do).
 
     Those of a file run in one process, for its module's fixtures. So do all files that name the same server, and all that start
     a vLLM of their own, which needs gigabytes. The benchmarks run at last, in the process that is left when others have ended.

@@ -59,6 +59,7 @@ async def test_an_agent_plays_and_its_turns_continue_one_another(program: str, w
     assert constrained == ([False, True] if program == "with_langchain.py" else [False] * 3)
 
 
+@pytest.mark.promise("an agent that knows an OpenAI base URL is trained token for token")
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.parametrize("program", SCRIPTS)

@@ -84,6 +84,7 @@ def end_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random, n
         running(handle, victim, after=killed[victim])
 
 
+@pytest.mark.promise("a cluster's workers are killed, and each record counts once")
 @pytest.mark.slow
 def test_each_record_counts_once_although_every_role_dies_twice(tmp_path: Path) -> None:
     directory, chance = tmp_path / "job", random.Random(11)

@@ -113,6 +113,7 @@ async def test_a_stop_token_ends_a_completion_and_is_part_of_it(moe_server: Serv
     assert (ended.finish_reason, ended.completion_ids.tolist()) == ("stop", free.completion_ids[: first + 1].tolist())
 
 
+@pytest.mark.promise("vLLM computes with the weights that were proven, and its routing is the trainer's")
 async def test_routing_is_what_the_model_chose_for_every_token_but_the_last(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
         turn = await pool.generate(PROMPT, GREEDY, affinity="a")
@@ -199,6 +200,7 @@ def first_after(server: ServerProcess, turn: Turn) -> float:
     return float(logits.float().log_softmax(-1)[tokens[0, -1]])
 
 
+@pytest.mark.promise("vLLM computes with the weights that were proven, and its routing is the trainer's")
 async def test_weights_change_under_requests_in_flight(moe_server: ServerProcess) -> None:
     """Each request goes on from what it has computed, by the new weights; a request that begins afterwards is wholly theirs: the
     prefix that it shares with the others is not served stale."""
@@ -245,6 +247,7 @@ async def test_what_the_server_computes_with_has_the_digest_of_what_was_publishe
             assert held.layers.keys() == {"", "0", "1"}
 
 
+@pytest.mark.promise("vLLM computes with the weights that were proven, and its routing is the trainer's")
 async def test_a_server_is_refused_for_one_bit_that_no_answer_shows(moe_server: ServerProcess, tmp_path: Path) -> None:
     """As one with the weights of the step before, of which a small step leaves hardly any unchanged."""
     import torch
@@ -346,6 +349,7 @@ async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
     assert re.search(rf"INFO .* Version 1 is loaded; {PAUSED.pattern}", log), "what we log is in vLLM's log"
 
 
+@pytest.mark.promise("vLLM computes with the weights that were proven, and its routing is the trainer's")
 async def test_a_wrong_probe_takes_the_server_out_and_says_so(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
         probe = replace(update_to(moe_server, 1).probe, digests={})

@@ -150,6 +150,7 @@ def check_told(
     assert base["top"] != snapshot["top"]
 
 
+@pytest.mark.promise("the unmodified Tinker SDK trains")
 def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> None:
     output = tmp_path / "output"
     job = RunningJob(write_job(tmp_path), output, command="tinker")

@@ -34,6 +34,7 @@ def status(root: Path) -> TargetStatus:
     return found
 
 
+@pytest.mark.promise("each target of a sweep runs once")
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "count"), [(1, 5), (2, 5), (3, 3), (5, 2), (16, 200)])
 def test_each_target_runs_exactly_once(tmp_path: Path, workers: int, count: int) -> None:

@@ -25,6 +25,7 @@ MORE_STEPS = 12
 """The steps of a job that is ended twice, each time with steps left."""
 
 
+@pytest.mark.promise("any process may be killed, and each step is trained once")
 def test_a_killed_orchestrator_and_then_a_killed_trainer_lose_and_repeat_nothing(
     tmp_path: Path, moe_server: ServerProcess
 ) -> None:

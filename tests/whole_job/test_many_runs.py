@@ -78,6 +78,7 @@ def trained_steps(directory: Path, run_id: str) -> list[int]:
     return [line["step"] for line in lines if line["run_id"] == run_id]
 
 
+@pytest.mark.promise("many runs share one trainer and one fleet")
 def test_a_guest_joins_two_runs_and_ends_and_they_are_trained_on(tmp_path: Path, adapter_server: ServerProcess) -> None:
     job = RunningJob(write_job(tmp_path, adapter_server), tmp_path / "output")
     output = job.output_dir

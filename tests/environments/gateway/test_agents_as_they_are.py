@@ -1,6 +1,6 @@
 """Agents that others wrote, in the newest versions, unchanged: the table of `docs/gateway.md` is what is played here.
 
-`make test` installs those of PyPI, `make test-agents` those of npm, too. Each calls a tool once, which writes the reward.
+`make test-all` installs those of PyPI, `make test-agents` those of npm, too. Each calls a tool once, which writes the reward.
 """
 
 from __future__ import annotations

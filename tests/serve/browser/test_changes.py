@@ -83,6 +83,7 @@ async def test_a_value_is_changed_and_a_wrong_one_is_shown(reader: Open, live_jo
         await expect(page.page.locator(".toast").last).to_contain_text("from step 41 on")
 
 
+@pytest.mark.promise("a run is watched and changed in a browser")
 async def test_a_pause_reaches_the_run_with_its_reason(reader: Open, live_job: Path) -> None:
     async with reader(live_job, path=RUN) as page:
         await page.page.get_by_role("button", name="Pause…").click()

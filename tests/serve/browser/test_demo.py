@@ -73,6 +73,7 @@ async def opened(browser: Browser, url: str) -> AsyncIterator[tuple[Page, list[s
         await context.close()
 
 
+@pytest.mark.promise("a run is watched and changed in a browser")
 async def test_a_real_demo_is_watched_and_stopped(browser: Browser, tmp_path: Path, tiny_moe: Path) -> None:
     configuration = demo(tmp_path)
     file = tmp_path / "job.toml"

@@ -79,6 +79,7 @@ def counted(directory: Path) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.promise("a tuner that is killed repeats no result")
 def test_a_killed_trial_and_a_killed_tuner_repeat_no_result(tmp_path: Path, adapter_server: ServerProcess) -> None:
     job = RunningJob(write_job(tmp_path, adapter_server), tmp_path / "job")
     started: list[subprocess.Popen[bytes]] = []
