@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from counterpoint.transport.typed import met
+
 MAX_GRAPH_BYTES = 2**18
 MAX_NODES = 512
 MAX_INPUTS = 16
@@ -108,7 +110,7 @@ def read_graph(data: bytes) -> LossGraph:
     if len(data) > MAX_GRAPH_BYTES:
         raise ValueError(f"the loss's graph has {len(data)} bytes; at most {MAX_GRAPH_BYTES}")
     try:
-        found = msgspec.json.decode(data, type=LossGraph)
+        found = msgspec.json.decode(data, type=met(LossGraph))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the loss's graph cannot be read: {error}") from error
     check_graph(found)

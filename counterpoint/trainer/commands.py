@@ -17,6 +17,7 @@ from counterpoint.trainer.fair_share import Row
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.runs.copies import Copy
 from counterpoint.trainer.work.contribution import Contribution, Outcome
+from counterpoint.transport.typed import met
 
 Result = TypeVar("Result")
 
@@ -125,7 +126,7 @@ AnyCommand = (
 
 encode = msgspec.msgpack.Encoder().encode
 
-_DECODER: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+_DECODER: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(met(AnyCommand))
 
 
 def decode(data: bytes) -> AnyCommand:

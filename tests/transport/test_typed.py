@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 from msgspec import Meta
 
-from counterpoint.transport.typed import typed
+from counterpoint.transport import typed as typed_module
+from counterpoint.transport.typed import met, typed
 from tests.support.polling import DEADLINE_SECONDS
 
 
@@ -118,3 +121,52 @@ for number in range(200):
 @pytest.mark.slow
 def test_a_type_that_several_threads_meet_first_crashes_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", RACE], timeout=DEADLINE_SECONDS, check=False).returncode == 0
+
+
+def test_one_thread_at_a_time_has_msgspec_meet_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    class New(msgspec.Struct):
+        count: int
+
+    seen = []
+    decoder = msgspec.msgpack.Decoder
+
+    def noted(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+        seen.append(typed_module._meeting.locked())
+        return decoder(kind)
+
+    monkeypatch.setattr(msgspec.msgpack, "Decoder", noted)
+    assert met(New) is New
+    assert met(New) is New
+    assert seen == [True]  # the second time needs no lock
+    assert met(list[New] | None) == list[New] | None
+
+
+WITHOUT_STRUCTS = ("dict[str, msgspec.Raw]", "list[msgspec.Raw]")
+"""Types that several threads may meet first at once."""
+
+
+def test_no_type_reaches_msgspec_unmet() -> None:
+    """What decodes or converts by itself passes its type through `met`."""
+    root = Path(__file__).parents[2]
+    found = []
+    for path in sorted(
+        each for top in ("counterpoint", "orchestrator", "transport") for each in (root / top).rglob("*.py")
+    ):
+        if "msgspec" not in (text := path.read_text()) or path == root / "transport" / "typed.py":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and (kind := _kind_of(node)) is not None:
+                is_met = ast.unparse(kind).startswith("met(") or ast.unparse(kind) in WITHOUT_STRUCTS
+                found += [] if is_met else [f"{path.relative_to(root)}:{node.lineno}"]
+    assert not found, f"pass the type through `counterpoint.transport.typed.met`: {found}"
+
+
+def _kind_of(call: ast.Call) -> ast.expr | None:
+    """The type that a call of msgspec's is given: as `type`, or at its place among the others."""
+    module, _, name = ast.unparse(call.func).rpartition(".")
+    if module not in ("msgspec", "msgspec.json", "msgspec.msgpack", "json", "msgpack"):
+        return None
+    places = {"convert": call.args[1:], "Decoder": call.args, "decode": []}
+    if name not in places:
+        return None
+    return next((each.value for each in call.keywords if each.arg == "type"), next(iter(places[name]), None))

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.typed import met
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(_Header).decode
+_unpack = msgspec.msgpack.Decoder(met(_Header)).decode
 
 
 def ask_frame(number: int, seconds: float) -> bytes:

@@ -33,6 +33,7 @@ from counterpoint.transport.rpc.connection import BUSY, LATE, LOST, MOST_BYTES, 
 from counterpoint.transport.rpc.curve import CurveListener
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener
+from counterpoint.transport.typed import met
 from counterpoint.transport.wires.endpoint import IPC, CurveKeys, socket_path
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,8 @@ class CallHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 # Made here, in one thread: msgspec does not bear that several meet a type first.
-read_header = msgspec.msgpack.Decoder(CallHeader).decode
-read_methods = msgspec.msgpack.Decoder(dict[Name, bool]).decode
+read_header = msgspec.msgpack.Decoder(met(CallHeader)).decode
+read_methods = msgspec.msgpack.Decoder(met(dict[Name, bool])).decode
 """Reads what a worker offers: whether each method is idempotent."""
 
 Key = tuple[bytes, int]

@@ -41,6 +41,7 @@ from counterpoint.cluster.master.scheduler import Scheduler
 from counterpoint.cluster.master.state_writer import StateWriter
 from counterpoint.cluster.member import Member
 from counterpoint.cluster.state_file import ChangeLog
+from counterpoint.transport.typed import met
 
 logger = logging.getLogger(__name__)
 
@@ -345,7 +346,7 @@ def _misfit(event: Event) -> str:
         data = msgspec.json.encode(event)
         if len(data) > MAX_EVENT_BYTES:
             return f"{name} has {len(data)} bytes as JSON; an event may have {MAX_EVENT_BYTES}"
-        msgspec.json.decode(data, type=type(event))
+        msgspec.json.decode(data, type=met(type(event)))
     except (ValueError, TypeError) as error:  # of what JSON does not have, and of a field with a value of another type
         return f"{name} cannot be written: {str(error)[:200]}"
     return ""

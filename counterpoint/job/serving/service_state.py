@@ -12,6 +12,7 @@ from counterpoint.job.number_format import duration
 from counterpoint.service.records.structs import run_of
 from counterpoint.service.tinker.status import MOST_MODELS, STATUS_FILE, Status
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
+from counterpoint.transport.typed import met
 
 MOST_STATUS_BYTES = 16 * 2**20
 
@@ -19,7 +20,7 @@ MOST_STATUS_BYTES = 16 * 2**20
 def read_status(job: Path) -> Status | None:
     """Returns what the service of a job last said of itself; None before it has."""
     try:
-        return msgspec.json.decode(read_bytes(job / "service" / STATUS_FILE, MOST_STATUS_BYTES), type=Status)
+        return msgspec.json.decode(read_bytes(job / "service" / STATUS_FILE, MOST_STATUS_BYTES), type=met(Status))
     except (OSError, UntrustedFileError, msgspec.MsgspecError):
         return None
 

@@ -20,6 +20,7 @@ from counterpoint.service.records.structs import ModelRecord
 from counterpoint.service.tinker.status import STATUS_FILE, Status
 from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
+from counterpoint.transport.typed import met
 
 MOST_STATUS_BYTES = 8 * 2**20
 
@@ -135,7 +136,7 @@ def show_tenants(jobs: Jobs, given: JobParameters) -> TenantsAnswer:
     """Answers `GET /jobs/{job}/tenants`. Raises `NotFound` where no service has run."""
     directory = jobs.get(given.job).directory / "service"
     try:
-        status = msgspec.json.decode(read_bytes(directory / STATUS_FILE, MOST_STATUS_BYTES), type=Status)
+        status = msgspec.json.decode(read_bytes(directory / STATUS_FILE, MOST_STATUS_BYTES), type=met(Status))
     except (OSError, UntrustedFileError, msgspec.MsgspecError) as error:
         raise NotFound("no service for the Tinker SDK has run in this job") from error
 

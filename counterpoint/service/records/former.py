@@ -26,6 +26,7 @@ from counterpoint.service.records.structs import (
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.journal import DamagedJournal, Journal
 from counterpoint.transport.files.json_lines import read_lines
+from counterpoint.transport.typed import met
 
 Kind = TypeVar("Kind", Session, ModelRecord, SavedRecord, SamplerRecord, LossRecord, Sums, Line)
 
@@ -82,7 +83,7 @@ def _ledger(directory: Path) -> Sums:
 
 def _decoded(path: Path, data: bytes | memoryview, kind: type[Kind]) -> Kind:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=met(kind))
     except (msgspec.MsgspecError, ValueError) as error:
         raise UserError(
             f"{path} is no record of the service: {error}; restore it from a copy, or move it away"

@@ -45,6 +45,7 @@ from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
 from counterpoint.transport.http.listening import PROVEN, Proven
 from counterpoint.transport.http.requests import bearer_token, refused_coding
+from counterpoint.transport.typed import met
 
 logger = logging.getLogger(__name__)
 
@@ -577,7 +578,7 @@ def _is_zstd(request: web.Request) -> bool:
 
 
 def _query(request: web.Request, kind: type[Body]) -> Body:
-    return msgspec.convert(dict(request.query), type=kind, strict=False)
+    return msgspec.convert(dict(request.query), type=met(kind), strict=False)
 
 
 def _uri(request: web.Request) -> str:

@@ -25,6 +25,7 @@ from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.proto import MESSAGES, check_fields
 from counterpoint.service.tinker.refusals import TooLarge
 from counterpoint.transport.room import Room
+from counterpoint.transport.typed import met
 
 MAX_BODY_BYTES = 64 * 2**20
 """The bytes of a body, also of one that is compressed, once it is unpacked."""
@@ -114,7 +115,7 @@ class Intake:
         def parse() -> Value:
             if marks(body) > bound.values and (count := count_values(body)[0]) > bound.values:
                 raise TooLarge(f"the body has about {count:,} values; at most {bound.values:,}")
-            return msgspec.json.decode(body or b"{}", type=kind)
+            return msgspec.json.decode(body or b"{}", type=met(kind))
 
         return await self._parsed(parse, owner, len(body)), body
 

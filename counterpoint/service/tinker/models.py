@@ -41,6 +41,7 @@ from counterpoint.service.tinker.weights.retention import bytes_of
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.records import Batch, Float32Array, Int32Array
+from counterpoint.transport.typed import met
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class Model:
         for number in await asyncio.to_thread(self._journal.items):
             ask, note = await asyncio.to_thread(self._journal.read_item, number)
             if note:
-                request = msgspec.msgpack.decode(note, type=Request)
+                request = msgspec.msgpack.decode(note, type=met(Request))
                 last = max(last, request.seq_id)
                 is_open = self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request, ask)
@@ -198,7 +199,7 @@ class Model:
             if seq_id > self._sequence.done:
                 note = await asyncio.to_thread(self._journal.read_early, seq_id)
                 is_open = self._futures.begin(self.request_id(seq_id), is_due=True)
-                request = msgspec.msgpack.decode(note, type=Request)
+                request = msgspec.msgpack.decode(note, type=met(Request))
                 if is_open:
                     self._context.tenants.reserve_tokens(self.record.owner, self.request_id(seq_id), request.tokens)
                 self._take(request, is_due=True)
@@ -213,7 +214,7 @@ class Model:
         `last` is the last one with an item.
         """
         for seq_id, note in (await asyncio.to_thread(self._journal.failed)).items():
-            failed = msgspec.msgpack.decode(note, type=_Failed)
+            failed = msgspec.msgpack.decode(note, type=met(_Failed))
             if seq_id == last + 1:
                 last = seq_id
                 self._lacks |= failed.lacks
@@ -469,15 +470,15 @@ class Model:
                 case "forward_backward":
                     return self._forward_backward(request.body, journalled)
                 case "optim_step":
-                    return self._optim_step(msgspec.json.decode(request.body, type=OptimStep))
+                    return self._optim_step(msgspec.json.decode(request.body, type=met(OptimStep)))
                 case "save_weights":
-                    return self._save(msgspec.json.decode(request.body, type=SaveWeights))
+                    return self._save(msgspec.json.decode(request.body, type=met(SaveWeights)))
                 case "save_weights_for_sampler":
-                    return self._save_for_sampler(msgspec.json.decode(request.body, type=SaveWeights))
+                    return self._save_for_sampler(msgspec.json.decode(request.body, type=met(SaveWeights)))
                 case "save_weights_external":
-                    return self._save_external(msgspec.json.decode(request.body, type=SaveWeights))
+                    return self._save_external(msgspec.json.decode(request.body, type=met(SaveWeights)))
                 case "load_weights":
-                    return self._loaded(msgspec.json.decode(request.body, type=LoadedWeights))
+                    return self._loaded(msgspec.json.decode(request.body, type=met(LoadedWeights)))
                 case other:
                     raise BadRequest(f"{other} is not served")
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import msgspec
 
+from counterpoint.transport.typed import met
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.resources import Resources
@@ -64,8 +65,8 @@ def trial_of(fields: dict[str, Any]) -> Trial:
             **fields,
             "trainable_name": TRAINABLE_OF_RUNS,  # its own may be registered later, or by nobody who only reads
             "resources": Resources(**fields["resources"]),
-            "checkpoint": msgspec.convert(fields["checkpoint"], Checkpoint | None),
-            "checkpoints": msgspec.convert(fields["checkpoints"], list[Checkpoint]),
+            "checkpoint": msgspec.convert(fields["checkpoint"], met(Checkpoint | None)),
+            "checkpoints": msgspec.convert(fields["checkpoints"], met(list[Checkpoint])),
             "log_to_file": tuple(log) if isinstance(log, list) else log,
         }
     )

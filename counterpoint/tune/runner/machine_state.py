@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from counterpoint.transport.typed import met
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.runner.codec import trial_of
 from counterpoint.tune.runner.events import TellComplete, TellResult
@@ -40,7 +41,7 @@ def restore(machine: ExperimentMachine, state: dict[str, Any]) -> None:
     """Gives a new machine a state, as packed and unpacked."""
     for fields, progress in state["trials"]:
         trial = trial_of(fields)
-        _hold(machine, machine.table.add(trial, msgspec.convert(progress, Progress)))
+        _hold(machine, machine.table.add(trial, msgspec.convert(progress, met(Progress))))
         for checkpoint in (trial.checkpoint, *trial.checkpoints):
             machine.kept.hold(checkpoint)
     machine.stopping, machine.may_start = state["stopping"], state["may_start"]

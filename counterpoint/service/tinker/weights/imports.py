@@ -11,6 +11,7 @@ from counterpoint.run.adapter_description import read_description, require_one_s
 from counterpoint.service.records.structs import ModelRecord
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.typed import met
 
 PREFIX = "tinker://import/weights/"
 
@@ -61,4 +62,4 @@ def _read(directory: Path) -> _Description:
     """Raises `OSError` and `ValueError`."""
     description = read_description(directory)
     require_one_scale(description)
-    return msgspec.convert(description, _Description)
+    return msgspec.convert(description, met(_Description))
