@@ -24,7 +24,7 @@ MAX_NAME_LENGTH = 256
 
 
 def validate(batch: Batch, *, whole_routing: bool = True) -> None:
-    """Raises `ValueError`, naming sample and field, unless `records.Batch` and `docs/contracts.md` allow the batch.
+    """Raises `ValueError`, naming sample and field, for a batch that `records.Batch` does not allow.
 
     Without `whole_routing`, as in an item, the last tokens of a sample may be without routing, or all.
     """
