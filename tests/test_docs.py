@@ -28,6 +28,7 @@ PAGES = sorted(
         REPOSITORY / "SECURITY.md",
         REPOSITORY / "perf/README.md",
         REPOSITORY / "tests/conformance/README.md",
+        REPOSITORY / "tests/security/README.md",
     ]
 )
 
