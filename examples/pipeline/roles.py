@@ -27,7 +27,7 @@ class Source(Worker):
     def start(self) -> None:
         """Puts the lines that the channel lacks, and ends after the text's last."""
         context, config = self.context, self.context.config
-        with DataChannel(config["output"], context).producer().blocking as producer:
+        with DataChannel(config["output"], context).producer() as producer:
             begun = producer.next_position
             for number, line in enumerate(lines_of(Path(context.directory) / config["text"], context.stop)):
                 position, rank = divmod(number, context.count)

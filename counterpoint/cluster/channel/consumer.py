@@ -1,4 +1,4 @@
-"""The end that takes records from a channel: `ChannelConsumer`, for an event loop (`async for`) and for plain threads (`for`).
+"""The end that takes records from a channel: `ChannelConsumer`, for plain threads.
 
 An item stays lent to this consumer until it is acknowledged, and is lent again if this consumer dies first. A consumer that
 must not count a record twice is `sticky`, so that its records come back to its own name only, and gives the positions that it
@@ -7,11 +7,10 @@ has committed (`exactly_once.py`): those are acknowledged without being shown ag
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from counterpoint.cluster.calls.codec import decode
 from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.cluster.channel.end import OPEN_SECONDS, End, Steps, event, in_thread, on_loop
+from counterpoint.cluster.channel.end import End, Patience, event
 from counterpoint.cluster.channel.exactly_once import CommittedPositions
 from counterpoint.cluster.channel.messages import ChannelError, Head, Told, Who, with_frames
 from counterpoint.transport.arrays import CodecError
@@ -84,10 +83,6 @@ class ChannelConsumer(End):
         self.poisoned = 0
         """Records that could not be decoded; they were logged, acknowledged and dropped."""
 
-    def open(self, timeout: float = OPEN_SECONDS) -> None:
-        """Connects and waits for the host. `start` alone need not wait. Raises `TimeoutError` or `ChannelError`."""
-        in_thread(self._open(), timeout, self._silence)
-
     def acknowledge(self, sequence: int, generation: str) -> None:
         """See `Item.acknowledge`. A host of another `generation` has not lent this record, and gets nothing."""
         with self._lock:
@@ -98,12 +93,17 @@ class ChannelConsumer(End):
         self._wake()
 
     def get(self, timeout: float | None = None) -> Item | None:
-        """Waits for the next item, in a plain thread; None at the end of the stream. Raises `TimeoutError`, `ChannelError`."""
-        return in_thread(self._next(), timeout, f"no record came from channel {self._config.name}")
-
-    async def get_async(self) -> Item | None:
-        """Waits for the next item, on an event loop; None at the end of the stream. Raises `ChannelError`."""
-        return await on_loop(self._next())
+        """Waits for the next item; None at the end of the stream. Raises `TimeoutError`, `ChannelError`."""
+        patience = Patience(timeout, f"no record came from channel {self._config.name}")
+        while True:
+            with self._lock:
+                if self._items:
+                    return self._items.popleft()
+                self._check()
+                if self._finished:
+                    return None
+                changed = self._changed
+            patience.wait(changed)
 
     def take_ready(self, count: int) -> list[Item]:
         """Returns at most `count` items that are there already, without waiting, such as the rest of a batch."""
@@ -114,23 +114,8 @@ class ChannelConsumer(End):
         """Disconnects, after the acknowledgements were sent. What is not acknowledged is lent again."""
         self._end()
 
-    def _next(self) -> Steps[Item | None]:
-        while True:
-            with self._lock:
-                if self._items:
-                    return self._items.popleft()
-                self._check()
-                if self._finished:
-                    return None
-                changed = self._changed
-            yield changed
-
     def __iter__(self) -> Iterator[Item]:
         while (item := self.get()) is not None:
-            yield item
-
-    async def __aiter__(self) -> AsyncIterator[Item]:
-        while (item := await self.get_async()) is not None:
             yield item
 
     def __enter__(self) -> ChannelConsumer:
@@ -140,13 +125,6 @@ class ChannelConsumer(End):
     def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         # An error ends the consumer as its death does, since the record that it was at may be the reason.
         self._end(failed=raised is not None and issubclass(raised, Exception))
-
-    async def __aenter__(self) -> ChannelConsumer:
-        self.start()
-        return self
-
-    async def __aexit__(self, *raised: Any) -> None:
-        await asyncio.to_thread(self.__exit__, *raised)
 
     # --- the conversation's thread ---
 

@@ -1,7 +1,7 @@
 """What both ends of a channel share: the conversation with its host, and waiting for what it says.
 
-An end asks in a thread of its own, by `transport/rpc`, and begins again for as long as the host is away. `producer.py` and
-`consumer.py` say what it asks and what follows from the answers.
+An end is used from plain threads. It asks in one of its own, by `transport/rpc`, and begins again while the host is away.
+`producer.py` and `consumer.py` say what it asks and what follows from the answers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.messages import (
@@ -46,43 +46,31 @@ WELCOME_SECONDS, FOREVER_SECONDS = 10.0, 1e6
 MAX_ASKS = 16
 """Asks of one end that its host holds."""
 
-T = TypeVar("T")
-Steps = Generator[Future[None], None, T]
-"""A wait, for an event loop or a plain thread: what has to happen before it can go on."""
-
 here: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Ask], object]]] = {}
 """The hosts of this process by their addresses: each one's loop, and what takes an ask there."""
 
 
 def event() -> Future[None]:
-    """Returns what `Steps` wait for; who waits cannot cancel it."""
+    """Returns what a `Patience` waits for; who waits cannot cancel it."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
-async def on_loop(steps: Steps[T]) -> T:
-    """Waits on an event loop."""
-    try:
-        while True:
-            with suppress(ChannelError):  # the steps see it themselves
-                await asyncio.wrap_future(next(steps))
-    except StopIteration as end:
-        value: T = end.value
-        return value
+class Patience:
+    """How long a call waits in all: `timeout` seconds, None for as long as it takes."""
 
+    def __init__(self, timeout: float | None, late: str) -> None:
+        """`late` says what does not happen."""
+        self._timeout, self._late = timeout, late
+        self._until = None if timeout is None else time.monotonic() + timeout
 
-def in_thread(steps: Steps[T], timeout: float | None, late: str) -> T:
-    """Waits in a plain thread. Raises `TimeoutError` that says what was `late`."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    try:
-        while True:
-            next(steps).exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except StopIteration as end:
-        value: T = end.value
-        return value
-    except TimeoutError:
-        raise TimeoutError(f"{late} within {timeout} s") from None
+    def wait(self, event: Future[Any]) -> None:
+        """Waits until it is done. Raises `TimeoutError` that says what was late."""
+        try:
+            event.exception(None if self._until is None else max(0.0, self._until - time.monotonic()))
+        except TimeoutError:
+            raise TimeoutError(f"{self._late} within {self._timeout} s") from None
 
 
 class _Direct:
@@ -132,9 +120,10 @@ class End:
         self._loop = LoopThread(f"channel-{self._who.name}")
         self._running = self._loop.run(self._run())
 
-    def _open(self) -> Steps[None]:
+    def open(self, timeout: float = OPEN_SECONDS) -> None:
+        """Connects, and waits for the host. Raises `TimeoutError` if none answers, `ChannelError` if it refuses this end."""
         self.start()
-        yield self._opened
+        Patience(timeout, self._silence).wait(self._opened)
         self._check()
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""The end that puts records into a channel: `ChannelProducer` for an event loop, its `blocking` side for plain threads.
+"""The end that puts records into a channel: `ChannelProducer`, for plain threads.
 
 A record is named by its origin and its position there. A source names its own (`source-0`, 0, 1, 2, ...) and goes on after a
 restart from `next_position`; a stage between two channels passes on the name of the item that it made the record from
@@ -7,7 +7,6 @@ restart from `next_position`; a stage between two channels passes on the name of
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from counterpoint.cluster.calls.codec import encode
 from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.consumer import Item
-from counterpoint.cluster.channel.end import OPEN_SECONDS, End, Steps, T, event, in_thread, on_loop
+from counterpoint.cluster.channel.end import End, Patience, event
 from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Who
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.rpc.connection import size_of
@@ -28,7 +27,7 @@ Stored = Future[None]
 
 
 class ChannelProducer(End):
-    """Puts records, on an event loop; `blocking` does the same for plain threads.
+    """Puts records. Each `timeout` is in seconds; None waits for as long as it takes.
 
     An array that was put must not change any more: it is sent by reference, and sent again to a host that was restarted.
     """
@@ -47,79 +46,71 @@ class ChannelProducer(End):
         """The position of the next record of its own: after `open`, the lowest that the channel lacks."""
         self.has_ended = False
         """Whether its part of the stream has ended, as far as this process has done it."""
-        self.blocking = BlockingProducer(self)
 
-    async def open(self, timeout: float = OPEN_SECONDS) -> None:
-        """Connects. Raises `TimeoutError` if no host answers, `ChannelError` if it refuses this producer."""
-        try:
-            await asyncio.wait_for(on_loop(self._open()), timeout)
-        except TimeoutError:
-            raise TimeoutError(f"{self._silence} within {timeout:g} s") from None
+    @property
+    def blocking(self) -> ChannelProducer:
+        """This producer itself."""
+        return self
 
-    async def put(self, value: object, after: Item | None = None) -> None:
+    def put(self, value: object, after: Item | None = None, timeout: float | None = None) -> None:
         """Puts a record and returns once the host has stored it. `after` is the item that it was made from.
 
-        Raises `TypeError` for a value that cannot travel, `ValueError` for one too large, `ChannelError` if it is refused.
+        Raises `TypeError` for a value that cannot travel, `ValueError` for one too large, `ChannelError` if it is refused, and
+        `TimeoutError`; the record may then be stored all the same, now or later.
         """
-        await on_loop(self._put(value, after))
+        patience = _patience(timeout)
+        _settle(self._send(value, after, patience), patience)
 
-    async def send(self, value: object, after: Item | None = None) -> Stored:
+    def send(self, value: object, after: Item | None = None, timeout: float | None = None) -> Stored:
         """The same, but returns once the record is on its way; the answer is done once it is stored."""
-        return await on_loop(self._send(value, after))
+        return self._send(value, after, _patience(timeout))
 
-    async def skip(self, after: Item) -> None:
+    def skip(self, after: Item, timeout: float | None = None) -> None:
         """Says that nothing is made from an item, so that its position does not count as missing."""
-        await on_loop(self._skip(after))
+        patience = _patience(timeout)
+        _settle(self._queue(messages.SKIP, after, patience), patience)
 
-    async def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Returns once everything sent is stored. Raises as `put`, for the first record that was refused."""
-        await on_loop(self._flush())
+        self._flush(_patience(timeout))
 
-    async def end(self) -> None:
+    def end(self, timeout: float | None = None) -> None:
         """Ends this producer's part of the stream, after everything that was sent before is stored."""
-        await on_loop(self._end_stream())
+        patience = _patience(timeout)
+        self._flush(patience)
+        _settle(self._queue(messages.END, None, patience), patience)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Disconnects. What was not confirmed may be lost."""
-        await asyncio.to_thread(self._end)
+        self._end()
 
-    async def __aenter__(self) -> ChannelProducer:
+    def __enter__(self) -> ChannelProducer:
         try:
-            await self.open()
+            self.open()
         except BaseException:
-            await self.close()
+            self.close()
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    # --- what both sides do ---
-
-    def _send(self, value: object, after: Item | None) -> Steps[Stored]:
+    def _send(self, value: object, after: Item | None, patience: Patience) -> Stored:
         frames = encode(value, "record")
         if (size := size_of(frames)) > (limit := self._config.max_record_bytes):
             raise ValueError(f"a record of {size} bytes; max_record_bytes of channel {self._config.name} is {limit}")
-        return (yield from self._queue(messages.PUT, after, frames))
+        return self._queue(messages.PUT, after, patience, frames)
 
-    def _put(self, value: object, after: Item | None) -> Steps[None]:
-        yield from _settled((yield from self._send(value, after)))
-
-    def _skip(self, after: Item) -> Steps[None]:
-        yield from _settled((yield from self._queue(messages.SKIP, after)))
-
-    def _flush(self) -> Steps[None]:
+    def _flush(self, patience: Patience) -> None:
         with self._lock:
             self._check()
             pending = [stored for _, stored in self._orders.values()]
         for stored in pending:
-            yield from _settled(stored)
+            _settle(stored, patience)
 
-    def _end_stream(self) -> Steps[None]:
-        yield from self._flush()
-        yield from _settled((yield from self._queue(messages.END, None)))
-
-    def _queue(self, kind: messages.Kind, after: Item | None, frames: Sequence[Buffer] = ()) -> Steps[Stored]:
+    def _queue(
+        self, kind: messages.Kind, after: Item | None, patience: Patience, frames: Sequence[Buffer] = ()
+    ) -> Stored:
         """Queues an order once fewer than `window` wait for an answer."""
         while True:
             with self._lock:
@@ -133,7 +124,7 @@ class ChannelProducer(End):
                     self.next_position += after is None and kind == messages.PUT
                     break
                 oldest = next(iter(self._orders.values()))[1]
-            yield oldest
+            patience.wait(oldest)
         self._wake()
         return stored
 
@@ -176,60 +167,10 @@ class ChannelProducer(End):
             stored.set_exception(ChannelError(str(error)))
 
 
-def _settled(stored: Stored) -> Steps[None]:
-    yield stored
+def _patience(timeout: float | None) -> Patience:
+    return Patience(timeout, "no room for another record, as the channel is full or its host away,")
+
+
+def _settle(stored: Stored, patience: Patience) -> None:
+    patience.wait(stored)
     stored.result()
-
-
-class BlockingProducer:
-    """`ChannelProducer` for plain threads. `timeout` is in seconds; None waits for as long as it takes."""
-
-    def __init__(self, producer: ChannelProducer) -> None:
-        self._producer = producer
-
-    @property
-    def next_position(self) -> int:
-        """See `ChannelProducer`."""
-        return self._producer.next_position
-
-    def open(self, timeout: float = OPEN_SECONDS) -> None:
-        """See `ChannelProducer`."""
-        in_thread(self._producer._open(), timeout, self._producer._silence)
-
-    def put(self, value: object, after: Item | None = None, timeout: float | None = None) -> None:
-        """See `ChannelProducer`. Raises `TimeoutError`, too; the record may be stored all the same, then or later."""
-        self._wait(self._producer._put(value, after), timeout)
-
-    def send(self, value: object, after: Item | None = None, timeout: float | None = None) -> Stored:
-        """See `ChannelProducer`."""
-        return self._wait(self._producer._send(value, after), timeout)
-
-    def skip(self, after: Item, timeout: float | None = None) -> None:
-        """See `ChannelProducer`."""
-        self._wait(self._producer._skip(after), timeout)
-
-    def flush(self, timeout: float | None = None) -> None:
-        """See `ChannelProducer`."""
-        self._wait(self._producer._flush(), timeout)
-
-    def end(self, timeout: float | None = None) -> None:
-        """See `ChannelProducer`."""
-        self._wait(self._producer._end_stream(), timeout)
-
-    def close(self) -> None:
-        """See `ChannelProducer`."""
-        self._producer._end()
-
-    def _wait(self, steps: Steps[T], timeout: float | None) -> T:
-        return in_thread(steps, timeout, "no room for another record, as the channel is full or its host away,")
-
-    def __enter__(self) -> BlockingProducer:
-        try:
-            self.open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -39,7 +39,7 @@ class DataChannel:
         self._who = self.config, Path(context.directory), context.worker, context.incarnation
 
     def producer(self) -> ChannelProducer:
-        """Returns the end that puts records, for `async with`; its `blocking` is for `with`.
+        """Returns the end that puts records, for `with`.
 
         A task that returns without having ended its part of the stream has died: the stream would never end.
         """
@@ -95,7 +95,7 @@ class SelfLoopWorker(Worker):
     def _run_stage(self, output: DataChannel) -> None:
         """Puts what is made of each item, under the item's name; acknowledges the item once that is stored."""
         stop = self.context.stop
-        with output.producer().blocking as producer, self.input.consumer() as consumer:
+        with output.producer() as producer, self.input.consumer() as consumer:
             for item in items_of(consumer, stop):
                 made = self._processed(item)
                 if made is None:

@@ -129,7 +129,7 @@ class Source(Plain):
         context = self.context
         config = ChannelConfig.model_validate(context.config["channel"])
         directory = Path(context.directory)
-        with ChannelProducer(config, directory, context.worker, context.incarnation, window=32).blocking as producer:
+        with ChannelProducer(config, directory, context.worker, context.incarnation, window=32) as producer:
             self.witness.note("opens", producer.next_position)
             while not (directory / ENOUGH).exists():
                 if context.stop.wait(PACE_SECONDS):

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ async def ask(connection: Connection, frames: Sequence[Buffer]) -> Told:
     return told
 
 
-async def test_records_arrive_in_order_with_their_arrays_and_the_stream_ends(tmp_path: Path) -> None:
+def test_records_arrive_in_order_with_their_arrays_and_the_stream_ends(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     value: dict[str, Any] = {
         "ids": np.arange(100_000, dtype=np.int32).reshape(2, -1),
@@ -54,31 +55,31 @@ async def test_records_arrive_in_order_with_their_arrays_and_the_stream_ends(tmp
         "mask": np.zeros(0, bool),
     }
     received = []
-    with ChannelHost(config, tmp_path):
 
-        async def produce() -> None:
-            async with ChannelProducer(config, tmp_path, "source-0") as producer:
-                for _ in range(40):
-                    await producer.put(value)
-                await producer.end()
+    def produce() -> None:
+        with ChannelProducer(config, tmp_path, "source-0") as producer:
+            for _ in range(40):
+                producer.put(value, timeout=DEADLINE_SECONDS)
+            producer.end(DEADLINE_SECONDS)
 
-        async with (
-            ChannelConsumer(config, tmp_path, "trainer-0", credit=3) as consumer,
-            asyncio.timeout(DEADLINE_SECONDS),
-            asyncio.TaskGroup() as tasks,
-        ):
-            tasks.create_task(produce())
-            async for item in consumer:
-                received.append((item.sequence, item.origin, item.position))
-                assert np.array_equal(item.value["ids"], value["ids"])
-                assert item.value["mask"].dtype == bool
-                item.acknowledge()
+    with (
+        ChannelHost(config, tmp_path),
+        ThreadPoolExecutor(1) as executor,
+        ChannelConsumer(config, tmp_path, "trainer-0", credit=3) as consumer,
+    ):
+        produced = executor.submit(produce)
+        for item in consumer:
+            received.append((item.sequence, item.origin, item.position))
+            assert np.array_equal(item.value["ids"], value["ids"])
+            assert item.value["mask"].dtype == bool
+            item.acknowledge()
+        produced.result(DEADLINE_SECONDS)
     assert received == [(number, "source-0", number) for number in range(40)]
 
 
 def test_a_full_channel_holds_its_producer_up(tmp_path: Path) -> None:
     config = config_of(tmp_path, capacity=4)
-    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0", window=8).blocking as producer:
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0", window=8) as producer:
         sent = [producer.send(number, timeout=DEADLINE_SECONDS) for number in range(8)]
         for stored in sent[:4]:
             stored.result(DEADLINE_SECONDS)
@@ -99,7 +100,7 @@ def test_a_full_channel_holds_its_producer_up(tmp_path: Path) -> None:
 
 def test_a_value_that_cannot_travel_is_refused_where_it_is_put(tmp_path: Path) -> None:
     config = config_of(tmp_path, max_record_bytes=1000)
-    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0") as producer:
         with pytest.raises(TypeError, match="record"):
             producer.put({"a": object()})
         with pytest.raises(ValueError, match="max_record_bytes of channel records is 1000"):
@@ -109,7 +110,7 @@ def test_a_value_that_cannot_travel_is_refused_where_it_is_put(tmp_path: Path) -
 
 def test_a_producer_that_the_channel_does_not_expect_is_told_so(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    producer = ChannelProducer(config, tmp_path, "stranger").blocking
+    producer = ChannelProducer(config, tmp_path, "stranger")
     with ChannelHost(config, tmp_path):
         with pytest.raises(ChannelError, match="not among the channel's producers: source-0"):
             producer.open(DEADLINE_SECONDS)
@@ -129,7 +130,7 @@ def test_an_older_process_of_a_name_is_replaced_by_a_newer_one(tmp_path: Path) -
                 pytest.raises(ChannelError, match="out of date"),
             ):
                 late.get(DEADLINE_SECONDS)
-            with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+            with ChannelProducer(config, tmp_path, "source-0") as producer:
                 producer.put(1, timeout=DEADLINE_SECONDS)
             assert new.get(DEADLINE_SECONDS) is not None
 
@@ -162,10 +163,10 @@ async def test_garbage_is_counted_and_harms_nobody(tmp_path: Path) -> None:
         answer = connection.ask(pack(Turn(who, session, [head]), [b"\xc1 is no msgpack"]), DEADLINE_SECONDS)
         connection.ask(pack(Turn(who, session)), DEADLINE_SECONDS)  # the host keeps one open
         assert unpack(await answer, Told)[0].confirmed == [7]
-        async with ChannelProducer(config, tmp_path, "source-0") as producer:
-            await producer.put("good")
-            async with ChannelConsumer(config, tmp_path, "trainer-0") as consumer:
-                item = await consumer.get_async()
+        with ChannelProducer(config, tmp_path, "source-0") as producer:
+            producer.put("good", timeout=DEADLINE_SECONDS)
+            with ChannelConsumer(config, tmp_path, "trainer-0") as consumer:
+                item = consumer.get(DEADLINE_SECONDS)
         assert item is not None
         assert (item.sequence, item.value, consumer.poisoned) == (1, "good", 1)
         connection.close()
@@ -211,10 +212,10 @@ async def test_a_frame_above_the_limit_ends_only_its_own_connection(tmp_path: Pa
     config = config_of(tmp_path, max_record_bytes=2**20)
     with ChannelHost(config, tmp_path) as host:
         connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
-        async with ChannelProducer(config, tmp_path, "source-0") as producer:
+        with ChannelProducer(config, tmp_path, "source-0") as producer:
             with pytest.raises(RpcError):
                 await connection.ask([b"", bytes(2**21)], DEADLINE_SECONDS)
-            await producer.put("good")
+            producer.put("good", timeout=DEADLINE_SECONDS)
 
 
 @pytest.mark.slow
@@ -225,7 +226,7 @@ def test_ends_go_on_with_the_next_host_and_see_nothing_twice(tmp_path: Path, is_
     first = ChannelHost(config, tmp_path)
     first.start()
     with (
-        ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+        ChannelProducer(config, tmp_path, "source-0") as producer,
         ChannelConsumer(config, tmp_path, "trainer-0", credit=1) as consumer,
     ):
         producer.put("before", timeout=DEADLINE_SECONDS)
@@ -256,11 +257,11 @@ def test_a_producer_of_a_worker_is_left_open_until_it_has_ended(tmp_path: Path) 
     channel = DataChannel(config, context)
     with ChannelHost(config, tmp_path):
         for _ in range(2):
-            with channel.producer().blocking as producer:
+            with channel.producer() as producer:
                 producer.put("record", timeout=DEADLINE_SECONDS)
             (is_open,) = context.left_open.values()
             assert is_open()
-        with channel.producer().blocking as producer:
+        with channel.producer() as producer:
             producer.end(DEADLINE_SECONDS)
         (is_open,) = context.left_open.values()
         assert not is_open()
@@ -278,7 +279,7 @@ def test_an_item_commits_and_acknowledges_nothing_of_the_host_that_follows_its_o
     first.start()
     committed = CommittedPositions()
     with (
-        ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+        ChannelProducer(config, tmp_path, "source-0") as producer,
         ChannelConsumer(config, tmp_path, "trainer-0", sticky=True, committed=committed) as consumer,
     ):
         producer.put("before", timeout=DEADLINE_SECONDS)
@@ -313,7 +314,7 @@ def test_a_host_that_fails_says_so_to_its_owner(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_producer_without_a_host_gives_up_and_leaves_nothing(tmp_path: Path) -> None:
-    producer = ChannelProducer(config_of(tmp_path), tmp_path, "source-0").blocking
+    producer = ChannelProducer(config_of(tmp_path), tmp_path, "source-0")
     with pytest.raises(TimeoutError, match=r"records.*HostWorker"):
         producer.open(0.01)
     producer.close()
@@ -333,7 +334,7 @@ def test_a_role_can_host_channels(tmp_path: Path) -> None:
         "b: 0 of 16 records, no consumer",
     ]
     for name in names:
-        with ChannelProducer(config_of(tmp_path, name=name), tmp_path, "source-0").blocking as producer:
+        with ChannelProducer(config_of(tmp_path, name=name), tmp_path, "source-0") as producer:
             producer.put(1, timeout=DEADLINE_SECONDS)
     for worker in workers:
         worker.context.stop.set()
@@ -369,7 +370,7 @@ def test_a_stream_whose_producer_has_left_without_its_end_stops_the_job(tmp_path
     worker = host(config_of(tmp_path, producers=("source-0", "other-0")))
     worker.setup()
     config = config_of(tmp_path, producers=("source-0", "other-0"))
-    with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+    with ChannelProducer(config, tmp_path, "source-0") as producer:
         producer.end(DEADLINE_SECONDS)
     threading.Timer(5 * STOP_POLL_SECONDS, worker.context.stop.set).start()
     worker.start()
@@ -394,13 +395,13 @@ def test_beyond_the_machine_only_authorized_keys_get_in(tmp_path: Path, monkeypa
         config_of(tmp_path, address="tcp://0.0.0.0:5555").endpoint(tmp_path)
     with ChannelHost(config("host"), tmp_path):
         monkeypatch.setattr(end, "here", {})  # by the socket, as from another process
-        stranger = ChannelProducer(config("stranger"), tmp_path, "source-0").blocking
+        stranger = ChannelProducer(config("stranger"), tmp_path, "source-0")
         with pytest.raises(TimeoutError):
             stranger.open(0.3)
         stranger.close()
-        with ChannelProducer(config("peer"), tmp_path, "source-0").blocking as producer:
+        with ChannelProducer(config("peer"), tmp_path, "source-0") as producer:
             producer.put("secret", timeout=DEADLINE_SECONDS)
-        replaced = ChannelProducer(config("stranger"), tmp_path, "source-1").blocking
+        replaced = ChannelProducer(config("stranger"), tmp_path, "source-1")
         with pytest.raises(TimeoutError):
             replaced.open(0.3)
         (tmp_path / "peer.key_secret").rename(tmp_path / "stranger.key_secret")  # read again, though the peer lives on
@@ -414,7 +415,7 @@ def test_the_records_of_a_consumer_that_dies_or_is_stopped_are_lent_again(
     tmp_path: Path, how: signal.Signals, lease: float
 ) -> None:
     config = config_of(tmp_path, lease_seconds=lease)
-    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0") as producer:
         for number in range(3):
             producer.put(number, timeout=DEADLINE_SECONDS)
         with actor("holder", config, tmp_path, "victim") as process:
@@ -433,12 +434,12 @@ def test_the_death_of_the_host_loses_nothing_and_its_peers_go_on(tmp_path: Path)
     killed = threading.Event()
 
     def produce(producer: ChannelProducer) -> None:
-        with producer.blocking as blocking:
+        with producer:
             for number in range(60):
                 if number == 30:
                     killed.wait(DEADLINE_SECONDS)
-                blocking.send(number, timeout=DEADLINE_SECONDS)
-            blocking.end(DEADLINE_SECONDS)
+                producer.send(number, timeout=DEADLINE_SECONDS)
+            producer.end(DEADLINE_SECONDS)
 
     thread = threading.Thread(target=produce, args=[ChannelProducer(config, tmp_path, "source-0")])
     with ChannelConsumer(config, tmp_path, "trainer-0", credit=4) as consumer:
@@ -472,7 +473,7 @@ def test_a_record_whose_consumers_die_is_set_aside_and_the_stream_goes_on(
 ) -> None:
     config = config_of(tmp_path, directory=directory, lease_seconds=600.0)
     with ChannelHost(config, tmp_path) as host:
-        with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        with ChannelProducer(config, tmp_path, "source-0") as producer:
             for number in range(3):
                 producer.put(number, timeout=DEADLINE_SECONDS)
             for _ in range(config.max_deaths - 1):
@@ -507,7 +508,7 @@ def test_a_full_disk_ends_the_host_which_is_created_again_and_loses_nothing(
     config = ChannelConfig.model_validate(table)
     worker = HostWorker(context)
     worker.setup()
-    with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+    with ChannelProducer(config, tmp_path, "source-0") as producer:
         producer.put("before", timeout=DEADLINE_SECONDS)
         with monkeypatch.context() as patched:
             patched.setattr(files_journal, "write_buffers", full)
