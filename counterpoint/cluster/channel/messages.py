@@ -40,7 +40,6 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Number = Annotated[int, Meta(ge=0, le=2**62)]
 Numbers = Annotated[list[Number], Meta(max_length=MAX_RECORDS)]
 Kind = Literal["put", "skip", "end"]
-Leaving = Literal["", "ended", "failed"]
 
 
 class ChannelError(ConnectionError):
@@ -83,8 +82,8 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     session: Number
     heads: Heads = []
     done: Numbers = []
-    leaving: Leaving = ""
-    protocol: Literal[2] = 2
+    leaving: bool = False
+    protocol: Literal[3] = 3
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
