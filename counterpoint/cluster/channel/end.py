@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +31,7 @@ from counterpoint.cluster.channel.messages import (
 )
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer
-from counterpoint.transport.rpc.connection import Ask, Connection, RpcError
+from counterpoint.transport.rpc.connection import Connection, RpcError
 from counterpoint.transport.rpc.curve import connect_curve
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import connect_unix
@@ -44,9 +44,6 @@ HEARTBEAT_SECONDS, RETRY_SECONDS = 2.0, 0.05
 WELCOME_SECONDS, FOREVER_SECONDS = 10.0, 1e6
 MAX_ASKS = 16
 """Asks of one end that its host holds."""
-
-here: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Ask], object]]] = {}
-"""The hosts of this process by their addresses: each one's loop, and what takes an ask there."""
 
 
 def event() -> Future[None]:
@@ -70,29 +67,6 @@ class Patience:
             event.exception(None if self._until is None else max(0.0, self._until - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"{self._late} within {self._timeout} s") from None
-
-
-class _Direct:
-    """A link to a connection of this process, by reference. What an end asks is bounded by what it may have unanswered."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, other: Connection) -> None:
-        self._loop, self._other = loop, other
-
-    def send(self, frames: Sequence[Buffer]) -> None:
-        self._post(self._other.received, frames)
-
-    def close(self) -> None:
-        self._post(self._other.close)
-
-    def _post(self, work: Callable[..., object], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # that loop is closed
-            self._loop.call_soon_threadsafe(work, *arguments)
-
-
-async def _accept(loop: asyncio.AbstractEventLoop, end: Connection, on_ask: Callable[[Ask], object]) -> Connection:
-    accepted = Connection("an end of this process", on_ask, MAX_ASKS)
-    accepted.link = _Direct(loop, end)
-    return accepted
 
 
 class End:
@@ -200,14 +174,8 @@ class End:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _connect(self) -> Connection:
-        """Connects to the host, which may be in this process. Raises `OSError`."""
+        """Connects to the host. Raises `OSError`."""
         name, most = f"the host of channel {self._config.name}", self._config.max_record_bytes
-        if self._address in here:
-            loop, on_ask = here[self._address]
-            connection = Connection(name, None, MAX_ASKS, most)
-            accepting = asyncio.run_coroutine_threadsafe(_accept(asyncio.get_running_loop(), connection, on_ask), loop)
-            connection.link = _Direct(loop, await asyncio.wrap_future(accepting))
-            return connection
         if self._keys is None:
             return await connect_unix(self._address.removeprefix(IPC), name, HEARTBEAT_SECONDS, most, MAX_ASKS)
         self._keys.refresh(now=True)

@@ -1,9 +1,8 @@
 """The host of a channel: a thread that stores what producers put, and lends it to consumers.
 
 `queue.py` decides; this module keeps the journal and talks. What has come is decided, the journal is written once, and only then
-is anybody answered, so that nobody is told of what a death could still undo. A host may live in any worker, such as the only
-producer: records then reach it by reference. A role that only hosts says `worker = "counterpoint.cluster:HostWorker"`, with the
-channels as tables in its `config`.
+is anybody answered, so that nobody is told of what a death could still undo. A host may live in any worker. A role that only
+hosts says `worker = "counterpoint.cluster:HostWorker"`, with the channels as tables in its `config`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pydantic import Field
 
 from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS, here
+from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS
 from counterpoint.cluster.channel.journal import StateJournal
 from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, unpack
 from counterpoint.cluster.channel.queue import Queue, Session, State
@@ -171,13 +170,10 @@ class ChannelHost:
         else:
             self._listener = CurveListener(self.address, self._keys.value.own, self._on_ask, *limits)
             self._listener.authorize([*self._keys.value.authorized])
-        here[self.address] = asyncio.get_running_loop(), self._on_ask
         self._tick()
         self._plan_pass()
 
     async def _end(self) -> None:
-        if here.get(self.address) == (asyncio.get_running_loop(), self._on_ask):
-            del here[self.address]
         for peer in self._peers:
             self._end_turns(peer)
         if self._listener is not None:
