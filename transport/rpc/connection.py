@@ -263,14 +263,17 @@ class Connection:
             number = next(iter(self._unsent))
             answer, frames, deadline = self._unsent[number]
             size = size_of(frames)
-            if self._asked and not self._asking.has_room(size):
+            if not answer.done() and self._asked and not self._asking.has_room(size):
                 return
             del self._unsent[number]
-            self._send_ask(number, answer, frames, size, deadline - self._loop.time())
+            if not answer.done():  # else it was given up a moment ago, and `_settle` is on its way
+                self._send_ask(number, answer, frames, size, deadline - self._loop.time())
 
     def _settle(self, number: int, timer: asyncio.TimerHandle, _: object) -> None:
         timer.cancel()
-        if self._unsent.pop(number, None) is None and number in self._asked:  # nobody waits for the answer any more
+        if self._unsent.pop(number, None) is not None:
+            self._send_held_back()  # it may have been too large, and what is behind it small
+        elif number in self._asked:  # nobody waits for the answer any more
             self._send(_Header(_Kind.CANCEL, number))
 
     def _take(self, header: _Header, frames: Sequence[Buffer]) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from counterpoint.transport.rpc.connection import BUSY, Ask, Connection, RpcError, most_together
+from counterpoint.transport.rpc.connection import (
+    BUSY,
+    Ask,
+    Connection,
+    RpcError,
+    _Header,
+    _Kind,
+    _pack,
+    most_together,
+)
 from counterpoint.transport.rpc.curve import CurveListener, connect_curve
 from counterpoint.transport.rpc.stream import UnixListener, connect_unix
 from tests.support.polling import until
@@ -116,6 +125,28 @@ async def test_an_end_that_knows_the_bounds_holds_back_in_order(ends: Ends) -> N
     for kept in ends.kept[:3]:
         kept.answer([b"done"])
     assert [bytes(*await ask) for ask in asks] == [b"done"] * 3
+
+
+async def test_an_ask_that_is_given_up_as_room_comes_is_not_sent(ends: Ends) -> None:
+    connection = await ends.connect(most_asks=1)
+    first, given_up, behind = (connection.ask([name], DEADLINE) for name in (b"k", b"k", b"behind"))
+    await ends.until_kept(1)
+    (number,) = connection._asked
+    given_up.cancel()
+    connection.received([_pack(_Header(_Kind.ANSWER, number)), b"done"])  # before the loop tells that it is given up
+    assert [bytes(*await ask) for ask in (first, behind)] == [b"done", b"behind"]
+    assert len(ends.kept) == 1
+
+
+async def test_a_large_ask_that_is_given_up_lets_those_behind_it_go(ends: Ends) -> None:
+    connection = await ends.connect(most_asks=4)
+    waits = connection.ask([b"k"], DEADLINE)
+    large = connection.ask([bytes(FRAME)] * (most_together(FRAME) // FRAME), DEADLINE)
+    behind = connection.ask([b"small"], DEADLINE)
+    await ends.until_kept(1)
+    large.cancel()
+    assert bytes(*await behind) == b"small"
+    assert not waits.done()
 
 
 async def test_all_callers_together_are_bounded_also_those_that_have_gone(ends: Ends) -> None:
