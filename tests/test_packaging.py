@@ -74,7 +74,7 @@ def test_the_least_versions_are_those_of_the_lock() -> None:
     """A plain install of the wheel keeps no version that the lock has left behind, perhaps for an advisory."""
     pins, project = _pins("cpu.lock"), PROJECT["project"]
     needed = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    floors = (re.match(r"([\w.-]+?)(?:\[[\w,-]+\])?>=(.+)", each) for each in needed)
+    floors = (re.match(r"([\w.-]+?)(?:\[[\w,-]+\])?>=([^;]+)", each) for each in needed)
     least = {found[1]: found[2] for found in floors if found}
     assert least
     assert {name: pins[name.lower().replace("_", "-")] for name in least} == least

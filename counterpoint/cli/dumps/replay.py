@@ -19,6 +19,7 @@ from counterpoint.job.replay.lag_trace import LagTrace
 from counterpoint.job.replay.replay import BASELINE, BOUNDARY, FINALIZE, Settings, replay_dump
 from counterpoint.job.replay.whole_step import whole_step
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.extras import require
 
 PICTURES = (".png", ".svg", ".pdf")
 PIPE_WIDTH = 120
@@ -38,6 +39,8 @@ def replay(arguments: list[str]) -> int:
     given = parse(_replay_parser(), arguments)
     if given.timeline is not None and given.timeline.suffix not in PICTURES:
         raise UserError(f"--timeline {given.timeline}: expected a file that ends in {', '.join(PICTURES)}")
+    if given.timeline is not None:
+        require("--timeline", "matplotlib")
     settings = settings_of(given)
     dump = open_trusted(given.dump, given.trust)
     try:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from counterpoint.cli.display.replay_tables import lateness
+from counterpoint.cli.dumps.replay import replay
 from counterpoint.cli.main import main
 from counterpoint.job.replay.lag_trace import LagTrace, Span
 from counterpoint.job.replay.replay import Replay, Row
 from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from counterpoint.orchestrator.rollouts.dump import write_dump
 from counterpoint.run.loop_health.lag import LagDistribution
+from counterpoint.transport.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_baselines")
 
@@ -63,6 +66,12 @@ def test_late_code_is_looked_for_from_what_the_idle_loop_shows(
     (spans, idle), *_ = seen  # before the round; the row of the end may have a sample that came later
     assert [span.name for span in spans] == ["idle"]
     assert found["late_seconds"] == max(0.005, 1.5 * idle.p99)
+
+
+def test_a_timeline_needs_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"^--timeline needs matplotlib, .*'counterpoint\[plot\]'$"):
+        replay([str(tmp_path), "--timeline", "picture.svg"])
 
 
 @pytest.mark.slow
