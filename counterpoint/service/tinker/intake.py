@@ -7,7 +7,6 @@ body is read, and again for what it unpacks to. What is large is unpacked, count
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -16,6 +15,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
+import zstandard
 from aiohttp import web
 
 from counterpoint.environments.gateway.json_body import count_values
@@ -27,16 +27,8 @@ from counterpoint.service.tinker.refusals import TooLarge
 from counterpoint.transport.room import Room
 from counterpoint.transport.typed import met
 
-if sys.version_info >= (3, 14):
-    from compression import zstd as zstd
-else:
-    from backports import zstd as zstd
-
 MAX_BODY_BYTES = 64 * 2**20
 """The bytes of a body, also of one that is compressed, once it is unpacked."""
-
-WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: (MAX_BODY_BYTES - 1).bit_length()}
-"""How far a compressed body may look back."""
 
 MOST_BYTES = 2**30
 """The bytes of all bodies that are being read, or whose requests are being taken."""
@@ -137,7 +129,7 @@ class Intake:
         size = unpacked_size(body) if is_zstd else 0
 
         def parse() -> Message | None:
-            data = decompressed(body, size) if is_zstd else body
+            data = decompressed(body) if is_zstd else body
             if check_fields(data, "ForwardBackwardRequest", MOST_FIELDS) > MOST_FIELDS:
                 return None  # an exception would keep its frame, which has the data
             message = MESSAGES["ForwardBackwardRequest"].FromString(data)
@@ -214,23 +206,20 @@ def marks(body: bytes) -> int:
 def unpacked_size(body: bytes) -> int:
     """Returns how many bytes a frame of zstd says that it has. Raises `BadRequest` and `TooLarge`."""
     try:
-        size = zstd.get_frame_info(body).decompressed_size
-    except zstd.ZstdError as error:
+        size = zstandard.frame_content_size(body)
+    except zstandard.ZstdError as error:
         raise BadRequest(f"the body is no frame of zstd: {error}") from error
-    if size is None:
+    if size < 0:
         raise BadRequest("the compressed body does not say how many bytes it has")
     if size > MAX_BODY_BYTES:
         raise _too_long(size, MAX_BODY_BYTES)
     return size
 
 
-def decompressed(body: bytes, size: int) -> bytes:
-    """Returns what was compressed, which says itself that it has `size` bytes. Raises `BadRequest`."""
-    decompressor = zstd.ZstdDecompressor(options=WINDOW)
+def decompressed(body: bytes) -> bytes:
+    """Returns what was compressed. Raises `BadRequest`."""
     try:
-        data = decompressor.decompress(body, max_length=size + 1)
-    except zstd.ZstdError as error:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
+        return decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
+    except zstandard.ZstdError as error:
         raise BadRequest(f"the body is no frame of zstd: {error}") from error
-    if len(data) != size or not decompressor.eof or decompressor.unused_data:
-        raise BadRequest(f"the body is no single frame of zstd that is whole and has {size:,} bytes, as it says")
-    return data
