@@ -69,12 +69,13 @@ COMMANDS = {
     "serve": ("counterpoint.cli.serve", "serve the web page and the admin API of jobs, from their directories"),
     "show": ("counterpoint.cli.show", "print the prompts, completions and rewards of a step's rollouts"),
     "logs": ("counterpoint.cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
+    "metrics": ("counterpoint.cli.metrics", "print every metric's names and meaning, or those that have a word"),
     "plan": ("counterpoint.cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),
     "keys": (
         "counterpoint.cli.prepare.keys",
         "make the keys and the token of a job whose roles are on several machines",
     ),
-    "completion": ("counterpoint.cli.completion", "print a completion script for bash, zsh or fish"),
+    "completion": ("counterpoint.cli.prepare.completion", "print a completion script for bash, zsh or fish"),
 }
 
 BAD_CONFIGURATION = 2

@@ -1,6 +1,6 @@
 """`Metric` and `LineName`: the rows of the tables that say what each number is called, and what it means.
 
-Each process has its tables beside what sets the numbers; `tests/support/metrics_page.py` lists them all.
+Each process has its tables beside what sets the numbers; `counterpoint/cli/metrics.py` lists them all.
 
 A number may be in a process's `metrics.jsonl`, in its exposition for Prometheus, or in both. In the first its name is
 `area/name`; in the second it follows OpenMetrics: prefix `counterpoint_`, base unit last, and `_total` after that for a counter.

@@ -1,1 +1,1 @@
-"""Commands that prepare a job: its model, its keys, and the files with which other schedulers run it."""
+"""Commands that prepare a job or your shell: a model, keys and the token, completion."""

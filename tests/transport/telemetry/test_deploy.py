@@ -12,6 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from counterpoint.cli.metrics import PROCESSES
 from counterpoint.inference.pool import meters as pool
 from counterpoint.job.serving import telemetry as supervisor
 from counterpoint.job.sweep import telemetry as sweep
@@ -20,7 +21,6 @@ from counterpoint.trainer.telemetry import catalogue as trainer
 from counterpoint.transport.telemetry.exposition import Exposition
 from counterpoint.transport.telemetry.metric import DROPPED_SERIES, EVERYWHERE, Process
 from counterpoint.transport.telemetry.values import Values
-from tests.support.metrics_page import PROCESSES
 from tests.transport.telemetry.promql import PromQLError, firing, parse
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
