@@ -29,6 +29,14 @@ class ManagerStage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class _OfWorker:
+    """What concerns one incarnation of a worker."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """The job starts."""
 
@@ -66,80 +74,64 @@ class AllocationFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Created:
+class Created(_OfWorker):
     """A worker's process runs on a node."""
 
-    worker: str
-    incarnation: int
     node: str
     pid: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class CreateFailed:
+class CreateFailed(_OfWorker):
     """A worker's process could not be started."""
 
-    worker: str
-    incarnation: int
     reason: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(_OfWorker):
     """A worker has passed its `self_check` (a command: sent `READY=1`). `address`: where it takes calls."""
 
-    worker: str
-    incarnation: int
     address: str
     server_key: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class WorkerStarted(_OfWorker):
     """A worker's `start` hook runs."""
 
-    worker: str
-    incarnation: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkFinished:
+class WorkFinished(_OfWorker):
     """A worker's `start` hook returned; a service's process may go on to answer calls."""
 
-    worker: str
-    incarnation: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class EndAnnounced:
+class EndAnnounced(_OfWorker):
     """A worker said that it is about to end (`STOPPING=1`): it has as long as after a request to stop."""
 
-    worker: str
-    incarnation: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class ExtensionRequested:
+class ExtensionRequested(_OfWorker):
     """A worker that ends, or is not ready yet, asked for so many seconds from now (`EXTEND_TIMEOUT_USEC`)."""
 
-    worker: str
-    incarnation: int
     seconds: float
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerExited:
+class WorkerExited(_OfWorker):
     """A worker's process has ended; `code` is 128 + signal if it was killed, `reason` a hook's exception, if any."""
 
-    worker: str
-    incarnation: int
     code: int
     reason: str
     at: float
@@ -148,50 +140,40 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSuspected:
+class WorkerSuspected(_OfWorker):
     """Two heartbeats of a worker are missing: nothing was heard of it for so many seconds."""
 
-    worker: str
-    incarnation: int
     seconds: float
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerHeard:
+class WorkerHeard(_OfWorker):
     """A worker that was suspected sent a heartbeat."""
 
-    worker: str
-    incarnation: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSilent:
+class WorkerSilent(_OfWorker):
     """A worker missed its heartbeats for so many seconds."""
 
-    worker: str
-    incarnation: int
     seconds: float
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class ChildrenChecked:
+class ChildrenChecked(_OfWorker):
     """A SubMaster's `check_child` returned, for the check of that number."""
 
-    worker: str
-    incarnation: int
     check: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class FailoverDone:
+class FailoverDone(_OfWorker):
     """A worker's `on_failover` returned, for the notice of that number."""
 
-    worker: str
-    incarnation: int
     notice: int
     at: float
 
@@ -298,56 +280,41 @@ class Allocate:
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class Create(_OfWorker):
     """Start a worker's process: answered by `Created` or `CreateFailed`. `again`: not for the first time."""
 
-    worker: str
-    incarnation: int
     bundle: str
     again: bool
 
 
 @dataclass(frozen=True, slots=True)
-class CheckChildren:
+class CheckChildren(_OfWorker):
     """Call the SubMaster's `check_child`: answered by `ChildrenChecked`, or its end."""
 
-    worker: str
-    incarnation: int
     check: int
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_OfWorker):
     """Call the worker's `start`: answered by `WorkerStarted`."""
-
-    worker: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failover:
+class Failover(_OfWorker):
     """Call the worker's `on_failover` with the `failed` workers: answered by `FailoverDone`."""
 
-    worker: str
-    incarnation: int
     notice: int
     failed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_OfWorker):
     """Ask the worker to end (SIGTERM for a command): answered by `WorkerExited`."""
-
-    worker: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(_OfWorker):
     """Kill the worker and everything below it: answered by `WorkerExited`."""
-
-    worker: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
