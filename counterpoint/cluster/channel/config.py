@@ -29,6 +29,10 @@ class ChannelConfig(Config):
     lease_seconds: float = Field(default=10.0, gt=0)
     """A peer that is silent for so long is counted as dead. One whose connection breaks is so at once."""
 
+    max_deaths: int = Field(default=3, ge=1)
+    """A record is set aside once so many processes have died at it: it was the first that each held, and none acknowledged any.
+    The host logs and names it, keeps it in its journal, and the stream goes on without it."""
+
     directory: Path | None = None
     """The directory of the host's journal, so that its own death loses nothing; relative to the job's directory. Unset:
     it keeps the records in memory only."""

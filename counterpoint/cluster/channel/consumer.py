@@ -110,6 +110,10 @@ class ChannelConsumer(End):
         with self._lock:
             return [self._items.popleft() for _ in range(min(count, len(self._items)))]
 
+    def close(self) -> None:
+        """Disconnects, after the acknowledgements were sent. What is not acknowledged is lent again."""
+        self._end()
+
     def __iter__(self) -> Iterator[Item]:
         while (item := self.get()) is not None:
             yield item
@@ -118,8 +122,9 @@ class ChannelConsumer(End):
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        # An error ends the consumer as its death does, since the record that it was at may be the reason.
+        self._end(failed=raised is not None and issubclass(raised, Exception))
 
     # --- the conversation's thread ---
 

@@ -23,6 +23,7 @@ from counterpoint.cluster.channel.messages import (
     TURNS,
     ChannelError,
     Head,
+    Leaving,
     Told,
     Turn,
     Who,
@@ -80,7 +81,7 @@ class End:
         self._loop: LoopThread | None = None
         self._running: Future[None] | None = None
         self._woken: asyncio.Event | None = None
-        self._awake = self._closing = self._in_session = False
+        self._awake = self._closing = self._in_session = self._failed = False
         self._opened = event()
         """Done at the first session, or when there will be none."""
         self._silence = (
@@ -105,15 +106,12 @@ class End:
             self._awake = True
             self._loop.post(self._answered)
 
-    def close(self) -> None:
-        """Sends what is queued, says goodbye and frees everything. Safe to call twice.
-
-        What was not confirmed may be lost, and what is not acknowledged is lent again.
-        """
+    def _end(self, failed: bool = False) -> None:
+        """Sends what is queued, says goodbye and whether an error ends this end, and frees everything. Safe to call twice."""
         loop, self._loop = self._loop, None
         if loop is None or self._running is None:
             return
-        self._closing = True
+        self._failed, self._closing = failed, True
         loop.post(self._answered)
         if self._in_session:
             with suppress(TimeoutError):
@@ -186,7 +184,7 @@ class End:
         assert self._woken is not None
         session, asked = 0, deque[asyncio.Future[list[Buffer]]]()
 
-        def ask(leaving: bool = False) -> asyncio.Future[list[Buffer]] | None:
+        def ask(leaving: Leaving = "") -> asyncio.Future[list[Buffer]] | None:
             said = self._turn() if session else None
             if said is None and not leaving and len(asked) >= (TURNS if session else 1):
                 return None
@@ -212,5 +210,5 @@ class End:
                     if not self._opened.done():
                         self._opened.set_result(None)
                 self._told(told, frames)
-        if session and (answer := ask(leaving=True)) is not None:
+        if session and (answer := ask("failed" if self._failed else "ended")) is not None:
             await answer

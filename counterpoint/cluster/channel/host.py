@@ -29,7 +29,7 @@ from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS
 from counterpoint.cluster.channel.journal import StateJournal
 from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, unpack
-from counterpoint.cluster.channel.queue import Queue, Session, State
+from counterpoint.cluster.channel.queue import Queue, Record, Session, State
 from counterpoint.cluster.member import Stage
 from counterpoint.cluster.spec import role_of
 from counterpoint.cluster.worker import Context, Worker
@@ -98,7 +98,7 @@ class ChannelHost:
             self._free()
             raise
         state = self._journal.state if self._journal is not None else State(secrets.token_hex(8))
-        self._queue = Queue(config.capacity, config.producers, state)
+        self._queue = Queue(config.capacity, config.producers, config.max_deaths, state)
         self._numbers = itertools.count(secrets.randbits(60))
         self._log = RateLimitedLog(logger)
         self._loop: LoopThread | None = None
@@ -142,6 +142,11 @@ class ChannelHost:
         return self._over.is_set() and self.failure is None
 
     @property
+    def set_aside(self) -> dict[int, Record]:
+        """The records that were set aside since their consumers died, by sequence number."""
+        return self._queue.state.aside
+
+    @property
     def unended(self) -> frozenset[str]:
         """The producers that have not ended their parts of the stream. From any thread."""
         return self._queue.producers - self._queue.state.ended
@@ -151,6 +156,8 @@ class ChannelHost:
         state = "ended" if self.ended else f"{len(self._queue.state.kept)} of {self.config.capacity} records"
         if not self.ended and not any(kind == messages.CONSUMER for kind, _ in [*self._queue.sessions]):
             state += ", no consumer"
+        for record in [*self.set_aside.values()][:1]:
+            state += f", {len(self.set_aside)} set aside, such as position {record.position}"
         return f"{self.config.name}: {state}"
 
     def __enter__(self) -> ChannelHost:
@@ -189,7 +196,7 @@ class ChannelHost:
         for peer in self._peers:
             if now - peer.heard > lease:
                 self._log.note(logging.WARNING, f"channel {self.config.name}: {peer} was silent for its lease")
-                self._leave(peer)
+                self._leave(peer, failed=True)
             elif now - peer.heard > lease / 4 and len(peer.turns) > 1:
                 peer.turns.popleft().answer(pack(self._told(peer)))
         if self._keys is not None and self._keys.refresh() and isinstance(self._listener, CurveListener):
@@ -232,9 +239,9 @@ class ChannelHost:
             self._order(peer, orders)
         if turn.leaving:
             ask.answer(pack(self._told(peer)))
-            self._leave(peer)
+            self._leave(peer, turn.leaving == "failed")
             return
-        peer.heard, ask.on_cancel = time.monotonic(), partial(self._leave, peer)
+        peer.heard, ask.on_cancel = time.monotonic(), partial(self._leave, peer, failed=True)
         peer.turns.append(ask)
         self._queue.told[peer] = None
         self._plan_pass()
@@ -262,10 +269,10 @@ class ChannelHost:
             else:
                 self._queue.order(peer, head, frames)
 
-    def _leave(self, peer: _Peer) -> None:
+    def _leave(self, peer: _Peer, failed: bool) -> None:
         if self._queue.sessions.get((peer.who.kind, peer.who.name)) is peer:
             self._end_turns(peer)
-            self._queue.leave(peer)
+            self._queue.leave(peer, failed)
             self._plan_pass()
 
     def _end_turns(self, peer: _Peer, kind: str = "unknown", reason: str = "the session is over") -> None:
@@ -305,6 +312,15 @@ class ChannelHost:
             except OSError as error:
                 where = f"cannot write the journal in {self.config.directory}"
                 raise OSError(error.errno, f"{where}: {error.strerror}; free space there") from error
+        for change, _ in notes:
+            if change[0] == "aside":
+                record = self.set_aside[change[1]]
+                logger.error(
+                    "channel %s: position %d of %s (record %d) is set aside, since %d processes died at it without acknowledging "
+                    "any record; the stream goes on without it, and it is kept in %s",
+                    *(self.config.name, record.position, record.origin, change[1], self.config.max_deaths),
+                    self.config.directory or "memory: with `directory` it would outlive this host",
+                )
 
     def _tell(self, peer: _Peer) -> None:
         """Answers the session's turns while there is something to tell."""

@@ -40,6 +40,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Number = Annotated[int, Meta(ge=0, le=2**62)]
 Numbers = Annotated[list[Number], Meta(max_length=MAX_RECORDS)]
 Kind = Literal["put", "skip", "end"]
+Leaving = Literal["", "ended", "failed"]
 
 
 class ChannelError(ConnectionError):
@@ -82,8 +83,8 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     session: Number
     heads: Heads = []
     done: Numbers = []
-    leaving: bool = False
-    protocol: Literal[3] = 3
+    leaving: Leaving = ""
+    protocol: Literal[2] = 2
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

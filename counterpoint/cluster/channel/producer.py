@@ -80,6 +80,10 @@ class ChannelProducer(End):
         self._flush(patience)
         _settle(self._queue(messages.END, None, patience), patience)
 
+    def close(self) -> None:
+        """Disconnects. What was not confirmed may be lost."""
+        self._end()
+
     def __enter__(self) -> ChannelProducer:
         try:
             self.open()

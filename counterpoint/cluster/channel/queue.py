@@ -2,11 +2,12 @@
 
 Its promises, which `tests/cluster/channel/test_queue.py` holds against arbitrary events:
 
-- A record that was stored stays until it is acknowledged, and keeps its sequence number.
+- A record that was stored stays until it is acknowledged or set aside, and keeps its sequence number.
 - It is lent to at most one session at a time. When that session ends it is lent again: to any consumer, or, if it was lent to
   a sticky one, to the same name only. Records come in the order of their sequence numbers, those to be lent again first.
 - A position of a stream is stored once, whoever puts it. There are never more than `capacity` records; orders wait for room.
-- The stream ends when all expected producers have ended and every record is acknowledged.
+- A record is set aside when `max_deaths` processes have died without acknowledging any, and it was the first of what each held.
+- The stream ends when all expected producers have ended and every record is acknowledged or set aside.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Session:
     """What a consumer was lent and has not acknowledged."""
     backlog: deque[int] = field(default_factory=deque)
     """Records that belong to its name and were not lent to this session yet."""
+    has_acknowledged: bool = False
     confirmed: list[int] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     lent: list[int] = field(default_factory=list)
@@ -61,6 +63,8 @@ class Record:
     owner: str = ""
     """The sticky consumer to which it was lent."""
     holder: Session | None = None
+    died: set[int] = field(default_factory=set)
+    """The processes that died while it was the first that they held. A host that is killed forgets them."""
 
 
 class State:
@@ -75,6 +79,7 @@ class State:
         self.ended: set[str] = set()
         self.kept: dict[int, Record] = {}
         """The stored records by their sequence number, ascending."""
+        self.aside: dict[int, Record] = {}
 
     def apply(self, change: list[Any], frames: Sequence[Buffer] = ()) -> None:
         """Makes one change."""
@@ -92,8 +97,8 @@ class State:
                 self.positions.setdefault(origin, PositionSet()).add(position)
             case ["end", name]:
                 self.ended.add(name)
-            case ["aside", _]:
-                pass  # a former version lent such a record no more
+            case ["aside", sequence]:
+                self.aside[sequence] = self.kept.pop(sequence)
             case ["begin", generation, next_sequence, positions, ended]:
                 self.generation, self.next_sequence, self.ended = generation, next_sequence, set(ended)
                 self.positions = {origin: PositionSet(*numbers) for origin, numbers in positions.items()}
@@ -104,20 +109,23 @@ class State:
         """Yields the fewest notes that make the state."""
         positions = {origin: [each.watermark, each.above] for origin, each in self.positions.items()}
         yield ["begin", self.generation, self.next_sequence, positions, sorted(self.ended)], ()
-        for sequence, record in sorted(self.kept.items()):
+        for sequence, record in sorted([*self.kept.items(), *self.aside.items()]):
             yield ["put", sequence, record.origin, record.position], record.frames
-            if record.owner:
+            if sequence in self.aside:
+                yield ["aside", sequence], ()
+            elif record.owner:
                 yield ["own", sequence, record.owner], ()
 
 
 class Queue:
     """The state machine of one channel. What follows from an event is in `notes`, and at the sessions in `told`."""
 
-    def __init__(self, capacity: int, producers: Iterable[str], state: State | None = None) -> None:
+    def __init__(self, capacity: int, producers: Iterable[str], max_deaths: int, state: State | None = None) -> None:
         """Begins empty, or with the state of an earlier host. The stream ends once all of `producers` have ended."""
         self.state = state if state is not None else State()
         self.capacity = capacity
         self.producers = frozenset(producers)
+        self._max_deaths = max_deaths
         self.sessions: dict[tuple[str, str], Session] = {}
         """The ends by their kind and name."""
         self.notes: list[Note] = []
@@ -137,7 +145,7 @@ class Queue:
 
     @property
     def floor(self) -> int:
-        """Every record with a smaller sequence number is acknowledged."""
+        """Every record with a smaller sequence number is acknowledged or set aside."""
         return next(iter(self.state.kept), self.state.next_sequence)
 
     def next_position(self, origin: str) -> int:
@@ -145,11 +153,11 @@ class Queue:
         return self.state.positions[origin].watermark if origin in self.state.positions else 0
 
     def join(self, session: Session) -> Session | None:
-        """Begins a session; returns the earlier one of the same name, which is over."""
+        """Begins a session; returns the earlier one of the same name, which is over. Another process than its own has died."""
         who = session.who
         earlier = self.sessions.get((who.kind, who.name))
         if earlier is not None:
-            self.leave(earlier)
+            self.leave(earlier, failed=earlier.who.started != who.started)
         self.sessions[who.kind, who.name] = session
         if who.kind == CONSUMER:
             session.backlog += [number for number, record in self.state.kept.items() if record.owner == who.name]
@@ -158,11 +166,19 @@ class Queue:
         self._settle()
         return earlier
 
-    def leave(self, session: Session) -> None:
-        """Ends a session."""
+    def leave(self, session: Session, failed: bool) -> None:
+        """Ends a session; `failed` if its process died or ended by an error: if not, nothing that it holds is to blame."""
         del self.sessions[session.who.kind, session.who.name]
         for sessions in (self.told, self._line, self._ready):
             sessions.pop(session, None)
+        if failed and session.held and not session.has_acknowledged:
+            suspect = min(session.held)
+            died = self.state.kept[suspect].died
+            died.add(session.who.started)
+            if len(died) >= self._max_deaths:
+                session.held.discard(suspect)
+                self._note(["aside", suspect])
+                self._finish()
         for sequence in session.held:
             record = self.state.kept[sequence]
             record.holder = None
@@ -185,6 +201,7 @@ class Queue:
         done = sorted(session.held.intersection(numbers))
         if done:
             session.held.difference_update(done)
+            session.has_acknowledged = True
             self._note(["done", done])
             self._serve(session)
             self._settle()

@@ -70,7 +70,7 @@ class SelfLoopWorker(Worker):
         """Returns what is made of a record; None: nothing is. It must depend on the record and its name alone.
 
         A record is processed again if a worker dies before its result is stored. When this raises, the worker has died, and the
-        record is lent again. A sink's result is ignored.
+        record is lent again; after `max_deaths` of the channel it is set aside. A sink's result is ignored.
         """
         raise NotImplementedError(f"{type(self).__name__} lacks `process`")
 

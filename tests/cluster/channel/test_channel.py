@@ -194,7 +194,7 @@ async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeyp
 async def test_a_connection_has_one_session_at_a_time(tmp_path: Path) -> None:
     """One end could take the places of all others until the leases end."""
 
-    def turn(name: str, session: int = 0, leaving: bool = False) -> list[Buffer]:
+    def turn(name: str, session: int = 0, leaving: messages.Leaving = "") -> list[Buffer]:
         return pack(Turn(Who(messages.CONSUMER, name, 0, 0), session, leaving=leaving))
 
     with ChannelHost(config_of(tmp_path), tmp_path) as host:
@@ -203,7 +203,7 @@ async def test_a_connection_has_one_session_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RpcError, match="its connection has a session of consumer 'first' already") as refused:
             await ask(connection, turn("second"))
         assert refused.value.kind == messages.REJECTED
-        await ask(connection, turn("first", session, leaving=True))
+        await ask(connection, turn("first", session, "ended"))
         assert (await ask(connection, turn("second"))).session != session
         connection.close()
 
@@ -463,6 +463,37 @@ def test_the_death_of_the_host_loses_nothing_and_its_peers_go_on(tmp_path: Path)
             thread.join(DEADLINE_SECONDS)
     assert set(received) == set(range(60))
     assert received[-1] == 59
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", [None, "journal"])
+def test_a_record_whose_consumers_die_is_set_aside_and_the_stream_goes_on(
+    tmp_path: Path, directory: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(tmp_path, directory=directory, lease_seconds=600.0)
+    with ChannelHost(config, tmp_path) as host:
+        with ChannelProducer(config, tmp_path, "source-0") as producer:
+            for number in range(3):
+                producer.put(number, timeout=DEADLINE_SECONDS)
+            for _ in range(config.max_deaths - 1):
+                with actor("holder", config, tmp_path, "victim") as process:
+                    assert first_line(process) == "0 1"
+            with (  # noqa: PT012 - an error that ends a consumer is a death as well
+                pytest.raises(ZeroDivisionError),
+                ChannelConsumer(config, tmp_path, "victim", credit=2) as consumer,
+            ):
+                assert consumer.get(DEADLINE_SECONDS)
+                raise ZeroDivisionError
+            producer.end(DEADLINE_SECONDS)
+        with ChannelConsumer(config, tmp_path, "other", credit=1) as consumer:
+            for item in consumer:
+                assert item.value in (1, 2)
+                item.acknowledge()
+        assert host.set_aside.keys() == {0}
+        assert "position 0 of source-0" in caplog.text
+    with ChannelHost(config, tmp_path) as next_host:
+        assert next_host.set_aside.keys() == (set() if directory is None else {0})
+        assert next_host.ended or directory is None or next_host.wait(DEADLINE_SECONDS)
 
 
 def test_a_full_disk_ends_the_host_which_is_created_again_and_loses_nothing(

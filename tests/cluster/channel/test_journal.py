@@ -39,7 +39,7 @@ def test_a_journal_holds_what_was_written(tmp_path: Path, sync: bool) -> None:
         ["end", "source-0"],
         ["own", 2, "trainer-0"],
     )
-    write(journal, ["aside", 3])  # by a former version
+    write(journal, ["aside", 3])
     expected = content(journal)
     with pytest.raises(OSError, match="another host"):
         StateJournal(tmp_path)
@@ -47,8 +47,8 @@ def test_a_journal_holds_what_was_written(tmp_path: Path, sync: bool) -> None:
     for _ in range(2):
         again = StateJournal(tmp_path, sync)
         assert content(again) == expected
-        assert (again.state.next_sequence, again.state.ended, [*again.state.kept]) == (5, {"source-0"}, [0, 2, 3, 4])
-        assert again.state.kept[2].owner == "trainer-0"
+        assert (again.state.next_sequence, again.state.ended, [*again.state.kept]) == (5, {"source-0"}, [0, 2, 4])
+        assert (again.state.kept[2].owner, [*again.state.aside]) == ("trainer-0", [3])
         assert again.state.positions["source-1"].above == [7]
         again.close()
 

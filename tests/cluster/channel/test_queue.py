@@ -18,6 +18,7 @@ from counterpoint.cluster.channel.queue import Queue, Session, State
 
 PRODUCERS = ("source-0", "source-1")
 CONSUMERS = ("trainer-0", "trainer-1")
+MAX_DEATHS = 2
 Draw = st.DataObject | random.Random
 Option = TypeVar("Option")
 
@@ -33,7 +34,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.capacity = 4
-        self.queue = Queue(self.capacity, PRODUCERS)
+        self.queue = Queue(self.capacity, PRODUCERS, MAX_DEATHS)
         self.number = 0
         self.orders: dict[int, Head] = {}
         """Those that are not answered, by number."""
@@ -42,8 +43,12 @@ class ChannelMachine(RuleBasedStateMachine):
         """Which living session holds each record, by what was told."""
         self.owners: dict[int, str] = {}
         self.gone: set[int] = set()
-        """Acknowledged."""
+        """Acknowledged or set aside."""
         self.acknowledged = 0
+        self.suspects: dict[int, set[int]] = {}
+        """The processes that died at each record."""
+        self.idle: set[Session] = set()
+        """The consumers that have acknowledged nothing."""
         self.finished: set[Session] = set()
 
     @property
@@ -66,6 +71,9 @@ class ChannelMachine(RuleBasedStateMachine):
                     assert self.owners.setdefault(sequence, name) == name
                 case ["done", numbers]:
                     self.gone.update(numbers)
+                case ["aside", sequence]:
+                    assert len(self.suspects[sequence]) == MAX_DEATHS
+                    self.gone.add(sequence)
         self.lent = {sequence: holder for sequence, holder in self.lent.items() if sequence not in self.gone}
         for session in self.queue.told:
             for sequence in session.lent:
@@ -89,8 +97,11 @@ class ChannelMachine(RuleBasedStateMachine):
             session.lent, session.confirmed, session.refused, session.finished = [], [], [], False
         self.queue.told.clear()
 
-    def leaves(self, session: Session) -> None:
+    def leaves(self, session: Session, failed: bool) -> None:
         """What follows, by the model, from the end of a session."""
+        held = [sequence for sequence, holder in self.lent.items() if holder is session]
+        if held and session in self.idle and failed:
+            self.suspects.setdefault(min(held), set()).add(session.who.started)
         self.lent = {sequence: holder for sequence, holder in self.lent.items() if holder is not session}
         for head, _ in session.waiting:
             del self.orders[head.number]
@@ -98,8 +109,9 @@ class ChannelMachine(RuleBasedStateMachine):
     def join(self, who: Who) -> None:
         earlier = self.queue.sessions.get((who.kind, who.name))
         if earlier is not None:
-            self.leaves(earlier)
+            self.leaves(earlier, failed=earlier.who.started != who.started)
         session = Session(who)
+        self.idle.add(session)
         self.queue.join(session)
         self.look()
 
@@ -120,11 +132,11 @@ class ChannelMachine(RuleBasedStateMachine):
         self.join(Who(CONSUMER, name, 1, self.number // 2, credit, sticky))  # two sessions are of one process
 
     @precondition(lambda self: self.queue.sessions)
-    @rule(data=st.data())
-    def leave(self, data: Draw) -> None:
+    @rule(data=st.data(), failed=st.booleans())
+    def leave(self, data: Draw, failed: bool) -> None:
         session = pick(data, [*self.queue.sessions.values()])
-        self.leaves(session)
-        self.queue.leave(session)
+        self.leaves(session, failed)
+        self.queue.leave(session, failed)
         self.look()
 
     @precondition(lambda self: self.producers)
@@ -162,6 +174,7 @@ class ChannelMachine(RuleBasedStateMachine):
         allowed = sequence in mine
         known = sequence not in self.gone
         if allowed and known:
+            self.idle.discard(session)
             self.acknowledged += 1
         self.queue.acknowledge(session, [sequence, sequence])
         self.look()
@@ -173,8 +186,8 @@ class ChannelMachine(RuleBasedStateMachine):
         state = State()
         for note in self.queue.state.notes():
             state.apply(*note)
-        self.queue = Queue(self.capacity, PRODUCERS, state)
-        for kept in (self.lent, self.orders):
+        self.queue = Queue(self.capacity, PRODUCERS, MAX_DEATHS, state)
+        for kept in (self.lent, self.suspects, self.orders):
             kept.clear()
 
     @invariant()
@@ -182,6 +195,7 @@ class ChannelMachine(RuleBasedStateMachine):
         kept = self.queue.state.kept
         assert set(kept) == set(self.records) - self.gone, "nothing is lost"
         assert len(kept) <= self.capacity
+        assert all(len(self.suspects.get(sequence, ())) < MAX_DEATHS for sequence in kept)
         assert self.queue.floor == min(kept, default=self.queue.state.next_sequence)
         if len(kept) < self.capacity:
             assert not any(each.waiting for each in self.producers), "there is room"
@@ -214,7 +228,7 @@ def test_the_promises_hold_on_a_long_way(seed: int) -> None:
             case "join":
                 machine.join_consumer(draw.choice(CONSUMERS), draw.choice([1, 2, 3]), draw.random() < 0.5)
             case "leave" if machine.queue.sessions:
-                machine.leave(draw)
+                machine.leave(draw, draw.random() < 0.5)
             case "kill":
                 machine.kill_host()
         machine.promises()
@@ -227,7 +241,7 @@ def consumer(name: str, credit: int = 2, sticky: bool = False, started: int = 0)
 
 def channel_of(*consumers: Session, capacity: int = 8, records: int = 0) -> tuple[Queue, Session]:
     """A channel with `source-0`, so many records, and consumers."""
-    channel, producer = Queue(capacity, ["source-0"]), Session(Who(PRODUCER, "source-0", 1, 0))
+    channel, producer = Queue(capacity, ["source-0"], MAX_DEATHS), Session(Who(PRODUCER, "source-0", 1, 0))
     channel.join(producer)
     for each in consumers:
         channel.join(each)
@@ -240,7 +254,7 @@ def test_a_dead_consumers_records_go_to_another_with_their_numbers_before_new_on
     first, second = consumer("first"), consumer("second", credit=4)
     channel, _ = channel_of(first, records=4)
     channel.join(second)
-    channel.leave(first)
+    channel.leave(first, failed=True)
     assert (first.lent, second.lent) == ([0, 1], [2, 3, 0, 1])
     channel.acknowledge(first, [0])
     assert [*channel.state.kept] == [0, 1, 2, 3], "its late acknowledgement does not count"
@@ -250,13 +264,35 @@ def test_a_sticky_consumers_records_wait_for_its_name() -> None:
     first, other, again = consumer("trainer", 3, True), consumer("other", 3), consumer("trainer", 1, True, 1)
     channel, _ = channel_of(first, records=3)
     channel.join(other)
-    channel.leave(first)
+    channel.leave(first, failed=True)
     assert other.lent == []
     channel.join(again)
     channel.acknowledge(again, [1])
     assert again.lent == [0], "1 was not lent yet"
     channel.acknowledge(again, [0])
     assert (again.lent, [*channel.state.kept]) == ([0, 1], [1, 2])
+
+
+def test_a_record_at_which_consumers_die_is_set_aside_and_its_neighbours_are_not() -> None:
+    channel, producer = channel_of(records=3)
+    for number in range(MAX_DEATHS):
+        victim = consumer(f"{number}", 3, started=number)
+        channel.join(victim)
+        assert victim.lent == [0, 1, 2]
+        channel.leave(victim, failed=True)
+    assert ([*channel.state.kept], [*channel.state.aside]) == ([1, 2], [0])
+    for number in range(10, 15):  # each acknowledges one before it dies, so nothing is to blame
+        victim = consumer("other", 3, sticky=True, started=number)
+        channel.join(victim)
+        channel.order(producer, Head(PUT, 5, "source-0", number, 1), [b""])
+        channel.acknowledge(victim, [min(channel.state.kept)])
+        channel.leave(victim, failed=True)
+    for number in range(20, 30):  # neither is one that connects again, or says goodbye
+        channel.join(consumer("same", 3, started=7))
+        polite = consumer("polite", 3, started=number)
+        channel.join(polite)
+        channel.leave(polite, failed=False)
+    assert [*channel.state.aside] == [0]
 
 
 def test_a_position_too_far_ahead_is_refused_and_the_missing_one_named() -> None:
