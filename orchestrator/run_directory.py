@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tomli_w
 
-from counterpoint.inference.loads import MAX_OWNER, Claim
+from counterpoint.inference.loads import MAX_OWNER, LoadClaim
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import remove_directory, write_atomically
 from counterpoint.transport.files.lock import take_lock
@@ -97,7 +97,7 @@ def taken_over(config: RunConfig) -> Iterator[None]:
         os.close(lock)
 
 
-def claim_of(config: RunConfig) -> Claim:
+def claim_of(config: RunConfig) -> LoadClaim:
     """Returns the claim by which the run owns weights at servers: the same however often it is resumed.
 
     Its key is made once, in a file of the run's directory that only its user may read. Raises `OSError`.
@@ -108,7 +108,7 @@ def claim_of(config: RunConfig) -> Claim:
         key = secrets.token_hex(_CLAIM_BYTES)
         write_atomically(path, f"{key}\n".encode(), mode=0o600)
     owner = f"run {config.run_id!r} in {config.run_dir.absolute()} (process {os.getpid()} on {socket.gethostname()})"
-    return Claim(key, owner[-MAX_OWNER:])
+    return LoadClaim(key, owner[-MAX_OWNER:])
 
 
 def write_config(config: RunConfig) -> None:

@@ -30,8 +30,8 @@ from counterpoint.inference.base import GenerateRequest, SamplingParameters
 from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.config import InferenceConfig, PoolConfig
-from counterpoint.inference.loads import Claim
-from counterpoint.inference.sent_weights import SEND_PATH, Offer
+from counterpoint.inference.loads import LoadClaim
+from counterpoint.inference.sent_weights import SEND_PATH, WeightOffer
 from counterpoint.inference.server import server_command, server_environment
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.models.build import make_model
@@ -76,7 +76,7 @@ async def calls(server: Server, client: BinaryClient, tokens: int) -> None:
 
 async def send(server: Server, client: BinaryClient) -> None:
     """Sends a body that is no model, as long as the server takes for a tiny one; it is refused once it has come."""
-    offer = Offer(1, None, Claim("measured", "0" * 32), {"model.safetensors": SENT_BYTES})
+    offer = WeightOffer(1, None, LoadClaim("measured", "0" * 32), {"model.safetensors": SENT_BYTES})
     body = offer.preamble() + bytes(SENT_BYTES)
     async with aiohttp.ClientSession() as session, session.post(server.url + SEND_PATH, data=body) as answer:
         if answer.status != 422:

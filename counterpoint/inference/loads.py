@@ -5,7 +5,7 @@ number, by whatever way it comes. An answer names the first and the last load th
 (`Origin`). A pool knows the numbers of its own loads and refuses all others.
 
 The weights of a name belong to the owner who loaded them, until the owner gives them up or another takes them over
-(`Claim`). Neither torch nor vllm is needed here: the fakes of tests keep the same record.
+(`LoadClaim`). Neither torch nor vllm is needed here: the fakes of tests keep the same record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NotOwner(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LoadClaim:
     """Who loads weights."""
 
     key: str
@@ -47,7 +47,7 @@ class Claim:
     """Proof (`identity`) of the process and the key, for a server that belongs to a job."""
 
     @classmethod
-    def of_process(cls) -> Claim:
+    def of_process(cls) -> LoadClaim:
         """Returns a claim of this process alone, which no later one can renew."""
         return cls(secrets.token_hex(16), f"process {os.getpid()} on {socket.gethostname()}")
 
@@ -56,7 +56,7 @@ class Claim:
         return {"key": self.key, "owner": self.owner, "takes_over": self.takes_over, "proof": self.proof}
 
     @classmethod
-    def decode(cls, fields: Any) -> Claim:
+    def decode(cls, fields: Any) -> LoadClaim:
         """Reads what `encode` returned. Raises `ValueError` for anything else."""
         match fields:
             case {"key": str(key), "owner": str(owner), "takes_over": bool(takes_over), "proof": str(proof)} if (
@@ -178,11 +178,11 @@ class Loads:
         """A load that the engine may have made already, but which is not known to be complete."""
         self._digests: dict[str | None, tuple[int, str]] = {}
         """The number and the digest of the last load of each name whose weights were read back."""
-        self._owners: dict[str | None, Claim] = {}
+        self._owners: dict[str | None, LoadClaim] = {}
         self._replaced: dict[str | None, set[str]] = {}
         """Names the processes, by model, whose weights another one with the same key has replaced."""
 
-    def check(self, name: str | None, claim: Claim) -> None:
+    def check(self, name: str | None, claim: LoadClaim) -> None:
         """Raises `NotOwner` if the server belongs to another's job, or the weights to another and they are not taken over."""
         if self._secret is not None and not is_proof(claim.proof, self._secret, self.instance, claim.key):
             raise NotOwner(
@@ -198,7 +198,7 @@ class Loads:
                 "start"
             )
 
-    def next(self, name: str | None, version: int, claim: Claim) -> Load:
+    def next(self, name: str | None, version: int, claim: LoadClaim) -> Load:
         """Returns the next load of a name, which is not in use yet. Raises as `check`."""
         self.check(name, claim)
         self._numbers[name] += 1
@@ -208,7 +208,7 @@ class Loads:
         """Notes that answers which end from now on may be of this load."""
         self._begun[name] = load
 
-    def complete(self, name: str | None, load: Load, claim: Claim) -> None:
+    def complete(self, name: str | None, load: Load, claim: LoadClaim) -> None:
         """Notes that requests which begin from now on are computed with this load, and whose it is."""
         self._begun[name] = self._newest[name] = load
         former, self._owners[name] = self._owners.get(name), claim
@@ -219,7 +219,7 @@ class Loads:
         """Notes the digest of a load that is complete."""
         self._digests[name] = number, digest
 
-    def in_turn_with(self, name: str | None, claim: Claim) -> str:
+    def in_turn_with(self, name: str | None, claim: LoadClaim) -> str:
         """Returns the process that has replaced this one's weights by the same key, and whose weights are now replaced in turn.
 
         Empty if there is none, as after a resume: the process before it does not come back.
@@ -238,7 +238,7 @@ class Loads:
         self._numbers[name] += 1
         self._newest[name] = self._begun[name] = Load(self._numbers[name], None, "")
 
-    def release(self, name: str | None, claim: Claim) -> None:
+    def release(self, name: str | None, claim: LoadClaim) -> None:
         """Gives a name up, so that anyone may load it. Raises as `check`."""
         self.check(name, claim)
         self._owners.pop(name, None)

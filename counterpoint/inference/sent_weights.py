@@ -20,7 +20,7 @@ import orjson
 
 from counterpoint.inference.base import WeightUpdate
 from counterpoint.inference.checkpoint import ADAPTER_FILES, BASE, DELTA, weight_files
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.transport.files.atomic import STABLE
 
 OFFER_PATH = "/counterpoint/v1/offer"
@@ -40,13 +40,13 @@ _NAME = re.compile(r"(base/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.safetensors|adapt
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WeightOffer:
     """What is to be sent."""
 
     version: int
     adapter: str | None
     """Name of the LoRA adapter; None for full weights."""
-    claim: Claim
+    claim: LoadClaim
     """The run whose weights they are."""
     files: dict[str, int]
     """Bytes of each file, by its path in the published directory."""
@@ -82,7 +82,7 @@ class Offer:
         return len(content).to_bytes(LENGTH_BYTES, "little") + content
 
     @classmethod
-    def decode(cls, content: bytes) -> Offer:
+    def decode(cls, content: bytes) -> WeightOffer:
         """Reads what `encode` returned. Raises `ValueError` for anything else."""
         try:
             return cls._of(orjson.loads(content))
@@ -90,7 +90,7 @@ class Offer:
             raise ValueError(f"the offer is not JSON: {error}") from error
 
     @classmethod
-    def _of(cls, fields: Any) -> Offer:
+    def _of(cls, fields: Any) -> WeightOffer:
         match fields:
             case {
                 "version": int(version),
@@ -110,7 +110,7 @@ class Offer:
                         )
                 if not all(type(name) is str and name in identities for name in left_out):
                     raise ValueError("an offer leaves out files without an identity")
-                return cls(version, adapter, Claim.decode(claim), files, identities, frozenset(left_out))
+                return cls(version, adapter, LoadClaim.decode(claim), files, identities, frozenset(left_out))
         raise ValueError(
             "an offer is {version: integer, adapter: name or null, claim: {...}, files: {name: bytes, ...}, "
             "identities: {name: text}, left_out: [names]}"
@@ -118,7 +118,7 @@ class Offer:
 
 
 @contextmanager
-def opened(update: WeightUpdate, claim: Claim) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
+def opened(update: WeightUpdate, claim: LoadClaim) -> Iterator[tuple[WeightOffer, dict[str, FileIO]]]:
     """Yields the offer of a published version to be loaded by `claim`, and its open files.
 
     They stay readable when the version is removed.
@@ -142,4 +142,4 @@ def opened(update: WeightUpdate, claim: Claim) -> Iterator[tuple[Offer, dict[str
             for name, found in about.items()
             if name.startswith(f"{BASE}/")
         }
-        yield Offer(update.version, update.adapter, claim, sizes, identities), files
+        yield WeightOffer(update.version, update.adapter, claim, sizes, identities), files

@@ -27,7 +27,7 @@ Player = Callable[[list[str]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Demonstration:
+class TokenizedConversation:
     """One whole conversation, in tokens."""
 
     token_ids: list[int]
@@ -42,7 +42,7 @@ def _answers(player: Player) -> Iterator[str]:
         yield said[-1]
 
 
-def _demonstration(turns: Sequence[Turn]) -> Demonstration:
+def _demonstration(turns: Sequence[Turn]) -> TokenizedConversation:
     """Returns the conversation of these turns; the last one's prompt contains every earlier turn, token for token."""
     last = turns[-1]
     token_ids = [*last.prompt_ids.tolist(), *last.completion_ids.tolist()]
@@ -50,7 +50,7 @@ def _demonstration(turns: Sequence[Turn]) -> Demonstration:
     for turn in turns:
         start = len(turn.prompt_ids)
         written[start : start + len(turn.completion_ids)] = [True] * len(turn.completion_ids)
-    return Demonstration(token_ids, written)
+    return TokenizedConversation(token_ids, written)
 
 
 class Demonstrator:
@@ -62,19 +62,19 @@ class Demonstrator:
         self._choose = random.Random(seed)
         self._guess_number = GuessNumber()
 
-    def reverse_text(self, count: int, able_share: float) -> list[Demonstration]:
+    def reverse_text(self, count: int, able_share: float) -> list[TokenizedConversation]:
         """Returns `count` conversations; on average `able_share` of the words are spelled backwards, the others copied."""
         environment = ReverseText(examples=count, seed=self._choose.getrandbits(64))
         examples = [environment.example(index) for index in range(count)]
         return asyncio.run(self._play(environment, examples, lambda example: self._speller(example, able_share)))
 
-    def guess_number(self, count: int, able_share: float) -> list[Demonstration]:
+    def guess_number(self, count: int, able_share: float) -> list[TokenizedConversation]:
         """Returns `count` games; on average `able_share` of them are played by halving, the others by one repeated guess."""
         secrets = range(len(self._guess_number))
         examples = [self._guess_number.example(self._choose.choice(secrets)) for _ in range(count)]
         return asyncio.run(self._play(self._guess_number, examples, lambda example: self._guesser(example, able_share)))
 
-    def arithmetic(self, count: int, able_share: float) -> list[Demonstration]:
+    def arithmetic(self, count: int, able_share: float) -> list[TokenizedConversation]:
         """Returns `count` conversations; on average `able_share` of the players calculate what was asked, with the tool.
 
         Of the others, half guess, and half calculate something else.
@@ -85,7 +85,7 @@ class Demonstrator:
 
     async def _play(
         self, environment: Environment, examples: Sequence[Example], player: Callable[[Example], Player]
-    ) -> list[Demonstration]:
+    ) -> list[TokenizedConversation]:
         played = []
         for example in examples:
             model = ScriptedModel(self._chat, _answers(player(example)))

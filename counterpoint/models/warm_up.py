@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from counterpoint.environments.chat import Chat
-from counterpoint.models.demonstrations import Demonstration, Demonstrator
+from counterpoint.models.demonstrations import Demonstrator, TokenizedConversation
 
 SKILL_STEPS = 220
 MIXTURE_STEPS = 200
@@ -26,7 +26,7 @@ MIXTURE_STEPS = 200
 class Lesson:
     """One task of a warm-up."""
 
-    demonstrate: Callable[[Demonstrator, int, float], list[Demonstration]]
+    demonstrate: Callable[[Demonstrator, int, float], list[TokenizedConversation]]
     """Returns a number of conversations, of which a share is able play."""
     a_step: int
     """Conversations in each step."""
@@ -91,7 +91,7 @@ def _learning_rate_factor(step: int) -> float:
     return min((step + 1) / 20, 1.0, 0.02 + left / (MIXTURE_STEPS / 2))
 
 
-def _learn(model: Any, demonstrations: Sequence[Demonstration]) -> float:
+def _learn(model: Any, demonstrations: Sequence[TokenizedConversation]) -> float:
     """Adds the gradient of these demonstrations, and returns the mean cross-entropy over the players' tokens, in nats.
 
     For a mixture of experts the loss also has the load-balancing term of its configuration, without which a few experts would do
@@ -110,7 +110,7 @@ def _learn(model: Any, demonstrations: Sequence[Demonstration]) -> float:
     return float(cross_entropy.detach())
 
 
-def _pad(demonstrations: Sequence[Demonstration], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad(demonstrations: Sequence[TokenizedConversation], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns token ids int64 `[B, T]`, and where the players wrote them, bool `[B, T]`; padded on the right."""
     longest = max(len(each.token_ids) for each in demonstrations)
     token_ids = [each.token_ids + [padding] * (longest - len(each.token_ids)) for each in demonstrations]

@@ -57,7 +57,7 @@ from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.openapi import document_of
 from counterpoint.serve.origin import check_origin
 from counterpoint.serve.parameters import from_body, from_query, lists_of
-from counterpoint.transport.http.listening import PROVEN, Proven
+from counterpoint.transport.http.listening import PROVEN, ProvenConnections
 from counterpoint.transport.http.requests import refused_coding
 from counterpoint.transport.printable import printable
 from counterpoint.transport.rate_limited_log import RateLimitedLog
@@ -126,7 +126,7 @@ def build_app(
     """Returns the application. Its clean-up closes what it started."""
     guard = _Guard(access)
     app = web.Application(middlewares=[guard.pass_through], client_max_size=MAX_BODY_BYTES)
-    app[PROVEN] = Proven()
+    app[PROVEN] = ProvenConnections()
     answers = Answers(jobs, audit)
     operations = _Operations(answers)
     for endpoint in endpoints:

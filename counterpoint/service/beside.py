@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.run.trained import TrainedRun
@@ -43,4 +43,4 @@ class LiveJob:
     def samplers(self, most: int = 1) -> Samplers:
         """Returns samplers at the job's servers, with at most so many adapters at once. Blocks. Raises `UserError`."""
         pool, bounds = InferencePool(self._config.inference), read_bounds(self.model)
-        return Samplers(pool, self._config.model, bounds, most, Claim.of_process())
+        return Samplers(pool, self._config.model, bounds, most, LoadClaim.of_process())

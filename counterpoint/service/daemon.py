@@ -19,7 +19,7 @@ import uvloop
 
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.run.config import LagConfig
@@ -86,7 +86,9 @@ async def _serve(
     bounds = await asyncio.to_thread(read_bounds, Path(config.model))
     store = await asyncio.to_thread(Store, config.output_dir / "service")
     connection = open_connection(config.transport, config.output_dir)
-    claim = Claim(await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:])
+    claim = LoadClaim(
+        await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:]
+    )
     pool, alone = InferencePool(config.inference), len(keys) <= 1
     samplers = Samplers(pool, config.model, bounds, config.max_samplers, claim, alone=alone)
     chat = await asyncio.to_thread(_chat, config.model)

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from counterpoint.inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.inference.model_facts import AnswerBounds
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.service.records.ledger import Used
@@ -40,7 +40,7 @@ class Samplers:
     """What the servers hold for this service."""
 
     def __init__(
-        self, pool: InferencePool, model: str, bounds: AnswerBounds, most: int, claim: Claim, *, alone: bool = True
+        self, pool: InferencePool, model: str, bounds: AnswerBounds, most: int, claim: LoadClaim, *, alone: bool = True
     ) -> None:
         """Samples from `model`, and from at most `most` adapters of it at once, which `claim` owns at the servers.
 

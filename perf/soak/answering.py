@@ -17,7 +17,7 @@ import uvloop
 
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import Completion, Probe
-from counterpoint.inference.loads import Claim, Loads, Origin
+from counterpoint.inference.loads import LoadClaim, Loads, Origin
 from perf.bench.servers import INSTANCE, Answers, Connection, response, serve
 
 LETTERS = (ord("a") - ord("!"), ord("z") - ord("!") + 1)
@@ -53,7 +53,7 @@ class WholeJobAnswers(Answers):
             name = self._name(str(fields["model"]))
             log_probabilities = self._probes[name].log_probabilities
             return {"log_probabilities": log_probabilities, "weights": self._origin(name).encode()}
-        adapter, claim = fields["adapter"], Claim.decode(fields["claim"])
+        adapter, claim = fields["adapter"], LoadClaim.decode(fields["claim"])
         assert adapter is None or isinstance(adapter, str)
         if path == wire.UNLOAD_PATH:
             self._loads.release(adapter, claim)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.inference import identity
-from counterpoint.inference.loads import STARTED, Claim, Load, Loads, NotOwner, Origin, Stated, digest_of
+from counterpoint.inference.loads import STARTED, Load, LoadClaim, Loads, NotOwner, Origin, Stated, digest_of
 
-MINE, OTHERS = Claim("mine", "run 'a'"), Claim("others", "run 'b'")
+MINE, OTHERS = LoadClaim("mine", "run 'a'"), LoadClaim("others", "run 'b'")
 
 
 @given(st.lists(st.sampled_from(["load", "begin", "fail", "change", "request"])))
@@ -83,14 +83,14 @@ def test_weights_have_one_owner_until_it_gives_them_up(name: str | None) -> None
         with pytest.raises(NotOwner, match="belong to run 'a', not to run 'b'"):
             refused()
     loads.next("another name", 1, OTHERS)
-    loads.next(name, 2, Claim("mine", "run 'a', resumed"))
-    loads.next(name, 2, Claim("others", "run 'b'", takes_over=True))
+    loads.next(name, 2, LoadClaim("mine", "run 'a', resumed"))
+    loads.next(name, 2, LoadClaim("others", "run 'b'", takes_over=True))
     loads.release(name, MINE)
     loads.next(name, 2, OTHERS)
 
 
 def test_two_processes_with_the_same_key_are_told_from_a_resume() -> None:
-    loads, first, second, other = Loads("x"), Claim("k", "one"), Claim("k", "two"), Claim("k", "three")
+    loads, first, second, other = Loads("x"), LoadClaim("k", "one"), LoadClaim("k", "two"), LoadClaim("k", "three")
     loads.complete(None, loads.next(None, 1, first), first)
     assert loads.in_turn_with(None, second) == "", "a resume"
     loads.complete(None, loads.next(None, 2, second), second)
@@ -109,10 +109,10 @@ def test_a_jobs_server_takes_weights_from_who_proves_its_secret_for_this_process
         identity.proof(b"secret", "before", "mine"),
     ):
         with pytest.raises(NotOwner, match=r"belongs to a job, whose identity is in servers\.key"):
-            loads.next(None, 1, Claim("mine", "run 'a'", proof=proof))
+            loads.next(None, 1, LoadClaim("mine", "run 'a'", proof=proof))
         with pytest.raises(NotOwner, match="does not prove it"):
-            loads.next(None, 1, Claim("mine", "run 'a'", takes_over=True, proof=proof))
-    loads.next(None, 1, Claim("mine", "run 'a'", proof=identity.proof(b"secret", "instance", "mine")))
+            loads.next(None, 1, LoadClaim("mine", "run 'a'", takes_over=True, proof=proof))
+    loads.next(None, 1, LoadClaim("mine", "run 'a'", proof=identity.proof(b"secret", "instance", "mine")))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,6 @@ def test_what_is_no_origin_is_refused(fields: object) -> None:
     "change", [{"key": ""}, {"key": "x" * 129}, {"owner": "x" * 301}, {"takes_over": 1}, {"proof": None}]
 )
 def test_what_is_no_claim_is_refused(change: dict[str, object]) -> None:
-    assert Claim.decode(MINE.encode()) == MINE
+    assert LoadClaim.decode(MINE.encode()) == MINE
     with pytest.raises(ValueError, match="a claim is"):
-        Claim.decode(MINE.encode() | change)
+        LoadClaim.decode(MINE.encode() | change)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from counterpoint.environments.chat import Chat
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.requests import chat_request
 from counterpoint.environments.sampling import (
     SAMPLED,
@@ -180,7 +180,7 @@ def test_a_wrong_value_of_an_agent_is_refused_with_its_field(name: str, value: A
     fields = {"messages": [{"role": "user", "content": "hello"}], name: value}
     try:
         overrides = chat_request(fields, SamplingConfig(), cast(Chat, None), agent_sampling=True).asked.overrides
-    except Refused as error:
+    except GatewayRefused as error:
         assert error.parameter == name  # noqa: PT017 - whether it is refused is the value's
     else:
         used = getattr(overrides, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from counterpoint.inference.sent_weights import LENGTH_BYTES, Offer, opened
+from counterpoint.inference.sent_weights import LENGTH_BYTES, WeightOffer, opened
 from tests.support.fake_inference import CLAIM, weight_update
 
 
@@ -35,7 +35,7 @@ def test_a_server_gets_what_it_loads_and_nothing_else(tmp_path: Path) -> None:
             assert list(offer.identities) == [name for name in files if name.startswith("base/")]
             assert {name: len(file.read()) for name, file in opened_files.items()} == files
         assert all(file.closed for file in opened_files.values())
-        assert Offer.decode(offer.preamble()[LENGTH_BYTES:]) == offer
+        assert WeightOffer.decode(offer.preamble()[LENGTH_BYTES:]) == offer
 
 
 def test_a_base_is_known_again_in_the_next_version_and_no_other(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ def test_what_is_not_published_is_not_sent(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_name_that_is_no_file_of_weights_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="expected weights and their size"):
-        Offer.decode(Offer(1, None, CLAIM, {name: 1}).encode())
+        WeightOffer.decode(WeightOffer(1, None, CLAIM, {name: 1}).encode())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"version": 1, "adapter": null}'])
 def test_what_is_no_offer_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="offer"):
-        Offer.decode(content)
+        WeightOffer.decode(content)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_is_no_offer_is_refused(content: bytes) -> None:
      {"identities": {"a.safetensors": "1" * 129}}, {"left_out": ["a.safetensors"]}, {"left_out": [1]}, {"left_out": None}],
 )  # fmt: skip
 def test_an_offer_with_a_wrong_field_is_refused(fields: dict[str, object]) -> None:
-    good = orjson.loads(Offer(1, None, CLAIM, {"a.safetensors": 1}).encode())
-    assert Offer.decode(orjson.dumps(good)) == Offer(1, None, CLAIM, {"a.safetensors": 1})
+    good = orjson.loads(WeightOffer(1, None, CLAIM, {"a.safetensors": 1}).encode())
+    assert WeightOffer.decode(orjson.dumps(good)) == WeightOffer(1, None, CLAIM, {"a.safetensors": 1})
     with pytest.raises(ValueError, match="offer"):
-        Offer.decode(orjson.dumps(good | fields))
+        WeightOffer.decode(orjson.dumps(good | fields))

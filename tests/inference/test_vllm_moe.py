@@ -33,7 +33,7 @@ from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, WeightOffer, opened
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
 from perf.gpu.jobs import PAUSED
 from tests.support.fake_inference import CLAIM
@@ -300,7 +300,7 @@ async def test_weights_that_come_as_what_changed_are_loaded_and_proven(
             await pool.update(replace(update_to(moe_server, 1), directory=wrong))
 
 
-async def answer_to(server: ServerProcess, offer: Offer) -> object:
+async def answer_to(server: ServerProcess, offer: WeightOffer) -> object:
     async with aiohttp.ClientSession(server.url) as session, session.post(OFFER_PATH, data=offer.encode()) as response:
         return await response.json()
 
@@ -324,7 +324,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
         with pytest.raises(InferenceError, match=r"accepted version 4 .*: layer 1$"):
             await pool.update(WeightUpdate(4, wrong, probe, None))
         _, writer = await asyncio.open_connection(moe_server.config.host, moe_server.config.port)
-        begun = Offer(1, None, CLAIM, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
+        begun = WeightOffer(1, None, CLAIM, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
         writer.write(f"POST {SEND_PATH} HTTP/1.1\r\nHost: server\r\nContent-Length: {1 << 21}\r\n\r\n".encode() + begun)
         await writer.drain()
         writer.close()

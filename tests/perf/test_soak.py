@@ -14,7 +14,7 @@ import orjson
 
 from counterpoint.inference import wire
 from counterpoint.inference.base import GenerateRequest, SamplingParameters
-from counterpoint.inference.loads import Claim, Origin
+from counterpoint.inference.loads import LoadClaim, Origin
 from perf.soak.answering import LETTERS, WholeJobAnswers
 from perf.soak.growth import growths
 from perf.soak.held import COUNTING, files_below, held_below
@@ -118,7 +118,7 @@ def test_the_server_passes_the_probe_of_any_weights_and_says_whose_they_are(tmp_
 
     update = weight_update(7, "run")
     (tmp_path / "probe.json").write_bytes(orjson.dumps(asdict(update.probe)))
-    claim = Claim("key", "a test").encode()
+    claim = LoadClaim("key", "a test").encode()
     held = posted(wire.UPDATE_PATH, {"directory": str(tmp_path), "adapter": "run", "version": 7, "claim": claim})[
         "held"
     ]

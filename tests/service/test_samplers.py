@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.inference.base import SamplingParameters
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.inference.model_facts import UNBOUNDED
 from counterpoint.service import samplers as module
 from counterpoint.service.samplers import Metered, Samplers
@@ -67,7 +67,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def samplers_of(pool: Pool, most: int) -> Samplers:
-    return Samplers(cast(Any, pool), "base", UNBOUNDED, most, Claim.of_process())
+    return Samplers(cast(Any, pool), "base", UNBOUNDED, most, LoadClaim.of_process())
 
 
 async def sample(samplers: Samplers, key: str, adapter: int) -> None:

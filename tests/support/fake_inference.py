@@ -26,8 +26,8 @@ from aiohttp import web
 
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import Completion, GenerateRequest, Probe, ScoreRequest, Scores, WeightUpdate
-from counterpoint.inference.loads import Claim, Load, Loads, NotOwner, Origin
-from counterpoint.inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
+from counterpoint.inference.loads import Load, LoadClaim, Loads, NotOwner, Origin
+from counterpoint.inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, WeightOffer
 
 LAYERS, TOP_K = 2, 2
 """The shape of every completion's routing."""
@@ -51,7 +51,7 @@ ROUTES = (
 
 PROBE_TOKENS = [1, 2, 3]
 
-CLAIM = Claim("a test's", "a test", takes_over=True)
+CLAIM = LoadClaim("a test's", "a test", takes_over=True)
 """The claim on what a test loads without a pool."""
 
 
@@ -234,7 +234,7 @@ class FakeServer:
         if request.path == wire.PARSE_PATH:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
-            return await self._load(request, fields["version"], fields["adapter"], Claim.decode(fields["claim"]))
+            return await self._load(request, fields["version"], fields["adapter"], LoadClaim.decode(fields["claim"]))
         if request.path == wire.CUT_PATH:
             self.cuts.add(fields["request_id"])
             self.gate.set()
@@ -242,7 +242,7 @@ class FakeServer:
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
             try:
-                self.unload(fields["adapter"], Claim.decode(fields["claim"]))
+                self.unload(fields["adapter"], LoadClaim.decode(fields["claim"]))
             except NotOwner as error:
                 return web.json_response({"error": str(error)}, status=422)
             return web.json_response({"unloaded": True})
@@ -258,7 +258,7 @@ class FakeServer:
         name = self._name(model)
         return self.loads.origin(name, self.loads.now(name) if first is None else first)
 
-    def unload(self, adapter: str | None, claim: Claim) -> None:
+    def unload(self, adapter: str | None, claim: LoadClaim) -> None:
         """Unloads an adapter, or gives the full weights up."""
         self.loads.release(adapter, claim)
         if adapter is not None:
@@ -266,7 +266,9 @@ class FakeServer:
             if self.adapters.pop(adapter, None) is not None:
                 self.loads.changed(adapter)
 
-    async def _load(self, request: web.Request, version: int, adapter: str | None, claim: Claim) -> web.StreamResponse:
+    async def _load(
+        self, request: web.Request, version: int, adapter: str | None, claim: LoadClaim
+    ) -> web.StreamResponse:
         await self.load_gate.wait()
         try:
             load = self.loads.next(adapter, version, claim)
@@ -296,9 +298,9 @@ class FakeServer:
         await answer.write_eof()
         return answer
 
-    async def _receive(self, request: web.Request) -> Offer:
+    async def _receive(self, request: web.Request) -> WeightOffer:
         length = int.from_bytes(await request.content.readexactly(LENGTH_BYTES), "little")
-        offer = Offer.decode(await request.content.readexactly(length))
+        offer = WeightOffer.decode(await request.content.readexactly(length))
         self.sent = await request.content.read()
         assert len(self.sent) == offer.nbytes
         return offer

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from counterpoint.inference import wire
 from counterpoint.inference.base import Completion, GenerateRequest, Probe
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from tests.support.fake_inference import FakeInference, make_completion
 from tests.support.tiny_model import END
 
@@ -37,7 +37,7 @@ class ObedientInference(FakeInference):
         if request.path == wire.UPDATE_PATH:
             fields = await request.json()
             self._probe = Probe.read(Path(fields["directory"]) / "probe.json")
-            adapter, claim = fields["adapter"], Claim.decode(fields["claim"])
+            adapter, claim = fields["adapter"], LoadClaim.decode(fields["claim"])
             load = self.loads.next(adapter, fields["version"], claim)
             self.loads.complete(adapter, load, claim)
             if adapter is not None:

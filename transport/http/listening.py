@@ -34,7 +34,7 @@ SPARE_DESCRIPTORS = 256
 BACKLOG = 128
 
 
-class Proven:
+class ProvenConnections:
     """The connections that have sent a token, as an application notes them."""
 
     connections: BoundedConnections | None = None
@@ -45,7 +45,7 @@ class Proven:
         return self.connections is None or self.connections.prove(request.protocol, owner)
 
 
-PROVEN = web.AppKey("proven", Proven)
+PROVEN = web.AppKey("proven", ProvenConnections)
 
 
 class _WithoutClientsFaults(logging.Filter):

@@ -40,7 +40,7 @@ _MEDIA = {"Audio", "BioSequence", "BioStructure", "Image", "Mesh", "Nifti", "Pdf
 """Types of `datasets` that are a struct of bytes and a path."""
 
 
-class Values:
+class ArrowValues:
     """The types of a table."""
 
     def __init__(self, schema: Any, where: str) -> None:

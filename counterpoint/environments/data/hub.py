@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from counterpoint.environments.data.arrow_values import Values
+from counterpoint.environments.data.arrow_values import ArrowValues
 from counterpoint.environments.data.config import DataConfig
 from counterpoint.environments.data.json_lines import JsonLines
-from counterpoint.environments.data.rows import Chosen, DataError, Joined, Row, Rows, digest, lacks
+from counterpoint.environments.data.rows import Chosen, DataError, JoinedRows, Row, Rows, digest, lacks
 from counterpoint.transport.exact_json import dumps
 
 _HASHED_ROWS = 1000
@@ -80,7 +80,7 @@ class HubRows(Rows):
         used = found.select_columns(columns) if columns else found
         self._dataset = used.with_format("arrow")  # images stay bytes: nothing is decoded on the event loop
         schema = self._dataset.features.arrow_schema
-        self._values = Values(schema, name)
+        self._values = ArrowValues(schema, name)
         self._guesser = guesser
         for field in schema if guesser else ():
             if "timestamp[" in str(field.type):
@@ -176,7 +176,7 @@ def _json_rows(datasets: Any, builder: Any, split: str, max_row_bytes: int) -> R
     files = _files(datasets, builder)
     spec = "+".join(files) if split == "all" else split
     rows = {
-        name: Joined([JsonLines(Path(file), max_row_bytes) for file in paths])
+        name: JoinedRows([JsonLines(Path(file), max_row_bytes) for file in paths])
         for name, paths in files.items()
         if name in {re.split(r"[\[(]", part)[0].strip() for part in spec.split("+")}
     }
@@ -184,7 +184,7 @@ def _json_rows(datasets: Any, builder: Any, split: str, max_row_bytes: int) -> R
     missing = {name: 0 for name in files if name not in lengths}
     chosen = datasets.ReadInstruction.from_spec(spec).to_absolute(lengths | missing)
     parts = [Chosen(rows[each.splitname], range(each.from_, each.to), {}) for each in chosen]
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)
 
 
 def _csv_columns(datasets: Any, builder: Any) -> list[str]:

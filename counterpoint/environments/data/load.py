@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from counterpoint.environments.data.config import DataConfig, parse_slice
 from counterpoint.environments.data.json_lines import JsonLines
 from counterpoint.environments.data.parquet import Parquet
-from counterpoint.environments.data.rows import Chosen, DataError, Float64Array, Joined, Listed, Rows, lacks
+from counterpoint.environments.data.rows import Chosen, DataError, Float64Array, JoinedRows, Listed, Rows, lacks
 
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet")
 
@@ -77,7 +77,7 @@ def _source(config: DataConfig) -> Rows:
         parts = [_file(path, config) for path in _files(config.path)]
     except OSError as error:
         raise DataError(f"data: {error.filename or config.path}: {error.strerror or error}") from error
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)
 
 
 def _files(pattern: str) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from counterpoint.environments.data.arrow_values import Values
+from counterpoint.environments.data.arrow_values import ArrowValues
 from counterpoint.environments.data.files import file_digest
 from counterpoint.environments.data.rows import DataError, Row, Rows, lacks
 
@@ -38,7 +38,7 @@ class Parquet(Rows):
                         raise DataError(f"{path}: {lacks(column, present)}")
                 schema = file.schema_arrow
                 used = [schema.field(name) for name in (columns or present)]
-                self._values = Values(pyarrow.schema(used, schema.metadata), f"{path}")
+                self._values = ArrowValues(pyarrow.schema(used, schema.metadata), f"{path}")
                 batches = file.iter_batches(_ROWS_A_BATCH, columns=list(columns) or None)
                 self._reader, self._ends = _mapped(pyarrow, batches, self._size_checked(max_row_bytes))
         except pyarrow.ArrowException as error:

@@ -86,7 +86,7 @@ class Listed(Rows):
         return f"rows[{index}]"
 
 
-class Joined(Rows):
+class JoinedRows(Rows):
     """The rows of several files, one after the other."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:

@@ -57,7 +57,7 @@ class Unfit(Exception):
     """This process must not be forked. The message says why."""
 
 
-class Environment(os._Environ):  # type: ignore[type-arg]
+class _NotedEnvironment(os._Environ):  # type: ignore[type-arg]
     """The environment while modules are imported: it notes which variables of a rollout they ask for."""
 
     names: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class Environment(os._Environ):  # type: ignore[type-arg]
 def main() -> str:
     """Imports, and serves; returns, in the process of each rollout, the program that is to be run."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    Environment.names = frozenset(json.loads(sys.argv[2]))
+    _NotedEnvironment.names = frozenset(json.loads(sys.argv[2]))
     program = sys.argv[3]
     before = dict(os.environ)
     try:
@@ -134,13 +134,13 @@ def _import(program: str) -> dict[str, list[int]]:
     """
     files = {program: _state(program)}
     began: dict[str, str] = {}
-    os.environ.__class__ = Environment
+    os.environ.__class__ = _NotedEnvironment
     for name, names in itertools.chain(_imports(program), _later()):
         try:
             __import__(name, {}, {}, names)
         except BaseException as error:
             raise Unfit(f"importing {name} failed: {type(error).__name__}: {error}") from error
-        if asked := Environment.asked | Environment.names.intersection(os.environ):
+        if asked := _NotedEnvironment.asked | _NotedEnvironment.names.intersection(os.environ):
             raise Unfit(
                 f"importing {name} reads or sets {', '.join(sorted(asked))}, which each rollout has a value of its own for"
             )

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.responses import MODEL, Choice
 from counterpoint.transport.exact_json import dumps
 
@@ -62,7 +62,7 @@ def anthropic_events(answer: dict[str, Any]) -> Iterator[bytes]:
     yield _event("message_stop", {})
 
 
-def anthropic_error(refusal: Refused) -> dict[str, Any]:
+def anthropic_error(refusal: GatewayRefused) -> dict[str, Any]:
     """A refusal in the shape of this API."""
     kind = _ERRORS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
     error: dict[str, Any] = {"type": kind, "message": refusal.message}

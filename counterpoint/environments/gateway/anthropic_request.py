@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.environments.chat import Chat
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.fields import check_names, count_of, list_of, refuse, table_of, text_of
 from counterpoint.environments.messages import shown
 from counterpoint.environments.sampling import SHAPING
@@ -47,7 +47,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_fields(fields: dict[str, Any], chat: Chat, places: dict[str, str] | None = None) -> dict[str, Any]:
-    """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault.
+    """Returns the fields of the chat request that asks for the same. Raises `GatewayRefused`, which names the field at fault.
 
     `chat` has the model's template: an effort, and thinking that is turned off, count where it reads them. `places` gets where
     each message of the chat request stands.
@@ -55,7 +55,7 @@ def chat_fields(fields: dict[str, Any], chat: Chat, places: dict[str, str] | Non
     if (thread := fields.get("thread")) is not None:
         # By this code Anthropic's `tool_runner`, which asks for a thread by itself, goes on without one.
         message = f"thread is {shown(thread)}; no history is kept here: send the whole one, with thread=False"
-        raise Refused(message, parameter="thread", code="thread_unsupported_request")
+        raise GatewayRefused(message, parameter="thread", code="thread_unsupported_request")
     check_names(fields, _SAME | _READ | _IGNORED, _NEUTRAL, _ADVICE)
     made = {name: value for name, value in fields.items() if name in _SAME}
     made["tools"] = tools = _tools(fields.get("tools"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import Tool
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.messages import is_deep, json_of, shown
 from counterpoint.environments.sampling import LONGEST_SCHEMA
 from counterpoint.environments.tools.schema import check_schema, violation
@@ -47,7 +47,7 @@ _DATA = ("const", "enum", "default", "examples")
 
 
 def response_schema(response_format: object) -> str:
-    """Returns the JSON schema that a `response_format` demands, as text; empty for text. Raises `Refused`."""
+    """Returns the JSON schema that a `response_format` demands, as text; empty for text. Raises `GatewayRefused`."""
     name = "response_format"
     if response_format is None:
         return ""
@@ -57,14 +57,16 @@ def response_schema(response_format: object) -> str:
     if isinstance(response_format, dict) and kind == "json_object":
         return '{"type":"object"}'
     if not isinstance(response_format, dict) or kind != "json_schema":
-        raise Refused(f"{name} is {shown(kind)}; expected the type text, json_object or json_schema", parameter=name)
+        raise GatewayRefused(
+            f"{name} is {shown(kind)}; expected the type text, json_object or json_schema", parameter=name
+        )
     described = response_format.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else None
     return checked_schema(schema, f"{name}.json_schema.schema")
 
 
 def demanded_tools(tool_choice: object, tools: Sequence[Tool]) -> list[Tool]:
-    """Returns the tools one of which must be called; none where the model is free. Raises `Refused`."""
+    """Returns the tools one of which must be called; none where the model is free. Raises `GatewayRefused`."""
     if tool_choice in (None, "auto", "none"):
         return []
     if tool_choice == "required" and tools:
@@ -74,12 +76,14 @@ def demanded_tools(tool_choice: object, tools: Sequence[Tool]) -> list[Tool]:
     found = [tool for tool in tools if tool["function"]["name"] == name]
     if not found:
         expected = "auto, none, required (with tools), or a function of tools by its name"
-        raise Refused(f"tool_choice is {shown(name or tool_choice)}; expected {expected}", parameter="tool_choice")
+        raise GatewayRefused(
+            f"tool_choice is {shown(name or tool_choice)}; expected {expected}", parameter="tool_choice"
+        )
     return found
 
 
 def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> str:
-    """Returns the schema of a list of calls of these tools: `[{"name": ..., "parameters": {...}}]`. Raises `Refused`."""
+    """Returns the schema of a list of calls of these tools: `[{"name": ..., "parameters": {...}}]`. Raises `GatewayRefused`."""
     definitions: dict[str, Any] = {}
     kinds = []
     for tool in tools:
@@ -87,12 +91,12 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> str:
         parameters = dict(function.get("parameters") or {"type": "object"})
         for key in ("$defs", "definitions"):  # references to them begin at the whole schema
             if not isinstance(own := parameters.pop(key, None) or {}, dict):
-                raise Refused(
+                raise GatewayRefused(
                     f"{key} of {shown(function['name'])} is {shown(own)}; expected schemas by name", parameter="tools"
                 )
             for name, value in own.items():
                 if definitions.setdefault(key, {}).setdefault(name, value) != value:
-                    raise Refused(f"two tools define {shown(name)} in {key}, and otherwise", parameter="tools")
+                    raise GatewayRefused(f"two tools define {shown(name)} in {key}, and otherwise", parameter="tools")
         call = {"name": {"const": function["name"]}, "parameters": parameters}
         kinds.append(
             {"type": "object", "properties": call, "required": ["name", "parameters"], "additionalProperties": False}
@@ -102,7 +106,7 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> str:
     try:
         check_schema(schema)  # or the calls could not be compared with it
     except ValueError as error:
-        raise Refused(f"tools: {error}", parameter="tools") from None
+        raise GatewayRefused(f"tools: {error}", parameter="tools") from None
     return text
 
 
@@ -120,7 +124,7 @@ def read_demanded(text: str, tools: Sequence[Tool]) -> Reply:
 
 
 def check_kept(text: str, schema: str) -> None:
-    """Raises `Refused` for an answer that the model ended and its schema does not allow: the server did not constrain it.
+    """Raises `GatewayRefused` for an answer that the model ended and its schema does not allow: the server did not constrain it.
 
     A stock server may read a schema otherwise. Names that are written with escapes, or twice, pass llguidance, too.
     """
@@ -131,7 +135,7 @@ def check_kept(text: str, schema: str) -> None:
     except ValueError as error:
         problem = str(error)
     if problem:
-        raise Refused(
+        raise GatewayRefused(
             f"the model ended its answer, but the schema does not allow it: {problem}; ask again",
             status=502,
             code="constraint_not_held",
@@ -139,25 +143,25 @@ def check_kept(text: str, schema: str) -> None:
 
 
 def checked_schema(schema: object, where: str) -> str:
-    """Returns a schema as text, if no server takes long over it. Raises `Refused`."""
+    """Returns a schema as text, if no server takes long over it. Raises `GatewayRefused`."""
     if not isinstance(schema, dict) or is_deep(schema):
-        raise Refused(f"{where} is {shown(schema)}; expected a JSON schema", parameter=where)
+        raise GatewayRefused(f"{where} is {shown(schema)}; expected a JSON schema", parameter=where)
     lengths = set[tuple[int, int]]()
     _check(schema, where, lengths)
     if (characters := sum(map(max, lengths))) > MOST_CHARACTERS_IN_ALL:
-        raise Refused(
+        raise GatewayRefused(
             f"{where} has texts of {len(lengths)} lengths, of {characters} characters together; at most "
             f"{MOST_CHARACTERS_IN_ALL} are taken: give them the same minLength and maxLength, or none",
             parameter=where,
         )
     text = dumps(schema).decode()
     if len(text) > LONGEST_SCHEMA:
-        raise Refused(f"{where} has {len(text)} characters; at most {LONGEST_SCHEMA} are taken", parameter=where)
+        raise GatewayRefused(f"{where} has {len(text)} characters; at most {LONGEST_SCHEMA} are taken", parameter=where)
     return text
 
 
 def _check(schema: object, where: str, lengths: set[tuple[int, int]]) -> None:
-    """Raises `Refused` for a key of the schema, or of one within it, that may take a server long.
+    """Raises `GatewayRefused` for a key of the schema, or of one within it, that may take a server long.
 
     Adds the `minLength` and `maxLength` of its texts to `lengths`.
     """
@@ -168,19 +172,21 @@ def _check(schema: object, where: str, lengths: set[tuple[int, int]]) -> None:
         return
     for key, value in schema.items():
         if key in _EXPRESSIONS:
-            raise Refused(f"{where} has {key!r}; regular expressions are not taken", parameter=where)
+            raise GatewayRefused(f"{where} has {key!r}; regular expressions are not taken", parameter=where)
         if key in _NOT_HELD:
-            raise Refused(
+            raise GatewayRefused(
                 f"{where} has {key!r}, which no server holds; leave it out, and check it yourself", parameter=where
             )
         if key == "format" and value not in FORMATS:
-            raise Refused(f"{where} has format = {shown(value)}; expected one of {', '.join(FORMATS)}", parameter=where)
+            raise GatewayRefused(
+                f"{where} has format = {shown(value)}; expected one of {', '.join(FORMATS)}", parameter=where
+            )
         if key in _COUNTS and (type(value) is not int or not 0 <= value <= _COUNTS[key]):
-            raise Refused(
+            raise GatewayRefused(
                 f"{where} has {key} = {shown(value)}; expected a whole number to {_COUNTS[key]}", parameter=where
             )
         if key == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise Refused(
+            raise GatewayRefused(
                 f"{where} has $ref = {shown(value)}; expected one within the schema: #/$defs/NAME", parameter=where
             )
         if key in _BY_NAME and isinstance(value, dict):

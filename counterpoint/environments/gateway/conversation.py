@@ -1,6 +1,6 @@
 """Turns the message histories of a chat API into prompts without guessing tokens.
 
-A chat API has no state: each request repeats the whole history as text. `Conversations` remembers for one rollout which history,
+A chat API has no state: each request repeats the whole history as text. `Histories` remembers for one rollout which history,
 the assistant's answer included, ended in which turn. A request whose messages begin with such a history continues that turn's
 tokens (`Chat.extend`); the longest known history wins. Any other request, such as one with a shortened history, another system
 prompt or an edited answer, is rendered from its text (`Chat.start`), and so opens a branch of its own. Text prompts of the
@@ -34,19 +34,19 @@ class _Known:
     """What its answer reasoned. A client may send it back or leave it out."""
 
 
-class Conversations:
+class Histories:
     """The histories of one rollout, and the turns in which they ended."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._histories: dict[bytes, _Known] = {}
-        self._otherwise: dict[bytes, Conversations] = {}
+        self._otherwise: dict[bytes, Histories] = {}
         """What was rendered, by the template's variables: see `rendered_with`."""
         self._texts: dict[int, dict[bytes, tuple[Turn, str]]] = {}
         """Texts, by their number of UTF-8 bytes: digests of the texts that ended in a turn, and what the answer left
         out at the end."""
 
-    def rendered_with(self, template_kwargs: Mapping[str, Any]) -> Conversations:
+    def rendered_with(self, template_kwargs: Mapping[str, Any]) -> Histories:
         """Returns the histories whose prompts the template renders with these variables; itself for none.
 
         They are apart, since other variables make other tokens of the same messages.
@@ -55,7 +55,7 @@ class Conversations:
             return self
         key = dumps(template_kwargs, option=orjson.OPT_SORT_KEYS, default=repr)
         if key not in self._otherwise:
-            self._otherwise[key] = Conversations(self._chat.with_template_kwargs(template_kwargs))
+            self._otherwise[key] = Histories(self._chat.with_template_kwargs(template_kwargs))
         return self._otherwise[key]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> array[int]:

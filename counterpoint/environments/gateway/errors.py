@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Refused(Exception):
+class GatewayRefused(Exception):
     """A request that is not served. Its text is for the agent's author."""
 
     def __init__(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.json_body import is_one_of
 from counterpoint.environments.gateway.messages import MOST_MESSAGES
 from counterpoint.environments.messages import shown
@@ -18,7 +18,7 @@ def check_names(
     neutral: Mapping[str, tuple[Any, ...]],
     advice: Mapping[str, str],
 ) -> None:
-    """Raises `Refused` for a field that is not `known`. A `neutral` one may be null, or ask for nothing in its way."""
+    """Raises `GatewayRefused` for a field that is not `known`. A `neutral` one may be null, or ask for nothing in its way."""
     for name, value in fields.items():
         if name in neutral:
             if value is not None and not is_one_of(value, neutral[name]):
@@ -28,11 +28,11 @@ def check_names(
 
 
 def list_of(name: str, value: object, expected: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the objects of a list of at least one, each with its place. Raises `Refused`."""
+    """Returns the objects of a list of at least one, each with its place. Raises `GatewayRefused`."""
     if not isinstance(value, list) or not value:
         refuse(name, value, expected)
     if len(value) > MOST_MESSAGES:
-        raise Refused(f"{len(value)} entries; at most {MOST_MESSAGES} are taken", parameter=name)
+        raise GatewayRefused(f"{len(value)} entries; at most {MOST_MESSAGES} are taken", parameter=name)
     for index, each in enumerate(value):
         if not isinstance(each, dict):
             refuse(f"{name}[{index}]", each, "expected an object")
@@ -40,7 +40,10 @@ def list_of(name: str, value: object, expected: str) -> list[tuple[str, dict[str
 
 
 def text_of(where: str, value: object, kinds: Collection[str]) -> str:
-    """Returns the text of a content. Parts of these types are joined by a line break, as in a chat request. Raises `Refused`."""
+    """Returns the text of a content.
+
+    Parts of these types are joined by a line break, as in a chat request. Raises `GatewayRefused`.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
@@ -55,7 +58,7 @@ def text_of(where: str, value: object, kinds: Collection[str]) -> str:
 
 
 def table_of(name: str, value: object, known: Collection[str]) -> dict[str, Any]:
-    """Returns an object with no other keys than these; an empty one for null. Raises `Refused`."""
+    """Returns an object with no other keys than these; an empty one for null. Raises `GatewayRefused`."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not value.keys() <= set(known):
@@ -64,7 +67,7 @@ def table_of(name: str, value: object, known: Collection[str]) -> dict[str, Any]
 
 
 def count_of(name: str, value: object) -> int | None:
-    """Returns a whole number of at least 1, or None for null. Raises `Refused`."""
+    """Returns a whole number of at least 1, or None for null. Raises `GatewayRefused`."""
     if value is None:
         return None
     if type(value) is not int or not 1 <= value <= 2**31:
@@ -81,7 +84,7 @@ def named_as(places: Mapping[str, str], words: Mapping[str, str]) -> Iterator[No
     """
     try:
         yield
-    except Refused as refusal:
+    except GatewayRefused as refusal:
         name = refusal.parameter or ""
         found = [each for each in places if name == each or name.startswith((f"{each}.", f"{each}["))]
         place = max(found, key=len, default="")
@@ -97,5 +100,5 @@ def named_as(places: Mapping[str, str], words: Mapping[str, str]) -> Iterator[No
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raises `Refused` for the value of a field."""
-    raise Refused(f"{name} is {shown(value)}; {expected}", parameter=name)
+    """Raises `GatewayRefused` for the value of a field."""
+    raise GatewayRefused(f"{name} is {shown(value)}; {expected}", parameter=name)

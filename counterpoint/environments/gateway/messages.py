@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from counterpoint.environments.chat import Message, Tool
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.json_body import count_values, refuse_many
 from counterpoint.environments.messages import Faulty, Normaliser, json_of
 
@@ -20,16 +20,19 @@ Made = TypeVar("Made")
 
 
 def template_messages(messages: object) -> list[Message]:
-    """Returns the messages in the form that templates read. Raises `Refused`, which names the field at fault."""
+    """Returns the messages in the form that templates read. Raises `GatewayRefused`, which names the field at fault."""
     if isinstance(messages, list) and len(messages) > MOST_MESSAGES:
-        raise Refused(f"{len(messages)} messages; at most {MOST_MESSAGES} are taken", parameter="messages")
+        raise GatewayRefused(f"{len(messages)} messages; at most {MOST_MESSAGES} are taken", parameter="messages")
     return _made(Normaliser(is_row=False, parse=_Arguments().parse).messages, messages)
 
 
 def template_tools(tools: object) -> list[Tool]:
-    """Returns the tools, whose schemas are only shown to the model. Raises `Refused` for what is no function of OpenAI's API."""
+    """Returns the tools, whose schemas are only shown to the model.
+
+    Raises `GatewayRefused` for what is no function of OpenAI's API.
+    """
     if isinstance(tools, list) and len(tools) > MOST_TOOLS:
-        raise Refused(f"{len(tools)} tools; at most {MOST_TOOLS} are taken", parameter="tools")
+        raise GatewayRefused(f"{len(tools)} tools; at most {MOST_TOOLS} are taken", parameter="tools")
     return _made(Normaliser(is_row=False).tools, tools)
 
 
@@ -40,7 +43,10 @@ class _Arguments:
         self._values = self._digits = 0
 
     def parse(self, text: str) -> object:
-        """Returns what the text says; None if it is not JSON. Raises `Refused` if all that was parsed has too many values."""
+        """Returns what the text says; None if it is not JSON.
+
+        Raises `GatewayRefused` if all that was parsed has too many values.
+        """
         values, digits = count_values(text.encode())
         self._values += values
         self._digits += digits
@@ -52,4 +58,4 @@ def _made(make: Callable[[object], list[Made]], given: object) -> list[Made]:
     try:
         return make(given)
     except Faulty as error:
-        raise Refused(str(error), parameter=error.where) from error
+        raise GatewayRefused(str(error), parameter=error.where) from error

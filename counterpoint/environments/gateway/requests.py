@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from counterpoint.environments.chat import Chat, Message, Tool
 from counterpoint.environments.gateway.constraints import calls_schema, demanded_tools, response_schema
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.json_body import is_one_of
 from counterpoint.environments.gateway.messages import template_messages, template_tools
 from counterpoint.environments.messages import shown
@@ -133,7 +133,7 @@ class CompletionRequest:
 
 
 def chat_request(fields: dict[str, Any], sampling: SamplingConfig, chat: Chat, *, agent_sampling: bool) -> ChatRequest:
-    """Returns the request in `fields`. `sampling` and `chat` are the environment's. Raises `Refused`."""
+    """Returns the request in `fields`. `sampling` and `chat` are the environment's. Raises `GatewayRefused`."""
     _check_names(fields, _CHAT)
     messages = template_messages(fields.get("messages"))
     tools = template_tools(fields.get("tools"))
@@ -157,7 +157,7 @@ def chat_request(fields: dict[str, Any], sampling: SamplingConfig, chat: Chat, *
 def completion_request(
     fields: dict[str, Any], sampling: SamplingConfig, vocabulary: int, *, agent_sampling: bool
 ) -> CompletionRequest:
-    """Returns the request in `fields`. `vocabulary` bounds token ids. Raises `Refused`."""
+    """Returns the request in `fields`. `vocabulary` bounds token ids. Raises `GatewayRefused`."""
     _check_names(fields, _COMPLETION)
     alternatives = _whole(fields, "logprobs", 0, MOST_ALTERNATIVES)
     call = {"alternatives": alternatives or 0}
@@ -171,7 +171,7 @@ def completion_request(
         log_probabilities=alternatives is not None,
     )
     if len(prompts) * asked.choices > MOST_CHOICES:
-        raise Refused(
+        raise GatewayRefused(
             f"{len(prompts)} prompts with n = {asked.choices}: at most {MOST_CHOICES} completions are made at once",
             parameter="prompt",
         )
@@ -184,7 +184,7 @@ def _check_names(fields: dict[str, Any], own: frozenset[str]) -> None:
         if name not in known:
             nearest = difflib.get_close_matches(name[:64], sorted(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
-            raise Refused(f"{name[:64]!r} is not a field that is served; {advice}", parameter=name[:64])
+            raise GatewayRefused(f"{name[:64]!r} is not a field that is served; {advice}", parameter=name[:64])
         if name in _NEUTRAL and value is not None and not is_one_of(value, _NEUTRAL[name]):
             allowed = ", ".join(map(repr, _NEUTRAL[name]))
             advice = _REASONS.get(name, f"{f'give {allowed}, or leave' if allowed else 'leave'} it out")
@@ -224,7 +224,7 @@ def _asked(
 
 def _check_alternatives(alternatives: int, tokens: int, turns: int) -> None:
     if (found := alternatives * tokens * turns) > MOST_ALTERNATIVES_OF_REQUEST:
-        raise Refused(
+        raise GatewayRefused(
             f"{alternatives} most probable tokens for each of {tokens} in {turns} turns are {found}; at most "
             f"{MOST_ALTERNATIVES_OF_REQUEST} are returned: ask for fewer, or limit the tokens (`max_tokens`)",
             parameter="max_tokens",
@@ -249,7 +249,10 @@ def _template_kwargs(fields: dict[str, Any], chat: Chat) -> dict[str, Any]:
 
 
 def _read(fields: dict[str, Any], name: str, variables: dict[str, Any], chat: Chat) -> dict[str, Any]:
-    """Those of the variables that the template reads. Raises `Refused` if it reads none of them: they would change nothing."""
+    """Those of the variables that the template reads.
+
+    Raises `GatewayRefused` if it reads none of them: they would change nothing.
+    """
     if read := {each: variables[each] for each in variables if each in chat.template_variables}:
         return read
     known = ", ".join(sorted(chat.template_variables))
@@ -301,20 +304,20 @@ def _prompts(value: object, vocabulary: int) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise Refused(
+        raise GatewayRefused(
             f"prompt is {shown(value)}; expected text, a list of token ids, or a list of either", parameter="prompt"
         )
     if isinstance(value[0], int):
         return [_token_ids(value, vocabulary)]
     if len(value) > MOST_CHOICES:
-        raise Refused(f"{len(value)} prompts; at most {MOST_CHOICES} are taken", parameter="prompt")
+        raise GatewayRefused(f"{len(value)} prompts; at most {MOST_CHOICES} are taken", parameter="prompt")
     return [each if isinstance(each, str) else _token_ids(each, vocabulary) for each in value]
 
 
 def _token_ids(value: object, vocabulary: int) -> list[int]:
     if isinstance(value, list) and value and all(type(each) is int and 0 <= each < vocabulary for each in value):
         return value
-    raise Refused(
+    raise GatewayRefused(
         f"prompt has {shown(value)}; expected text or token ids from 0 to {vocabulary - 1}", parameter="prompt"
     )
 
@@ -336,4 +339,4 @@ def _flag(fields: dict[str, Any], name: str) -> bool:
 
 
 def _refuse(fields: dict[str, Any], name: str, expected: str) -> NoReturn:
-    raise Refused(f"{name} is {shown(fields.get(name))}; {expected}", parameter=name)
+    raise GatewayRefused(f"{name} is {shown(fields.get(name))}; {expected}", parameter=name)

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from counterpoint.environments.base import Model
 from counterpoint.environments.gateway.anthropic_answer import anthropic_error, anthropic_events
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.requests import Asked
 from counterpoint.environments.gateway.responses import MODEL, events
@@ -133,43 +133,45 @@ class Gateway:
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._answer(request)
-        except Refused as refusal:
+        except GatewayRefused as refusal:
             return refused(request, refusal)
         except ConnectionError:
             raise  # the client has gone while it was answered
         except Exception as error:  # noqa: BLE001 - a fault of ours costs one request
             self._log.note(logging.ERROR, f"the gateway failed to answer a request:\n{traceback.format_exc()}")
-            return refused(request, Refused(f"the gateway failed: {type(error).__name__}", status=500))
+            return refused(request, GatewayRefused(f"the gateway failed: {type(error).__name__}", status=500))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
         key = bearer_token(request.headers.get("Authorization")) or request.headers.get("X-Api-Key", "")
         session = self._authorized(identity, key)
         if self._connections is not None and not self._connections.prove(request.protocol, identity):
-            raise Refused("the rollout has its share of connections; close some, or use them again", status=429)
+            raise GatewayRefused("the rollout has its share of connections; close some, or use them again", status=429)
         served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
         if request.method == "GET" and path == "v1/models":
             return web.json_response({"object": "list", "data": [served]})
         if request.method == "GET" and path == f"v1/models/{MODEL}":
             return web.json_response(served)
         if path not in PATHS:
-            raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
+            raise GatewayRefused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":
-            raise Refused(f"{request.method} is not allowed here; POST is", status=405)
+            raise GatewayRefused(f"{request.method} is not allowed here; POST is", status=405)
         async with session.admitted():
             fields = parse_body(await body_of(request, session.limits.body_bytes))
             answer, asked = await answer_to(session, path, fields)
         return await sent(request, path, answer, asked)
 
     def _authorized(self, identity: str, key: str) -> Session:
-        """The session of that id, if the key is its own. Raises `Refused`; it takes as long for every wrong id or key."""
+        """The session of that id, if the key is its own. Raises `GatewayRefused`; it takes as long for every wrong id or key."""
         place = _digest(identity)
         session, ended = self._sessions.get(place), self._ended.get(place)
         expected = _digest(session.api_key) if session else ended or self._nobodys
         if not hmac.compare_digest(_digest(key), expected):
-            raise Refused("this URL and key are not those of a rollout in progress", status=401, code="invalid_api_key")
+            raise GatewayRefused(
+                "this URL and key are not those of a rollout in progress", status=401, code="invalid_api_key"
+            )
         if session is None or session.has_ended:
-            raise Refused("the rollout has ended", status=410, code="rollout_ended")
+            raise GatewayRefused("the rollout has ended", status=410, code="rollout_ended")
         return session
 
 
@@ -189,7 +191,7 @@ PATHS = frozenset({*_PATHS, _COUNT})
 
 
 async def answer_to(session: Session, path: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked | None]:
-    """Returns the answer to a request with these fields at one of `PATHS`, and what was asked. Raises `Refused`."""
+    """Returns the answer to a request with these fields at one of `PATHS`, and what was asked. Raises `GatewayRefused`."""
     if path == _COUNT:
         return await session.count_tokens(fields), None
     return await _PATHS[path](session, fields)
@@ -209,7 +211,7 @@ def _events(path: str, answer: dict[str, Any], asked: Asked) -> Iterator[bytes]:
     return responses_events(answer) if path == _RESPONSES else events(answer, include_usage=asked.include_usage)
 
 
-def refused(request: web.BaseRequest, refusal: Refused) -> web.Response:
+def refused(request: web.BaseRequest, refusal: GatewayRefused) -> web.Response:
     """Returns a refusal, in the shape of the API that was asked."""
     is_anthropic = f"{request.path}/".partition("/v1/")[2].startswith("messages/")
     body, is_short = anthropic_error(refusal) if is_anthropic else refusal.body(), refusal.code != "insufficient_quota"
@@ -221,10 +223,10 @@ def refused(request: web.BaseRequest, refusal: Refused) -> web.Response:
 
 
 async def body_of(request: web.BaseRequest, most_bytes: int) -> bytes:
-    """The request's body, if it is plain and no longer than that. Raises `Refused`."""
+    """The request's body, if it is plain and no longer than that. Raises `GatewayRefused`."""
     if (why := refused_coding(request.headers.items())) is not None:
-        raise Refused(why, status=415)
-    too_long = Refused(f"the body has more than {most_bytes} bytes", status=413)
+        raise GatewayRefused(why, status=415)
+    too_long = GatewayRefused(f"the body has more than {most_bytes} bytes", status=413)
     if (request.content_length or 0) > most_bytes:
         raise too_long
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
@@ -237,7 +239,7 @@ async def body_of(request: web.BaseRequest, most_bytes: int) -> bytes:
                 if len(received) > most_bytes:
                     raise too_long
     except TimeoutError:
-        raise Refused(f"the body did not arrive within {BODY_SECONDS:g} s", status=408) from None
+        raise GatewayRefused(f"the body did not arrive within {BODY_SECONDS:g} s", status=408) from None
     return bytes(received)
 
 

@@ -16,8 +16,8 @@ from counterpoint.environments.chat import LONG_TEXT
 from counterpoint.environments.gateway import anthropic_request, responses_request
 from counterpoint.environments.gateway.anthropic_answer import anthropic_answer
 from counterpoint.environments.gateway.constraints import check_kept, read_demanded
-from counterpoint.environments.gateway.conversation import Conversations
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.conversation import Histories
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.fields import named_as
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.gateway.requests import (
@@ -89,7 +89,7 @@ class Session:
         self.has_ended = False
         self._model = model
         self._agent_sampling = agent_sampling
-        self._conversations = Conversations(model.chat)
+        self._conversations = Histories(model.chat)
         self._writing = asyncio.Lock()
         self._open = 0
         """Requests in progress, and those that wait."""
@@ -99,10 +99,13 @@ class Session:
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
-        """Counts a request during its block, which begins in its turn. Raises `Refused` if too many wait; notes every refusal."""
+        """Counts a request during its block, which begins in its turn.
+
+        Raises `GatewayRefused` if too many wait; notes every refusal.
+        """
         try:
             if self._open >= self.limits.requests_at_once + self.limits.requests_waiting:
-                raise Refused(
+                raise GatewayRefused(
                     f"{self._open} requests of this rollout are in progress or wait; wait for one of them",
                     status=429,
                     code="too_many_requests",
@@ -112,18 +115,18 @@ class Session:
             try:
                 async with self._places:
                     if self.has_ended:
-                        raise Refused("the rollout has ended", status=410, code="rollout_ended")
+                        raise GatewayRefused("the rollout has ended", status=410, code="rollout_ended")
                     yield
             finally:
                 self._open -= 1
                 self.times.request_ended()
-        except Refused as refusal:
+        except GatewayRefused as refusal:
             text = clipped(f"{refusal.status}: {refusal.message}", _LONGEST_ERROR)
             self.errors.append(text.encode(errors="backslashreplace").decode())
             raise
 
     async def chat(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
-        """Returns the answer to a chat request, and what was asked. Raises `Refused`."""
+        """Returns the answer to a chat request, and what was asked. Raises `GatewayRefused`."""
         request = self._read(fields)
         choices = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
@@ -148,7 +151,7 @@ class Session:
         return anthropic_answer(choice), request.asked
 
     async def count_tokens(self, fields: dict[str, Any]) -> dict[str, int]:
-        """Returns how many tokens the prompt of such a request has, as Anthropic's API answers. Raises `Refused`."""
+        """Returns how many tokens the prompt of such a request has, as Anthropic's API answers. Raises `GatewayRefused`."""
         with self._of_anthropic(fields) as request:
             return {"input_tokens": len(await self._ended_with_session(self._prompt(request)))}
 
@@ -212,7 +215,7 @@ class Session:
             length = len(dumps([request.messages, request.tools]))
             return await _off_the_loop(length, conversations.prompt, request.messages, request.tools)
         except Exception as error:  # a template may fail in any way at messages that it does not expect
-            raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error
+            raise GatewayRefused(f"{type(error).__name__}: {error}", parameter="messages") from error
 
     async def _complete(self, request: CompletionRequest) -> dict[str, Any]:
         prompts: list[Sequence[int]] = [
@@ -238,7 +241,7 @@ class Session:
         """Generates the turns of a request at once; returns them in order. If one fails, none of them is trained."""
         each = [prompt for prompt in prompts for _ in range(request.asked.choices)]
         if self._turns_begun + len(each) > self.limits.turns:
-            raise Refused(
+            raise GatewayRefused(
                 f"the rollout has had {self._turns_begun} turns; at most {self.limits.turns} are made",
                 status=403,
                 code="too_many_turns",
@@ -289,8 +292,8 @@ class Session:
 async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
     """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded.
 
-    A parser of calls reads no constrained answer: it would take JSON with a name for a call. Raises `Refused` for an answer that
-    was to be constrained and was not.
+    A parser of calls reads no constrained answer: it would take JSON with a name for a call. Raises `GatewayRefused` for an
+    answer that was to be constrained and was not.
     """
     overrides = request.asked.overrides
     text = said = model.chat.decode(turn.completion_ids.tolist())
@@ -324,17 +327,17 @@ def _warn_of_constraints() -> None:
     _logger.warning(_UNTRAINED)
 
 
-def _ended() -> Refused:
-    return Refused("the rollout has ended", status=410, code="rollout_ended")
+def _ended() -> GatewayRefused:
+    return GatewayRefused("the rollout has ended", status=410, code="rollout_ended")
 
 
-def _refusal(error: BaseException) -> Refused:
+def _refusal(error: BaseException) -> GatewayRefused:
     """What an agent is told of a failed call. A refused prompt is its own; for the rest it may ask again."""
-    if isinstance(error, Refused):
+    if isinstance(error, GatewayRefused):
         return error
     text = clipped(str(error), _LONGEST_ERROR)
     if isinstance(error, ValueError):
-        return Refused(text, code="context_length_exceeded" if "length" in text or "long" in text else None)
+        return GatewayRefused(text, code="context_length_exceeded" if "length" in text or "long" in text else None)
     if isinstance(error, NotImplementedError):
-        return Refused(text, status=501)
-    return Refused(f"the model did not answer: {type(error).__name__}: {text}", status=503)
+        return GatewayRefused(text, status=501)
+    return GatewayRefused(f"the model did not answer: {type(error).__name__}: {text}", status=503)

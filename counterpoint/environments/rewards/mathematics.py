@@ -134,7 +134,7 @@ _LONGEST = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExpectedAnswer:
     """An answer of the data, and how completions are compared with it."""
 
     kind: Literal["number", "formula", "text"]
@@ -144,7 +144,7 @@ class Answer:
     """The answer for the library; of the kind `text` it is as `plain` returns it."""
 
 
-def read(answer: str) -> Answer:
+def read(answer: str) -> ExpectedAnswer:
     """Returns how an answer is compared. One that has delimiters, such as `$`, is a formula as it is."""
     answer = spaced(answer).strip()
     if (styled := _STYLED_TEXT.fullmatch(answer)) and as_number(styled[1].strip()):
@@ -153,13 +153,13 @@ def read(answer: str) -> Answer:
     formula = end_of(answer)
     if (same := rewritten(formula)) != formula:
         number = as_number(same)
-        return Answer("formula", f"${in_latex(same)}$") if number is None else Answer("number", number)
+        return ExpectedAnswer("formula", f"${in_latex(same)}$") if number is None else ExpectedAnswer("number", number)
     if has_delimiters(answer):
-        return Answer("formula", answer)
+        return ExpectedAnswer("formula", answer)
     if _TIME.fullmatch(answer) or _is_text(answer):
-        return Answer("text", plain(answer))
+        return ExpectedAnswer("text", plain(answer))
     number = as_number(answer)
-    return Answer("formula", f"${in_latex(answer)}$") if number is None else Answer("number", number)
+    return ExpectedAnswer("formula", f"${in_latex(answer)}$") if number is None else ExpectedAnswer("number", number)
 
 
 def spaced(text: str) -> str:

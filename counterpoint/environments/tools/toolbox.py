@@ -55,7 +55,7 @@ class PythonConfig(Config):
     """Directories whose modules programs may import, besides Python's own library."""
 
 
-class FunctionConfig(Config):
+class ToolFunctionConfig(Config):
     """A typed function of the operator's."""
 
     kind: Literal["function"]
@@ -68,7 +68,7 @@ class FunctionConfig(Config):
     """The name by which the model calls it. Unset: the function's name."""
 
 
-ToolConfig = Annotated[CalculatorConfig | PythonConfig | FunctionConfig | McpConfig, Field(discriminator="kind")]
+ToolConfig = Annotated[CalculatorConfig | PythonConfig | ToolFunctionConfig | McpConfig, Field(discriminator="kind")]
 _ADAPTER: TypeAdapter[list[Any]] = TypeAdapter(list[ToolConfig])
 
 
@@ -95,7 +95,7 @@ class Toolbox:
                     sandbox = Sandbox(config.sandbox, at_once=config.at_once, packages=config.packages)
                     self._resources.append(sandbox)
                     self._fixed.append(python_tool(sandbox, config.seconds, config.memory_mib, config.name))
-                case FunctionConfig():
+                case ToolFunctionConfig():
                     self._fixed.append(tool_from(_load(config.function), config.name))
                 case McpConfig():
                     self._resources.append(McpServer(config))

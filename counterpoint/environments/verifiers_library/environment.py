@@ -18,7 +18,7 @@ from counterpoint.environments.verifiers_library.own_loop import OwnLoop, SameLo
 from counterpoint.transport.records import Rollout
 
 if TYPE_CHECKING:
-    from counterpoint.environments.verifiers_library.playing import Stage
+    from counterpoint.environments.verifiers_library.playing import LibraryServing
 
 CLOSE_SECONDS = 20.0
 _REMEDY = "set workers = 1 or more for this environment: it then runs in the main thread of processes of its own"
@@ -59,7 +59,7 @@ class Verifiers:
             raise ValueError(f"trained: {sorted(unknown)} are no agents of this environment; it has {', '.join(names)}")
         self._trained = frozenset(trained)
         self._loop: OwnLoop | SameLoop | None = None
-        self._stage: Stage | None = None
+        self._stage: LibraryServing | None = None
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -79,7 +79,7 @@ class Verifiers:
         `ValueError` if a server that the taskset names does not answer.
         """
         from counterpoint.environments.verifiers_library.loading import check_server, server_of
-        from counterpoint.environments.verifiers_library.playing import Stage
+        from counterpoint.environments.verifiers_library.playing import LibraryServing
 
         if url := server_of(self._env.taskset):
             await check_server(url)
@@ -88,7 +88,7 @@ class Verifiers:
         else:
             uses_signals(self._classes(), _REMEDY)
             self._loop = OwnLoop(f"verifiers-{context.name}")
-        self._stage = Stage(self._env, self._trained)
+        self._stage = LibraryServing(self._env, self._trained)
         await self._loop.run(self._stage.open(context.directory))
 
     async def close(self) -> None:

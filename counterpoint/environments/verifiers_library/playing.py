@@ -26,7 +26,7 @@ streams."""
 _LONGEST_ERROR = 2000
 
 
-class Stage:
+class LibraryServing:
     """The serving resources of one environment of the library. Lives on one loop."""
 
     def __init__(self, env: Any, trained: frozenset[str]) -> None:

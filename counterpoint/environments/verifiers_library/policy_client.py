@@ -17,8 +17,8 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects import ChatDialect
 
 from counterpoint.environments.base import Model, Reply, ToolCall
-from counterpoint.environments.gateway.conversation import Conversations
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.conversation import Histories
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.gateway.requests import chat_request
 from counterpoint.environments.gateway.responses import assistant_message, chat_answer, choice_of, unsendable
@@ -38,7 +38,7 @@ class Seat:
     model: Model
     loop: asyncio.AbstractEventLoop
     """The one that `model` works on."""
-    conversations: Conversations
+    conversations: Histories
     turns: list[Turn] = field(default_factory=list)
     """What the agent wrote, in order."""
     messages: dict[int, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class PolicyClient(vf.Client):
 
     def open(self, trace_id: str, model: Model, loop: asyncio.AbstractEventLoop) -> Seat:
         """Lets `model` answer the calls of a trace, until `close_seat`."""
-        seat = self._seats[trace_id] = Seat(model, loop, Conversations(model.chat))
+        seat = self._seats[trace_id] = Seat(model, loop, Histories(model.chat))
         return seat
 
     def close_seat(self, trace_id: str) -> None:
@@ -89,7 +89,7 @@ class PolicyClient(vf.Client):
             )
         try:
             played, raw = await _answer(seat, body)
-        except (Refused, ValueError) as error:
+        except (GatewayRefused, ValueError) as error:
             raise vf.ProviderError(str(error), status_code=400) from error
         except (
             Exception
@@ -102,10 +102,10 @@ class PolicyClient(vf.Client):
 
 
 async def _answer(seat: Seat, body: dict[str, Any]) -> tuple[Turn, dict[str, Any]]:
-    """Returns a turn, and the chat completion that tells of it. Raises `Refused`, or what the model raises."""
+    """Returns a turn, and the chat completion that tells of it. Raises `GatewayRefused`, or what the model raises."""
     request = chat_request(body, seat.model.sampling, seat.model.chat, agent_sampling=True)
     if request.asked.choices != 1:
-        raise Refused(f"n is {request.asked.choices}; an agent's turn has one completion")
+        raise GatewayRefused(f"n is {request.asked.choices}; an agent's turn has one completion")
     conversations = seat.conversations.rendered_with(request.template_kwargs)
     prompt = conversations.prompt(request.messages, request.tools)
     turn = await on_loop(seat.loop, seat.generate(prompt, request.asked.overrides))

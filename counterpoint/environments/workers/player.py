@@ -30,20 +30,20 @@ Outcome = tuple[list[Score] | None, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class _Failure:
     """What an environment raised."""
 
     error: str
     unavailable: bool = False
 
 
-_CANCELLED = Failure("the environment cancelled itself: CancelledError came out of its code")
+_CANCELLED = _Failure("the environment cancelled itself: CancelledError came out of its code")
 
 
-class Session:
+class _InHand:
     """A rollout or a group that this worker has in hand."""
 
-    def __init__(self, task: asyncio.Task[Outcome | Failure], model: RemoteModel | None) -> None:
+    def __init__(self, task: asyncio.Task[Outcome | _Failure], model: RemoteModel | None) -> None:
         self.task = task
         self.model = model
 
@@ -54,7 +54,7 @@ class Player:
     def __init__(self, environment: Environment, model: Path, send: Callable[[Message, int], None]) -> None:
         self._environment = environment
         self._model = model
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, _InHand] = {}
         self._chats: dict[str, Chat] = {}
         self._send = send
         self._chat("{}")  # reading it takes a moment, which no rollout should wait for
@@ -88,7 +88,7 @@ class Player:
 
     def _begin(self, number: int, model: RemoteModel | None, work: Coroutine[Any, Any, Outcome]) -> None:
         task = asyncio.create_task(_outcome_of(work))
-        self._sessions[number] = Session(task, model)
+        self._sessions[number] = _InHand(task, model)
         task.add_done_callback(lambda task: self._ended(number, model, work, task))
 
     def _ended(
@@ -96,7 +96,7 @@ class Player:
         number: int,
         model: RemoteModel | None,
         work: Coroutine[Any, Any, Outcome],
-        task: asyncio.Task[Outcome | Failure],
+        task: asyncio.Task[Outcome | _Failure],
     ) -> None:
         """Reports a session's result, or what it raised."""
         work.close()  # it never began if the session was cancelled at once
@@ -105,7 +105,7 @@ class Player:
         self._sessions.pop(number, None)
         answer = None if model is None else model.rollout.answer
         outcome = _CANCELLED if task.cancelled() else task.result()
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, _Failure):
             error = clipped(outcome.error, protocol.MAX_ERROR)
             self._send([protocol.DONE, number, error, None, [], outcome.unavailable, answer], 0)
             return
@@ -173,11 +173,11 @@ def _load_chat(model: str) -> Chat:
         return cast(Chat, _NoChat(str(error)))
 
 
-async def _outcome_of(work: Coroutine[Any, Any, Outcome]) -> Outcome | Failure:
+async def _outcome_of(work: Coroutine[Any, Any, Outcome]) -> Outcome | _Failure:
     """Returns the outcome of an environment's work, or the text of what it raised: a task's `SystemExit` would end the loop."""
     try:
         return await work
     except asyncio.CancelledError:
         return _CANCELLED
     except BaseException as failure:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
-        return Failure(describe_error(failure), isinstance(failure, Unavailable))
+        return _Failure(describe_error(failure), isinstance(failure, Unavailable))

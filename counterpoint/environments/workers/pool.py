@@ -18,8 +18,8 @@ from counterpoint.environments.base import EnvironmentContext, Model, WorkerErro
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.protocol import Message, ProtocolError
-from counterpoint.environments.workers.session import Session
-from counterpoint.environments.workers.supply import Supply, Worker
+from counterpoint.environments.workers.session import RemoteSession
+from counterpoint.environments.workers.supply import Supply, WorkerPlace
 from counterpoint.environments.workers.watcher import Watcher
 from counterpoint.environments.workers.wire import BatchingWire
 from counterpoint.transport.wires.endpoint import IPC, socket_path
@@ -43,14 +43,14 @@ class WorkerPool:
         self._expected = (examples, group_scoring)
         self._supply = Supply(config, self._lost, lambda error: self._end_if_none())
         self._watcher = Watcher(config, self._supply, self._drain)
-        self._peers: dict[bytes, Worker] = {}
+        self._peers: dict[bytes, WorkerPlace] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._number = 0
         self._wire: BatchingWire | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerPlace]:
         """All, ready or not."""
         return self._supply.workers
 
@@ -106,7 +106,7 @@ class WorkerPool:
 
     async def play(
         self, model: Model | None, deadline: float, message: Callable[[int], Message], nbytes: int = 0
-    ) -> tuple[Session, Message]:
+    ) -> tuple[RemoteSession, Message]:
         """Plays a session at the least loaded worker, once one has room; returns its `DONE`.
 
         `message` makes its first message. Cancels the session in the worker if the caller is cancelled. Raises `WorkerError`.
@@ -116,7 +116,7 @@ class WorkerPool:
                 raise WorkerError(reason)
             await self._wait_for_room()
         self._number += 1
-        session = Session(self._number, model, deadline, lambda answer, size: self._send(worker, answer, size))
+        session = RemoteSession(self._number, model, deadline, lambda answer, size: self._send(worker, answer, size))
         worker.sessions[session.number] = session
         self._send(worker, message(session.number), nbytes)
         try:
@@ -125,8 +125,8 @@ class WorkerPool:
             if not session.ended:
                 self._send(worker, [protocol.CANCEL, session.number])
 
-    def _least_loaded(self) -> Worker | None:
-        found: Worker | None = None
+    def _least_loaded(self) -> WorkerPlace | None:
+        found: WorkerPlace | None = None
         load = (True, self._config.worker_sessions)
         for worker in self.workers:
             if _takes_rollouts(worker):
@@ -167,12 +167,12 @@ class WorkerPool:
             if not place.done():
                 place.set_exception(error)
 
-    def _drain(self, worker: Worker, reason: str) -> None:
+    def _drain(self, worker: WorkerPlace, reason: str) -> None:
         worker.draining = reason
         if not worker.sessions:
             self._send(worker, [protocol.LEAVE])
 
-    def _lost(self, worker: Worker, error: WorkerError) -> None:
+    def _lost(self, worker: WorkerPlace, error: WorkerError) -> None:
         if worker.peer is not None:
             self._peers.pop(worker.peer, None)
         for session in worker.sessions.values():
@@ -180,7 +180,7 @@ class WorkerPool:
 
     # --- messages ---
 
-    def _send(self, worker: Worker, message: Message, nbytes: int = 0) -> None:
+    def _send(self, worker: WorkerPlace, message: Message, nbytes: int = 0) -> None:
         if worker.peer is not None and self._wire is not None:
             self._wire.send(worker.peer, message, nbytes)
 
@@ -210,7 +210,7 @@ class WorkerPool:
                 self._peers[peer] = worker
                 return
 
-    def _handle(self, worker: Worker, message: Message) -> None:
+    def _handle(self, worker: WorkerPlace, message: Message) -> None:
         if worker.killed:
             return
         self._watcher.heard(worker)
@@ -229,7 +229,7 @@ class WorkerPool:
         else:
             raise ProtocolError(f"a message of kind {kind!r:.20} that cannot be")
 
-    def _of_session(self, worker: Worker, message: Message) -> None:
+    def _of_session(self, worker: WorkerPlace, message: Message) -> None:
         session = worker.sessions.get(message[1])
         if session is None:
             raise ProtocolError("a message about a session that it does not have")
@@ -242,7 +242,7 @@ class WorkerPool:
                 self._send(worker, [protocol.LEAVE])
             self._room()
 
-    def _is_ready(self, worker: Worker, examples: int, group_scoring: bool) -> None:
+    def _is_ready(self, worker: WorkerPlace, examples: int, group_scoring: bool) -> None:
         if (examples, group_scoring) != self._expected:
             worker.kill(
                 f"was killed: it has {examples} examples and group_scoring = {group_scoring}; when the environment was loaded "
@@ -267,7 +267,7 @@ class WorkerPool:
         }
 
 
-def _takes_rollouts(worker: Worker) -> bool:
+def _takes_rollouts(worker: WorkerPlace) -> bool:
     return worker.ready and not worker.draining and not worker.killed
 
 

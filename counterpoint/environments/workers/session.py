@@ -23,7 +23,7 @@ from counterpoint.transport.records import Turn
 Send = Callable[[Message, int], None]
 
 
-class Session:
+class RemoteSession:
     """One rollout, or the scoring of a group (without a model). `play` is awaited by the rollout's task."""
 
     def __init__(self, number: int, model: Model | None, deadline: float, send: Send) -> None:

@@ -18,7 +18,7 @@ from counterpoint.environments.base import EnvironmentContext, WorkerError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers.boot import Boot
 from counterpoint.environments.workers.process import WorkerProcess, in_words, last_output
-from counterpoint.environments.workers.session import Session
+from counterpoint.environments.workers.session import RemoteSession
 from counterpoint.transport.process.launch import live_processes
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ LATE_MESSAGES_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerPlace:
     """One place for a worker, and the process that has it now."""
 
     index: int
@@ -49,7 +49,7 @@ class Worker:
     """Why it gets no further session."""
     killed: str = ""
     """Why it was killed, or could not start."""
-    sessions: dict[int, Session] = field(default_factory=dict)
+    sessions: dict[int, RemoteSession] = field(default_factory=dict)
     since: float = 0.0
     """The time when it was started, on the loop's clock, in seconds."""
     silent_ticks: int = 0
@@ -77,10 +77,10 @@ class Supply:
     def __init__(
         self,
         config: EnvironmentConfig,
-        lost: Callable[[Worker, WorkerError], None],
+        lost: Callable[[WorkerPlace, WorkerError], None],
         failed: Callable[[WorkerError], None],
     ) -> None:
-        self.workers = [Worker(index) for index in range(config.workers)]
+        self.workers = [WorkerPlace(index) for index in range(config.workers)]
         self.where = f"environment {config.name!r}"
         self.threads = ThreadPoolExecutor(1, thread_name_prefix=f"workers-{config.name}")
         """Thread that reads the disk and /proc."""
@@ -104,13 +104,13 @@ class Supply:
         for worker in self.workers:
             self._launch(worker)
 
-    def is_ready(self, worker: Worker) -> None:
+    def is_ready(self, worker: WorkerPlace) -> None:
         """Counts a worker as started."""
         worker.ready = True
         self._failed_starts, self.failure = 0, ""
         self.changed.set()
 
-    def cannot_start(self, worker: Worker, error: str) -> None:
+    def cannot_start(self, worker: WorkerPlace, error: str) -> None:
         """Notes a worker's own word that it cannot load or start the environment; it then ends."""
         worker.killed = f"cannot start: {error}"
         if not any(each.ready for each in self.workers):
@@ -156,7 +156,7 @@ class Supply:
             task.cancel()
         self.threads.shutdown()
 
-    def _launch(self, worker: Worker) -> None:
+    def _launch(self, worker: WorkerPlace) -> None:
         worker.restart = None
         if self._closing:
             return
@@ -186,7 +186,7 @@ class Supply:
             return 0
         return 4 * len(live_processes()) + 64 * self._config.worker_processes + 4096  # threads count, too
 
-    async def _ended(self, worker: Worker, code: int) -> None:
+    async def _ended(self, worker: WorkerPlace, code: int) -> None:
         """Fails the sessions of a worker whose processes are all gone, and starts it again."""
         process = worker.process
         assert process is not None
@@ -207,7 +207,7 @@ class Supply:
         if reason := self.all_down():
             self._failed(WorkerError(reason))
 
-    def _count_death(self, worker: Worker, was_ready: bool, what: str) -> None:
+    def _count_death(self, worker: WorkerPlace, was_ready: bool, what: str) -> None:
         self._last_death = f"{worker} {what}"
         if not was_ready:
             self._start_failed(worker, what)
@@ -216,7 +216,7 @@ class Supply:
         healthy = self._loop.time() - worker.since >= HEALTHY_SECONDS or bool(worker.draining)
         worker.deaths = 1 if healthy else worker.deaths + 1
 
-    def _start_failed(self, worker: Worker, what: str) -> None:
+    def _start_failed(self, worker: WorkerPlace, what: str) -> None:
         worker.deaths += 1
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS and not self.failure and not any(each.ready for each in self.workers):
@@ -228,7 +228,7 @@ class Supply:
         self._failed(WorkerError(reason))
         self.changed.set()
 
-    def _relaunch_later(self, worker: Worker) -> None:
+    def _relaunch_later(self, worker: WorkerPlace) -> None:
         if not self._closing:
             first, longest = PAUSE_SECONDS
             pause = min(longest, first * 2.0 ** min(worker.deaths, 20))

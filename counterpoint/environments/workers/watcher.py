@@ -19,7 +19,7 @@ from pathlib import Path
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers.process import WorkerProcess, blocked_at
-from counterpoint.environments.workers.supply import Supply, Worker
+from counterpoint.environments.workers.supply import Supply, WorkerPlace
 from counterpoint.transport.config import machine_memory
 from counterpoint.transport.process.child import size_of
 from counterpoint.transport.process.launch import descendants
@@ -49,7 +49,7 @@ STACK_BYTES = 2**20
 class Watcher:
     """Looks at the workers of a supply. `drain` begins the end of a worker that gets no further session."""
 
-    def __init__(self, config: EnvironmentConfig, supply: Supply, drain: Callable[[Worker, str], None]) -> None:
+    def __init__(self, config: EnvironmentConfig, supply: Supply, drain: Callable[[WorkerPlace, str], None]) -> None:
         self._config = config
         self._supply = supply
         self._drain = drain
@@ -62,11 +62,11 @@ class Watcher:
         self._supply.spawn(self._watch())
         self._supply.spawn(self._keep())
 
-    def heard(self, worker: Worker) -> None:
+    def heard(self, worker: WorkerPlace) -> None:
         """Notes that a message of the worker arrived, which only a loop that runs sends. Beats may be queued behind others."""
         worker.silent_ticks, worker.blamed = 0, False
 
-    def beat(self, worker: Worker, lag: float) -> None:
+    def beat(self, worker: WorkerPlace, lag: float) -> None:
         """Notes that a worker's loop was late by `lag` seconds."""
         self._lag = max(self._lag, lag)
 
@@ -75,7 +75,7 @@ class Watcher:
         lag, self._lag = self._lag, 0.0
         return lag
 
-    def is_silent(self, worker: Worker) -> bool:
+    def is_silent(self, worker: WorkerPlace) -> bool:
         """Whether its loop seems to be blocked."""
         return worker.silent_ticks * TICK_SECONDS >= BLOCKED_SECONDS
 
@@ -103,7 +103,7 @@ class Watcher:
                 if worker.process is process and not worker.killed:
                     self._limit(worker, usage)
 
-    def _look_at(self, worker: Worker) -> None:
+    def _look_at(self, worker: WorkerPlace) -> None:
         now = self._loop.time()
         worker.messages = 0
         if not worker.ready:
@@ -126,7 +126,7 @@ class Watcher:
         elif silent < BLOCKED_SECONDS:
             self._is_ignored(worker, len(overdue))
 
-    def _is_ignored(self, worker: Worker, overdue: int) -> None:
+    def _is_ignored(self, worker: WorkerPlace, overdue: int) -> None:
         """Handles rollouts that go on although they were cancelled, on a loop that runs."""
         if not worker.draining:
             logger.warning("%s: %s has a rollout that ignores its cancellation", self._supply.where, worker)
@@ -134,7 +134,7 @@ class Watcher:
         if overdue == len(worker.sessions):
             worker.kill(f"was killed: {worker.draining}")
 
-    def _limit(self, worker: Worker, usage: Usage) -> None:
+    def _limit(self, worker: WorkerPlace, usage: _Usage) -> None:
         most = self._config.worker_processes
         if usage.processes > 1 + most:
             worker.kill(f"was killed: it had {usage.processes - 1} processes; worker_processes = {most}")
@@ -148,7 +148,7 @@ class Watcher:
             )  # fmt: skip
             self._drain(worker, "it used most of its memory")
 
-    async def _blame(self, worker: Worker) -> str:
+    async def _blame(self, worker: WorkerPlace) -> str:
         """Logs where a worker's loop is blocked, and returns that; empty if it is not in the environment's code."""
         process = worker.process
         if process is None:
@@ -170,7 +170,7 @@ class Watcher:
                 break
         return await self._loop.run_in_executor(self._supply.threads, blocked_at, process.stack_file)
 
-    async def _kill_blocked(self, worker: Worker, silent: float) -> None:
+    async def _kill_blocked(self, worker: WorkerPlace, silent: float) -> None:
         process = worker.process
         place = await self._blame(worker)
         if worker.process is process:
@@ -180,7 +180,7 @@ class Watcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class _Usage:
     """What a worker uses, its guardian left out."""
 
     processes: int
@@ -188,18 +188,18 @@ class Usage:
     """The memory in use, in bytes."""
 
 
-def look_at_all(processes: Sequence[WorkerProcess]) -> list[Usage]:
+def look_at_all(processes: Sequence[WorkerProcess]) -> list[_Usage]:
     """Measures workers, and keeps their files small."""
     return [_look_at(process) for process in processes]
 
 
-def _look_at(process: WorkerProcess) -> Usage:
+def _look_at(process: WorkerProcess) -> _Usage:
     with suppress(OSError):
         _empty_if_full(process.log_file)
         if process.stack_file.stat().st_size > STACK_BYTES:
             os.truncate(process.stack_file, 0)
     pids = _below(process.guardian)
-    return Usage(len(pids), sum(map(_resident, pids)))
+    return _Usage(len(pids), sum(map(_resident, pids)))
 
 
 def _empty_if_full(log_file: Path) -> None:

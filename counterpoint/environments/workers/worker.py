@@ -37,7 +37,7 @@ _LEAVE_SECONDS = 2.0
 """How long what was sent last may take."""
 
 
-class Worker:
+class _Worker:
     """The worker on its loop."""
 
     def __init__(self, boot: Boot) -> None:
@@ -120,7 +120,7 @@ def main() -> int:
             loop = runner.get_loop()
 
             async def work() -> None:
-                await Worker(boot).run()
+                await _Worker(boot).run()
 
             task = loop.create_task(work())
             while True:

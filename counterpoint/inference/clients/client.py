@@ -27,13 +27,13 @@ from counterpoint.inference.base import (
 from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.clients.load_report import read_load
-from counterpoint.inference.loads import Claim, Origin, Stated
+from counterpoint.inference.loads import LoadClaim, Origin, Stated
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.records import Float32Array
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ServerIdentity:
     """A server's answer to a health check."""
 
     instance: str
@@ -50,7 +50,7 @@ class Identity:
     """All that it says of the weights of each name; None: the full weights. Empty for a stock server."""
 
     @classmethod
-    def of_status(cls, status: Mapping[str, Any], url: str) -> Identity:
+    def of_status(cls, status: Mapping[str, Any], url: str) -> ServerIdentity:
         """Reads a server's status. Raises `ServerFailure` for anything else."""
         match status:
             case {
@@ -79,7 +79,7 @@ class ServerClient(Protocol):
     reasons: bool
     """Whether the server says that it parses reasoning."""
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> ServerIdentity:
         """Returns the instance if the server is healthy."""
 
     async def observe(self) -> Observation | None:
@@ -101,7 +101,7 @@ class ServerClient(Protocol):
         """Returns the text of token ids, special tokens included."""
 
     async def load(
-        self, update: WeightUpdate, claim: Claim, on_begun: Callable[[], None] | None = None
+        self, update: WeightUpdate, claim: LoadClaim, on_begun: Callable[[], None] | None = None
     ) -> HeldWeights | None:
         """Loads weights for the owner that `claim` names, keeping the requests in flight.
 
@@ -120,7 +120,7 @@ class ServerClient(Protocol):
         `cut`: the model did not end the completion itself. It then has the calls that are whole, and no others.
         """
 
-    async def unload(self, adapter: str | None, claim: Claim) -> None:
+    async def unload(self, adapter: str | None, claim: LoadClaim) -> None:
         """Ends the server's requests under `adapter`, and removes its weights. None: gives up the full weights, which stay."""
 
     def close(self) -> None:
@@ -141,15 +141,15 @@ class BinaryClient:
         self._proven = ""
         """The instance of the server's process, which has proven that it is the job's."""
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> ServerIdentity:
         """See `ServerClient`."""
         if self._secret is None:
-            found = Identity.of_status(await self._administer(identity.STATUS_PATH, None), self.url)
+            found = ServerIdentity.of_status(await self._administer(identity.STATUS_PATH, None), self.url)
             self.reasons = found.reasons
             return found
         nonce = secrets.token_hex(identity.NONCE_BYTES)
         status = await self._administer(identity.STATUS_PATH, None, {wire.NONCE_HEADER: nonce})
-        found = Identity.of_status(status, self.url)
+        found = ServerIdentity.of_status(status, self.url)
         if not identity.is_proof(status.get("proof"), self._secret, found.instance, nonce):
             raise ServerFailure(
                 f"{self.url} is not this job's server: it does not prove the identity in {self._connections.identity_file}"
@@ -179,7 +179,9 @@ class BinaryClient:
         """See `ServerClient`."""
         return await detokenize(self._connections, self.url, token_ids)
 
-    async def load(self, update: WeightUpdate, claim: Claim, on_begun: Callable[[], None] | None = None) -> HeldWeights:
+    async def load(
+        self, update: WeightUpdate, claim: LoadClaim, on_begun: Callable[[], None] | None = None
+    ) -> HeldWeights:
         """See `ServerClient`. One transaction at the server: once it loads, it completes even if this call is cancelled."""
         claim = self._proving(claim)
         if self._sender is not None:
@@ -220,11 +222,11 @@ class BinaryClient:
         fields = {"token_ids": token_ids, "tools": tools, "template_kwargs": template_kwargs, "cut": cut}
         return ParsedText.from_answer(await self._administer(wire.PARSE_PATH, fields), self.url)
 
-    async def unload(self, adapter: str | None, claim: Claim) -> None:
+    async def unload(self, adapter: str | None, claim: LoadClaim) -> None:
         """See `ServerClient`."""
         await self._administer(wire.UNLOAD_PATH, {"adapter": adapter, "claim": self._proving(claim).encode()})
 
-    def _proving(self, claim: Claim) -> Claim:
+    def _proving(self, claim: LoadClaim) -> LoadClaim:
         """Returns the claim with a proof that it is made by the job that the server belongs to."""
         secret = self._secret
         return claim if secret is None else replace(claim, proof=identity.proof(secret, self._proven, claim.key))

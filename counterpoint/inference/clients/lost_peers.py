@@ -9,14 +9,14 @@ LOST_SECONDS = 30
 """How long a server's kernel may leave unanswered what was sent to it, or a question whether it is there."""
 
 
-class Connected(Protocol):
+class ConnectedSocket(Protocol):
     """A connected socket, or what an event loop gives for one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
         """See `socket.socket.setsockopt`."""
 
 
-def notice_loss(connected: Connected) -> None:
+def notice_loss(connected: ConnectedSocket) -> None:
     """Has a connection end with an error once its server was lost for `LOST_SECONDS`, whether bytes wait to be sent or not.
 
     The kernel asks an idle server whether it is there (keep-alive), but not while bytes wait: these have a time-out of their own.

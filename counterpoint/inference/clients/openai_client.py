@@ -37,10 +37,16 @@ from counterpoint.inference.base import (
     WeightUpdate,
 )
 from counterpoint.inference.clients.capacity import Observation
-from counterpoint.inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
+from counterpoint.inference.clients.client import (
+    ServerIdentity,
+    as_log_probabilities,
+    as_object,
+    detokenize,
+    read_metrics,
+)
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.cut_calls import stands_whole
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
 
@@ -74,7 +80,7 @@ class OpenAIClient:
         self._context: int | None = None
         """Most tokens of prompt and completion, if the server says so."""
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> ServerIdentity:
         """See `ServerClient`.
 
         A stock server reports no id of its instance; a restart is noticed when the server is unreachable.
@@ -86,7 +92,7 @@ class OpenAIClient:
             raise
         if self._context is None:
             await self._read_context()
-        return Identity(self.url)
+        return ServerIdentity(self.url)
 
     async def _read_context(self) -> None:
         try:
@@ -186,7 +192,7 @@ class OpenAIClient:
         return await detokenize(self._connections, self.url, token_ids)
 
     async def load(
-        self, update: WeightUpdate, claim: Claim, on_begun: Callable[[], None] | None = None
+        self, update: WeightUpdate, claim: LoadClaim, on_begun: Callable[[], None] | None = None
     ) -> HeldWeights | None:
         """See `ServerClient`. A stock server knows no owner, and tells no beginning."""
         if update.adapter is None:
@@ -213,7 +219,7 @@ class OpenAIClient:
             await self._unload(old)
         return None
 
-    async def unload(self, adapter: str | None, claim: Claim) -> None:
+    async def unload(self, adapter: str | None, claim: LoadClaim) -> None:
         """See `ServerClient`. A stock server completes requests, and its engine keeps the weights until it needs the room."""
         for name in self._adapters.pop(adapter, []) if adapter is not None else ():
             await self._unload(name)

@@ -25,8 +25,8 @@ import orjson
 from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from counterpoint.inference.clients.failures import ERROR_BYTES, failure_of
 from counterpoint.inference.clients.lost_peers import notice_loss
-from counterpoint.inference.loads import Claim
-from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.inference.loads import LoadClaim
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, WeightOffer, opened
 from counterpoint.transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class WeightSender:
         """The version of each adapter that was sent last. Sent again, it comes whole, whatever the server has: it was
         not proven."""
 
-    async def send(self, update: WeightUpdate, claim: Claim) -> bytes:
+    async def send(self, update: WeightUpdate, claim: LoadClaim) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.
 
         Raises `RequestRefused` if the server refuses or the files are no version, `ServerFailure` or `ServerUnreachable` if the
@@ -96,7 +96,7 @@ class _Transfer:
         connection: http.client.HTTPConnection,
         headers: Mapping[str, str],
         update: WeightUpdate,
-        claim: Claim,
+        claim: LoadClaim,
         *,
         whole: bool,
     ) -> None:
@@ -138,7 +138,7 @@ class _Transfer:
                 # Past TLS, whose own shutdown would let the other thread write in the clear.
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
-    def _offer_and_send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
+    def _offer_and_send(self, offer: WeightOffer, files: Mapping[str, FileIO]) -> bytes:
         self._open()
         self._post(OFFER_PATH, [encoded := offer.encode()], len(encoded))
         holds = _held(self._answer(), self._url)
@@ -155,7 +155,7 @@ class _Transfer:
         self._connection.sock.settimeout(SILENT_SECONDS)
         notice_loss(self._connection.sock)
 
-    def _send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
+    def _send(self, offer: WeightOffer, files: Mapping[str, FileIO]) -> bytes:
         try:
             self._post(SEND_PATH, self._pieces(offer, files), len(offer.preamble()) + offer.nbytes)
         except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -187,7 +187,7 @@ class _Transfer:
         response.close()
         return answer
 
-    def _pieces(self, offer: Offer, files: Mapping[str, FileIO]) -> Iterator[bytes]:
+    def _pieces(self, offer: WeightOffer, files: Mapping[str, FileIO]) -> Iterator[bytes]:
         yield offer.preamble()
         for name, left in offer.coming.items():
             file = files[name]

@@ -34,7 +34,7 @@ from counterpoint.inference.checkpoint import (
     require_fitting_adapter,
 )
 from counterpoint.inference.digest import DTYPES, Digest, digest_of, scaled_adapter
-from counterpoint.inference.loads import Claim, Load, Loads, Origin
+from counterpoint.inference.loads import Load, LoadClaim, Loads, Origin
 from counterpoint.inference.plugin.adapter_files import AdapterFiles
 from counterpoint.inference.plugin.adapter_slots import AdapterSlots
 from counterpoint.inference.plugin.worker_digest import join_ranks, provable_layers, restrict
@@ -110,7 +110,7 @@ class Adapters:
             if not self._in_use[name]:
                 del self._in_use[name]
 
-    async def load(self, name: str, load: Load, directory: Path, claim: Claim) -> HeldWeights:
+    async def load(self, name: str, load: Load, directory: Path, claim: LoadClaim) -> HeldWeights:
         """Loads the PEFT adapter in `directory` as `name`, in place of an older version, as `load`.
 
         Returns the digest of the weights with which the engine then computes. Raises `UpdateRefused`.

@@ -90,9 +90,9 @@ async def _serve(args: Namespace) -> None:
             importing.join()  # two threads that import modules which import each other may see half of one
         from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 
-        from counterpoint.inference.plugin.socket_body import Connection
+        from counterpoint.inference.plugin.socket_body import BoundedConnection
 
-        ended = await build_and_serve(engine, address, listening, args, http=Connection)
+        ended = await build_and_serve(engine, address, listening, args, http=BoundedConnection)
     try:
         await ended
     finally:

@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from counterpoint.inference.checkpoint import BASE, read_manifest
-from counterpoint.inference.plugin.socket_body import Connection, SocketBody
-from counterpoint.inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
+from counterpoint.inference.plugin.socket_body import BoundedConnection, SocketBody
+from counterpoint.inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, WeightOffer
 from counterpoint.transport.files.atomic import STABLE, write_buffers
 from counterpoint.transport.files.own_directory import OwnDirectory, remove_left
 from counterpoint.transport.files.shared_memory import SHARED_MEMORY, is_memory, lack_of_room
@@ -38,7 +38,7 @@ LEAST_LIMIT = 1 << 26
 _BYTES_A_WRITE = 1 << 22
 
 
-class Receiver:
+class WeightReceiver:
     """Receives weights for the model in `model`, from several clients at once."""
 
     def __init__(self, model: Path) -> None:
@@ -53,13 +53,13 @@ class Receiver:
         self._held: dict[str, tuple[str, int]] = {}
         """Identity and bytes of each file in `_base`, by its path in a published directory."""
 
-    async def consider(self, offer: Offer) -> frozenset[str]:
+    async def consider(self, offer: WeightOffer) -> frozenset[str]:
         """Returns the files of an offer that need not come. Raises as `check`, of those that come."""
         held = self._held_of(offer)
         await asyncio.to_thread(self.check, replace(offer, left_out=held), self._coming)
         return held
 
-    def check(self, offer: Offer, coming: int) -> Path:
+    def check(self, offer: WeightOffer, coming: int) -> Path:
         """Returns the directory that has room for an offer beside `coming` bytes of others. Blocks on the disk.
 
         That of the base if the base need not come: only there it can be linked.
@@ -85,8 +85,8 @@ class Receiver:
         raise OSError(errno.ENOSPC, f"there is no room for the weights: {'; '.join(lacks)}")
 
     async def receive(
-        self, body: AsyncIterator[bytes], connection: Connection | None = None
-    ) -> tuple[Offer, OwnDirectory]:
+        self, body: AsyncIterator[bytes], connection: BoundedConnection | None = None
+    ) -> tuple[WeightOffer, OwnDirectory]:
         """Returns the offer and the directory of a body that has come whole, as a published directory.
 
         What follows the offer is taken from the socket of `connection`, which brings the body, if that can be done.
@@ -98,7 +98,7 @@ class Receiver:
         length = int.from_bytes(await reader.read(LENGTH_BYTES), "little")
         if length > MAX_OFFER_BYTES:
             raise ValueError(f"an offer of {length} bytes comes; at most {MAX_OFFER_BYTES} are read")
-        offer = Offer.decode(await reader.read(length))
+        offer = WeightOffer.decode(await reader.read(length))
 
         async def write(directory: Path) -> None:
             for name, nbytes in offer.coming.items():
@@ -116,7 +116,7 @@ class Receiver:
         is_whole = connection is not None and connection.body_bytes == LENGTH_BYTES + length + offer.nbytes
         return offer, await self._take(offer, move if is_whole else write)
 
-    async def _take(self, offer: Offer, fill: Callable[[Path], Awaitable[None]]) -> OwnDirectory:
+    async def _take(self, offer: WeightOffer, fill: Callable[[Path], Awaitable[None]]) -> OwnDirectory:
         """Makes a directory, which `fill` gives the files of an offer that come.
 
         Raises as `check` and `fill`, and nothing is left.
@@ -139,19 +139,19 @@ class Receiver:
             self._coming -= offer.nbytes
         return own
 
-    def _held_of(self, offer: Offer) -> frozenset[str]:
+    def _held_of(self, offer: WeightOffer) -> frozenset[str]:
         return frozenset(
             name for name, identity in offer.identities.items() if self._held.get(name) == (identity, offer.files[name])
         )
 
-    def _link_held(self, offer: Offer, directory: Path) -> None:
+    def _link_held(self, offer: WeightOffer, directory: Path) -> None:
         if lost := offer.left_out - self._held_of(offer):
             raise OSError(errno.ESTALE, f"{sorted(lost)[0]} does not come, and another base has taken its place here")
         for name in offer.left_out:
             assert self._base is not None
             os.link(self._base.path / name, directory / name)
 
-    async def _hold_base(self, offer: Offer, directory: Path) -> None:
+    async def _hold_base(self, offer: WeightOffer, directory: Path) -> None:
         """Keeps the base of what has come in place of an earlier one; of whole weights there is none to keep."""
         if offer.adapter is not None or (offer.identities and offer.left_out == offer.identities.keys()):
             return

@@ -33,11 +33,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import Completion, GenerateRequest, Scores
 from counterpoint.inference.checkpoint import NotSeen
-from counterpoint.inference.loads import Claim, Loads, Origin, digest_of
+from counterpoint.inference.loads import LoadClaim, Loads, Origin, digest_of
 from counterpoint.inference.plugin.adapters import UpdateRefused
 from counterpoint.inference.plugin.direct_route import DirectRoute
 from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
-from counterpoint.inference.plugin.receiving import Receiver
+from counterpoint.inference.plugin.receiving import WeightReceiver
 from counterpoint.inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts, warm
 from counterpoint.inference.plugin.socket_body import connection_of
 from counterpoint.inference.plugin.update import Updater
@@ -45,7 +45,7 @@ from counterpoint.inference.sent_weights import (
     MAX_OFFER_BYTES,
     OFFER_PATH,
     SEND_PATH,
-    Offer,
+    WeightOffer,
 )
 from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
 from counterpoint.transport.files.own_directory import OwnDirectory
@@ -100,7 +100,7 @@ class CounterpointRoutes:
         identity_file = os.environ.get(identity.VARIABLE, "")
         self.secret = identity.read(identity_file)
         self.updater = Updater(engine_client, self.models, Loads(self.instance, self.secret, identity_file))
-        self.receiver = Receiver(Path(engine_client.model_config.model))
+        self.receiver = WeightReceiver(Path(engine_client.model_config.model))
         self.scores_one_by_one = self.updater.serves_adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
@@ -328,7 +328,7 @@ class CounterpointRoutes:
         422 if they could never be taken, 503 if not now.
         """
         try:
-            held = await self.receiver.consider(Offer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
+            held = await self.receiver.consider(WeightOffer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
         except (OSError, ValueError) as error:
@@ -346,7 +346,7 @@ class CounterpointRoutes:
             return _not_taken(error)
         return await self._load_received(offer, received)
 
-    async def _load_received(self, offer: Offer, received: OwnDirectory) -> Response:
+    async def _load_received(self, offer: WeightOffer, received: OwnDirectory) -> Response:
         try:
             return await self._load(offer.version, received.path, offer.adapter, offer.claim)
         finally:
@@ -357,7 +357,7 @@ class CounterpointRoutes:
         version: int,
         directory: Path,
         adapter: str | None,
-        claim: Claim,
+        claim: LoadClaim,
         on_begun: Callable[[], None] = lambda: None,
     ) -> Response:
         try:
@@ -496,9 +496,9 @@ def _not_taken(error: OSError | ValueError) -> Response:
     return _answer({"error": str(error)}, HTTPStatus.UNPROCESSABLE_ENTITY if never else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _claim(fields: dict[str, Any]) -> Claim:
+def _claim(fields: dict[str, Any]) -> LoadClaim:
     try:
-        return Claim.decode(fields)
+        return LoadClaim.decode(fields)
     except ValueError as error:
         raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
 

@@ -1,7 +1,7 @@
 """The API server's connections: bounds of what a stranger may send, and bodies that a thread moves from a socket into files.
 
-vLLM's bounds of a head hold with another parser of uvicorn's, and uvicorn has no deadline for one. `Connection` has both, before
-anything is asked of a request.
+vLLM's bounds of a head hold with another parser of uvicorn's, and uvicorn has no deadline for one. `BoundedConnection` has
+both, before anything is asked of a request.
 
 A body goes past the event loop and the parser: uvicorn copies a body four times, in pieces of 64 KiB, on the loop that answers
 model calls. Here the kernel moves it: from the socket into a pipe, by reference, and from there into the file. The parser does
@@ -50,7 +50,7 @@ class _TooLarge(Exception):
     """A head that came at once has too many bytes."""
 
 
-class Connection(HttpToolsProtocol):
+class BoundedConnection(HttpToolsProtocol):
     """uvicorn's side of a connection, within bounds. Its requests' scopes name it, so that a route can take its socket."""
 
     _unparsed = 0
@@ -183,9 +183,9 @@ class Connection(HttpToolsProtocol):
         return came, socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
 
 
-def connection_of(scope: Any) -> Connection | None:
-    """Returns the connection of an ASGI request; None in a server that was started without `Connection`."""
-    found: Connection | None = scope.get("extensions", {}).get(_EXTENSION, {}).get("connection")
+def connection_of(scope: Any) -> BoundedConnection | None:
+    """Returns the connection of an ASGI request; None in a server that was started without `BoundedConnection`."""
+    found: BoundedConnection | None = scope.get("extensions", {}).get(_EXTENSION, {}).get("connection")
     return found
 
 

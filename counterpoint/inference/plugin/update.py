@@ -35,7 +35,7 @@ from counterpoint.inference.checkpoint import (
     require_same_model,
 )
 from counterpoint.inference.digest import Digest
-from counterpoint.inference.loads import Claim, Load, Loads, NotOwner
+from counterpoint.inference.loads import Load, LoadClaim, Loads, NotOwner
 from counterpoint.inference.plugin.adapters import Adapters, UpdateRefused
 from counterpoint.inference.plugin.staging import stage
 from counterpoint.inference.plugin.worker_digest import Held, join_ranks, provable_layers, restrict
@@ -77,7 +77,7 @@ class Updater:
         version: int,
         directory: Path,
         adapter: str | None,
-        claim: Claim,
+        claim: LoadClaim,
         on_begun: Callable[[], None] = lambda: None,
     ) -> HeldWeights:
         """Loads the weights in `directory`, and returns those with which the engine computes afterwards.
@@ -119,7 +119,7 @@ class Updater:
             assert self._provable is not None
             return HeldWeights(self._dtype, restrict(held, self._provable), load.number)
 
-    async def unload(self, adapter: str | None, claim: Claim) -> bool:
+    async def unload(self, adapter: str | None, claim: LoadClaim) -> bool:
         """Ends the requests of an adapter and removes it; None gives up the full weights. Returns whether one was removed.
 
         Raises `UpdateRefused` if it belongs to another.
@@ -132,7 +132,7 @@ class Updater:
             return adapter is not None and await self.adapters.unload(adapter)
 
     async def _load_full_weights(
-        self, load: Load, directory: Path, claim: Claim, on_begun: Callable[[], None]
+        self, load: Load, directory: Path, claim: LoadClaim, on_begun: Callable[[], None]
     ) -> Digest:
         config = self._engine.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
@@ -148,7 +148,7 @@ class Updater:
             if staged is not None:
                 await asyncio.to_thread(staged.remove)
 
-    async def _switch(self, load: Load, directory: Path, claim: Claim, on_begun: Callable[[], None]) -> Digest:
+    async def _switch(self, load: Load, directory: Path, claim: LoadClaim, on_begun: Callable[[], None]) -> Digest:
         """Loads weights that are prepared, while requests are paused; returns their digest, read back from the engine.
 
         A call to the engine waits for its step and for a core, so that loading and the first slice of reading are one call.

@@ -33,7 +33,7 @@ Asked = TypeVar("Asked", contravariant=True)
 Content = TypeVar("Content", covariant=True)
 
 
-class Call(Protocol[Asked, Content]):
+class _Call(Protocol[Asked, Content]):
     """One call to a server. As a function with arguments, since a closure would be five objects for each turn."""
 
     def __call__(self, client: ServerClient, request: Asked, bounds: AnswerBounds, /) -> Awaitable[Content]:

@@ -11,7 +11,7 @@ def end(block: asyncio.Timeout) -> None:
         block.reschedule(0.0)
 
 
-class Deadlines:
+class BlockDeadlines:
     """Ends the blocks of `asyncio.timeout(None)` that are still in progress when they are due. For one event loop."""
 
     def __init__(self) -> None:

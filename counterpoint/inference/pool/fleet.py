@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from counterpoint.inference.base import ServerStatus
-from counterpoint.inference.loads import Claim
+from counterpoint.inference.loads import LoadClaim
 from counterpoint.inference.pool.held import Held
 
 REMEMBERED_GROUPS = 16_384
@@ -27,7 +27,7 @@ class Name:
 
     model: str
     """The name in requests: the base model's name at the servers, or an adapter's."""
-    claim: Claim
+    claim: LoadClaim
     """The owner of the weights that are loaded under it."""
     follows: bool = False
     """Whether another run loads its weights, so that they may change at any time."""
@@ -38,7 +38,7 @@ class Name:
 
 
 @dataclass(slots=True, eq=False)
-class Server:
+class FleetMember:
     """The known state of one server. Only `Fleet` changes it."""
 
     url: str
@@ -75,9 +75,9 @@ class Server:
 class _Group:
     """The server that served the rollouts of one group last."""
 
-    holder: Server | None = None
+    holder: FleetMember | None = None
     """The server at which the newest rollout began: it holds their prompt."""
-    servers: dict[str, Server] = field(default_factory=dict)
+    servers: dict[str, FleetMember] = field(default_factory=dict)
     """The server of each affinity."""
 
 
@@ -86,17 +86,17 @@ class Fleet:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.servers: list[Server] = []
+        self.servers: list[FleetMember] = []
         self._groups: OrderedDict[tuple[Name, str], _Group] = OrderedDict()
         """The groups, by their names with the dash."""
 
-    def add(self, url: str) -> Server:
+    def add(self, url: str) -> FleetMember:
         """Adds a server, not reached yet."""
-        server = Server(url, self._limit)
+        server = FleetMember(url, self._limit)
         self.servers.append(server)
         return server
 
-    def forget(self, server: Server) -> None:
+    def forget(self, server: FleetMember) -> None:
         """Removes a server, which must have no requests."""
         assert not server.in_flight
         self.servers.remove(server)
@@ -128,7 +128,7 @@ class Fleet:
             if (held := server.names.get(name)) is not None and held.counts and not server.drain_reason
         )
 
-    def serving(self, name: Name) -> list[Server]:
+    def serving(self, name: Name) -> list[FleetMember]:
         """The servers that take requests of a name."""
         return [
             server
@@ -141,7 +141,7 @@ class Fleet:
         """Whether any server may get another request of some name."""
         return any(server.has_room for server in self.servers)
 
-    def acquire(self, name: Name, affinity: str, avoid: Server | None = None) -> Server | None:
+    def acquire(self, name: Name, affinity: str, avoid: FleetMember | None = None) -> FleetMember | None:
         """Takes a place for a request, or returns None if no server has one.
 
         `affinity` is the id of a rollout, `GROUP-INDEX`, or any other name. The server that last served this affinity holds its
@@ -174,18 +174,18 @@ class Fleet:
         if len(self._groups) > REMEMBERED_GROUPS:
             self._groups.popitem(last=False)
 
-    def release(self, name: Name, server: Server) -> None:
+    def release(self, name: Name, server: FleetMember) -> None:
         """Gives a place back."""
         assert server.in_flight > 0
         server.in_flight -= 1
         if (held := server.names.get(name)) is not None:
             held.in_flight -= 1
 
-    def drain(self, server: Server, reason: str) -> None:
+    def drain(self, server: FleetMember, reason: str) -> None:
         """Stops new requests while there is a reason; those in flight stay."""
         server.drain_reason = reason
 
-    def set_cap(self, server: Server, cap: int) -> None:
+    def set_cap(self, server: FleetMember, cap: int) -> None:
         """Sets the most requests in flight; those above it stay."""
         server.cap = cap
 

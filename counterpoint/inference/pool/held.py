@@ -19,7 +19,7 @@ from counterpoint.inference.base import (
     WrongAnswer,
     WrongWeights,
 )
-from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.clients.client import ServerIdentity
 from counterpoint.inference.loads import Origin, Stated
 from counterpoint.inference.pool.own_loads import OwnLoads
 
@@ -69,7 +69,7 @@ class Loading:
 
     attempt: int
     update: WeightUpdate | None
-    identity: Identity
+    identity: ServerIdentity
     awaited: bool
     served: bool
     """Whether it served until now, and counts towards the capacity: requests may then begin before the proof."""
@@ -98,13 +98,13 @@ State = Unknown | Out | Loading | Proven
 # --- instructions ---
 
 
-class Ask(NamedTuple):
+class AskToken(NamedTuple):
     """Ask the server for one token, or whatever shows that it fits, then call `answers` or `failed`."""
 
     attempt: int
 
 
-class Load(NamedTuple):
+class LoadVersion(NamedTuple):
     """Load these weights, then call `begun`, `loaded` or `failed`."""
 
     attempt: int
@@ -160,7 +160,7 @@ class MissesDigests(NamedTuple):
     update: WeightUpdate
 
 
-Instruction = Ask | Load | Prove | Check | EndRequests | Serves | GoneOut | Doubt | MissesDigests
+Instruction = AskToken | LoadVersion | Prove | Check | EndRequests | Serves | GoneOut | Doubt | MissesDigests
 
 
 class Held:
@@ -285,7 +285,7 @@ class Held:
             self.state = replace(self.state, not_before=0.0)
         return [Check()]
 
-    def checked(self, identity: Identity, turn: int, now: float) -> list[Instruction]:
+    def checked(self, identity: ServerIdentity, turn: int, now: float) -> list[Instruction]:
         """The server has answered a health check that began at `turn`."""
         if isinstance(self.state, Loading):
             return []
@@ -299,7 +299,7 @@ class Held:
             return gone
         return [*gone, *self._begin(identity, now)]
 
-    def _compared(self, state: Proven, identity: Identity) -> str:
+    def _compared(self, state: Proven, identity: ServerIdentity) -> str:
         """Returns why a server is to be taken out: another process answers, or it has got other weights. Empty if not."""
         if identity.instance != state.instance:
             return RESTARTED
@@ -328,7 +328,7 @@ class Held:
 
     # --- loads and proofs ---
 
-    def _begin(self, identity: Identity, now: float) -> list[Instruction]:
+    def _begin(self, identity: ServerIdentity, now: float) -> list[Instruction]:
         state = self.state
         self.turn += 1
         self._attempts += 1
@@ -337,7 +337,7 @@ class Held:
         self.state = loading = Loading(
             self._attempts, self.wanted, identity, state.awaited, served, self.version, mute=is_mute
         )
-        return [Ask(loading.attempt)] if is_mute or (self.vets and not served) else self._load(loading, now)
+        return [AskToken(loading.attempt)] if is_mute or (self.vets and not served) else self._load(loading, now)
 
     def answers(self, attempt: int, now: float) -> list[Instruction]:
         """A server that had answered no requests has answered one, in whatever way; one that is vetted fits."""
@@ -352,7 +352,7 @@ class Held:
 
     def _load(self, state: Loading, now: float) -> list[Instruction]:
         if state.update is not None:
-            return [Load(state.attempt, state.update, self.loads.at(state.identity.instance))]
+            return [LoadVersion(state.attempt, state.update, self.loads.at(state.identity.instance))]
         if (others := self.loads.find(state.identity)) is None:
             return self._serve(state)
         what = f"{self.url} has other weights under the name {self._name!r} than at first"

@@ -20,9 +20,9 @@ from counterpoint.inference.pool import held as machine
 from counterpoint.inference.pool import liveness
 from counterpoint.inference.pool.activity import ServerActivity
 from counterpoint.inference.pool.deadlines import end
-from counterpoint.inference.pool.fleet import Name, Server
+from counterpoint.inference.pool.fleet import FleetMember, Name
 from counterpoint.inference.pool.held import Held
-from counterpoint.inference.pool.progress import Progress
+from counterpoint.inference.pool.progress import ServerProgress
 from counterpoint.transport.outages import Kind, Outages
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Holder:
 
     def __init__(
         self,
-        server: Server,
+        server: FleetMember,
         name: Name,
         client: ServerClient,
         config: PoolConfig,
@@ -57,7 +57,7 @@ class Holder:
     ) -> None:
         """`check` has the server's health checked now, and `observe` reads its load.
 
-        `longest_pause` is as of `Progress`.
+        `longest_pause` is as of `ServerProgress`.
         """
         self.server = server
         self.client = client
@@ -77,12 +77,12 @@ class Holder:
         self._observe = observe
         self._on_change = on_change
         self._outages = outages
-        self._progress = Progress(config.request_timeout_seconds, longest_pause)
+        self._progress = ServerProgress(config.request_timeout_seconds, longest_pause)
         self._served_at: float | None = None
         """The time of its last answer to a request, or of its beginning to serve."""
         self._told, self._told_settled = self.held.state, False
         """What was told last."""
-        self._step: machine.Ask | machine.Load | machine.Prove | None = None
+        self._step: machine.AskToken | machine.LoadVersion | machine.Prove | None = None
         """What is to be done next."""
         self._work: asyncio.Task[None] | None = None
         self._began = self._loaded = 0.0
@@ -98,7 +98,7 @@ class Holder:
             return
         for instruction in instructions:
             match instruction:
-                case machine.Ask() | machine.Load() | machine.Prove():
+                case machine.AskToken() | machine.LoadVersion() | machine.Prove():
                     self._step = instruction
                     if self._work is None:
                         self._work = asyncio.create_task(self._do_steps(), name=f"weights of {self.server.url}")
@@ -139,10 +139,10 @@ class Holder:
         except InferenceError as error:
             self.carry_out(self.held.failed(attempt, error, time.monotonic()))
 
-    async def _do(self, step: machine.Ask | machine.Load | machine.Prove) -> None:
+    async def _do(self, step: machine.AskToken | machine.LoadVersion | machine.Prove) -> None:
         attempt = step.attempt
         match step:
-            case machine.Ask():
+            case machine.AskToken():
                 if self._vetting is None:
                     await liveness.ask_for_an_answer(self.client, self._name.model)
                 else:
@@ -151,7 +151,7 @@ class Holder:
                     except ValueError as error:
                         raise ServerFailure(str(error)) from error  # no refusal: it may be started anew as it should be
                 self.carry_out(self.held.answers(attempt, time.monotonic()))
-            case machine.Load(_, update, first):
+            case machine.LoadVersion(_, update, first):
                 self._began = time.monotonic()
                 claim = replace(self._name.claim, takes_over=self._name.claim.takes_over and first)
                 with self.activity.timed("load", update.version):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from counterpoint.inference.base import WeightUpdate
-from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.clients.client import ServerIdentity
 from counterpoint.inference.loads import Origin
 
 KEPT_LOADS = 512
@@ -57,7 +57,7 @@ class OwnLoads:
         numbers = range(origin.first, origin.last + 1)
         return self.follows or all((origin.name, number) in self.versions for number in numbers)
 
-    def load_at(self, identity: Identity, update: WeightUpdate | None) -> tuple[str | None, int | None]:
+    def load_at(self, identity: ServerIdentity, update: WeightUpdate | None) -> tuple[str | None, int | None]:
         """Returns name and number of the load that a server has in place of `update`; None: of what the pool did not load.
 
         Without a number it has no such adapter.
@@ -67,7 +67,7 @@ class OwnLoads:
             adapter = update.adapter
         return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
 
-    def find(self, identity: Identity) -> tuple[int, int] | None:
+    def find(self, identity: ServerIdentity) -> tuple[int, int] | None:
         """Accepts the weights that a server has, where the pool loads none.
 
         Returns the numbers of the first load and of this one if they are others than at first, and are not accepted. What a

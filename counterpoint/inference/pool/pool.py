@@ -32,14 +32,14 @@ from counterpoint.inference.base import (
     WeightUpdate,
 )
 from counterpoint.inference.clients.http_sessions import NOTHING_LISTENS
-from counterpoint.inference.loads import Claim, Stated
+from counterpoint.inference.loads import LoadClaim, Stated
 from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
 from counterpoint.inference.pool import calls
-from counterpoint.inference.pool.fleet import Name, Server
+from counterpoint.inference.pool.fleet import FleetMember, Name
 from counterpoint.inference.pool.held import Loading, Out, Proven
 from counterpoint.inference.pool.holder import Holder, Vetting
 from counterpoint.inference.pool.meters import PoolMeters
-from counterpoint.inference.pool.servers import Places, Servers, Waiter
+from counterpoint.inference.pool.servers import Places, PoolServers, Waiter
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
 from counterpoint.transport.telemetry.spans import Span
 
@@ -70,7 +70,7 @@ class Served(Places):
     """One name of weights at the servers of a pool. `InferencePool.model` makes it, `start` begins, `release` ends it."""
 
     def __init__(
-        self, servers: Servers, name: Name, bounds: AnswerBounds, on_capacity: Callable[[int], None] | None
+        self, servers: PoolServers, name: Name, bounds: AnswerBounds, on_capacity: Callable[[int], None] | None
     ) -> None:
         """`bounds` are of the model, where it is known."""
         super().__init__(servers.fleet, name, on_capacity)
@@ -230,7 +230,7 @@ class Served(Places):
         """Returns the text of token ids by the tokenizer of a server, special tokens included. Raises as `generate`."""
         return (await self._asked(calls.detokenize, token_ids, affinity)).content
 
-    async def _asked(self, call: calls.Call[Asked, Content], request: Asked, affinity: str) -> _Answer[Content]:
+    async def _asked(self, call: calls._Call[Asked, Content], request: Asked, affinity: str) -> _Answer[Content]:
         """Makes the request at a server, and after a failure at another one."""
         last: InferenceError | None = None
         limit = self._config.request_timeout_seconds
@@ -238,7 +238,7 @@ class Served(Places):
         try:
             if not self._servers.starts.take():
                 await self._wait_to_start()
-            avoid: Server | None = None
+            avoid: FleetMember | None = None
             for attempt in range(self._config.max_retries + 1):
                 if attempt > 1:
                     async with asyncio.timeout_at(due):
@@ -354,7 +354,7 @@ class Served(Places):
                     update.version,
                 )
 
-    async def _answer(self, holder: Holder, call: calls.Call[Asked, Content], request: Asked, due: float) -> Content:
+    async def _answer(self, holder: Holder, call: calls._Call[Asked, Content], request: Asked, due: float) -> Content:
         """Returns the answer of one server. An answer that arrives while it loads weights waits for their proof.
 
         Raises `ServerFailure`, also as soon as the server is taken out, and `TimeoutError` at `due`, on the loop's clock.
@@ -391,13 +391,13 @@ class Served(Places):
         self._servers.starts.wait(partial(_end, turn))
         await turn
 
-    def _free_place(self, affinity: str, avoid: Server | None) -> Server | None:
+    def _free_place(self, affinity: str, avoid: FleetMember | None) -> FleetMember | None:
         """Returns a server with a place for the request; None if it must wait, behind those that wait already."""
         if self._released:
             raise self._closed_error()
         return None if self.waiting else self._fleet.acquire(self.name, affinity, avoid)
 
-    async def _place(self, affinity: str, avoid: Server | None) -> Server:
+    async def _place(self, affinity: str, avoid: FleetMember | None) -> FleetMember:
         """Returns a server with a place for the request, first come, first served."""
         self.waiting.append(waiter := Waiter(affinity, avoid, self._servers.next_number()))
         self._servers.serve_waiting()
@@ -420,7 +420,7 @@ class Served(Places):
         return "; ".join(f"{status.url} is {status.state}: {status.reason or 'busy'}" for status in self.status())
 
 
-class InferencePool(Servers):
+class InferencePool(PoolServers):
     """The servers of a run, by whose names of weights its policy, evaluations, opponents and teacher are asked."""
 
     def model(
@@ -429,7 +429,7 @@ class InferencePool(Servers):
         on_capacity: Callable[[int], None] | None = None,
         *,
         bounds: AnswerBounds = UNBOUNDED,
-        claim: Claim | None = None,
+        claim: LoadClaim | None = None,
         follows: bool = False,
         limit: int | None = None,
         called: str = "inference server",
@@ -441,7 +441,7 @@ class InferencePool(Servers):
         run loads them, so that they may change at any time. `limit` is the most of its requests at a server, below the cap that
         all names share. Its servers' outages are of `called` and the URL.
         """
-        claim = replace(claim or Claim.of_process(), takes_over=self.config.take_over)
+        claim = replace(claim or LoadClaim.of_process(), takes_over=self.config.take_over)
         served = Served(self, Name(model, claim, follows, limit, called), bounds, on_capacity)
         self.add_name(served)
         return served

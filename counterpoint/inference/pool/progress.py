@@ -16,7 +16,7 @@ STUCK_SECONDS = 120.0
 that it takes longer, it is given twice as long from then on."""
 
 
-class Progress:
+class ServerProgress:
     """One server's, as its monitor observes it from time to time.
 
     `longest` is the deadline of a request, in seconds. After more than `longest_pause` seconds without a look all counts anew:

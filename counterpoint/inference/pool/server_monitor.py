@@ -16,7 +16,7 @@ from counterpoint.inference.clients.capacity import CapacityController, Observat
 from counterpoint.inference.clients.client import ServerClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool import liveness
-from counterpoint.inference.pool.fleet import Fleet, Name, Server
+from counterpoint.inference.pool.fleet import Fleet, FleetMember, Name
 from counterpoint.inference.pool.holder import Holder
 from counterpoint.transport.outages import Outages
 
@@ -40,7 +40,7 @@ class ServerMonitor:
 
     def __init__(
         self,
-        server: Server,
+        server: FleetMember,
         client: ServerClient,
         fleet: Fleet,
         config: PoolConfig,

@@ -21,8 +21,8 @@ from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.pool import model_names
-from counterpoint.inference.pool.deadlines import Deadlines
-from counterpoint.inference.pool.fleet import Fleet, Name, Server
+from counterpoint.inference.pool.deadlines import BlockDeadlines
+from counterpoint.inference.pool.fleet import Fleet, FleetMember, Name
 from counterpoint.inference.pool.holder import Holder, Vetting
 from counterpoint.inference.pool.server_monitor import ServerMonitor
 from counterpoint.inference.pool.sources import Listing, Sources
@@ -38,10 +38,10 @@ STARTS_PER_TICK = 8
 class Waiter:
     """A request that waits for a server."""
 
-    def __init__(self, affinity: str, avoid: Server | None, number: int) -> None:
+    def __init__(self, affinity: str, avoid: FleetMember | None, number: int) -> None:
         """`number` orders the requests of all names by their arrival."""
         self.affinity, self.avoid, self.number = affinity, avoid, number
-        self.place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        self.place: asyncio.Future[FleetMember] = asyncio.get_running_loop().create_future()
 
 
 class Places:
@@ -49,7 +49,7 @@ class Places:
 
     def __init__(self, fleet: Fleet, name: Name, on_capacity: Callable[[int], None] | None) -> None:
         self.name = name
-        self.holders: dict[Server, Holder] = {}
+        self.holders: dict[FleetMember, Holder] = {}
         """The holder of each server, in the order in which these were added."""
         self.wanted: WeightUpdate | None = None
         """The weights to serve; None: those that the servers have."""
@@ -79,7 +79,7 @@ class Places:
                 self.on_capacity(capacity)
 
 
-class Servers:
+class PoolServers:
     """The servers of `config`.
 
     `operator_file` is as of `Sources`. `outages` gets those of its servers.
@@ -92,13 +92,13 @@ class Servers:
         self.config = config
         self.fleet = Fleet(config.max_concurrent_requests_per_server)
         self.starts = PerTickLimiter(STARTS_PER_TICK)
-        self.deadlines = Deadlines()
+        self.deadlines = BlockDeadlines()
         """Those of the requests at servers."""
         self._outages = Outages() if outages is None else outages
         self._sources = Sources(config, operator_file)
         self._connections = HttpSessions(config)
-        self._monitors: dict[Server, ServerMonitor] = {}
-        self._tasks: dict[Server, asyncio.Task[None]] = {}
+        self._monitors: dict[FleetMember, ServerMonitor] = {}
+        self._tasks: dict[FleetMember, asyncio.Task[None]] = {}
         """The task of each server's monitor."""
         self._sources_task: asyncio.Task[None] | None = None
         self._names: list[Places] = []
@@ -116,7 +116,7 @@ class Servers:
         for server, monitor in self._monitors.items():
             self._hold(places, server, monitor)
 
-    def _hold(self, places: Places, server: Server, monitor: ServerMonitor) -> None:
+    def _hold(self, places: Places, server: FleetMember, monitor: ServerMonitor) -> None:
         holder = places.holders[server] = monitor.hold(places.name, partial(self._name_changed, places))
         if places.vetting is not None:
             holder.vet_by(places.vetting)
@@ -164,7 +164,7 @@ class Servers:
         if self._opened:
             await self._connections.__aexit__(None, None, None)
 
-    async def check_model(self, model: str, servers: Sequence[Server]) -> None:
+    async def check_model(self, model: str, servers: Sequence[FleetMember]) -> None:
         """Raises `ModelNotServed` if none of the servers has `model`. See `model_names.check`."""
         await model_names.check(model, [server.url for server in servers], self._connections)
 
@@ -192,7 +192,7 @@ class Servers:
             if not server.in_flight:
                 await self._forget(server)
 
-    def _add(self, url: str) -> Server:
+    def _add(self, url: str) -> FleetMember:
         server = self.fleet.add(url)
         client: ServerClient
         if self.config.protocol == "binary":
@@ -207,7 +207,7 @@ class Servers:
         task.add_done_callback(partial(self._monitor_ended, monitor))
         return server
 
-    async def _forget(self, server: Server) -> None:
+    async def _forget(self, server: FleetMember) -> None:
         self.fleet.forget(server)
         monitor, task = self._monitors.pop(server), self._tasks.pop(server)
         for places in self._names:

@@ -29,7 +29,7 @@ from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_mo
 from counterpoint.trainer.lora.targets import adaptable, is_target
 from counterpoint.trainer.model import chunks
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
-from counterpoint.trainer.model.chunks import Arithmetic
+from counterpoint.trainer.model.chunks import ChunkArithmetic
 from counterpoint.trainer.model.compiled import PROBED_TOKENS, compile_untested
 from counterpoint.trainer.model.experts import WEIGHTS
 from counterpoint.trainer.model.head import token_outputs
@@ -315,7 +315,7 @@ def _compile(model: nn.Module) -> None:
         differentiate_inputs(model)
     compiler = partial(torch.compile, backend=backend)
     compile_untested(model, compiler)
-    model.head_arithmetic = Arithmetic.compiled(compiler)
+    model.head_arithmetic = ChunkArithmetic.compiled(compiler)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.weights.external import URL_SECONDS, Signer, names_of, open_file
-from counterpoint.transport.http.listening import PROVEN, Proven
+from counterpoint.transport.http.listening import PROVEN, ProvenConnections
 from counterpoint.transport.http.requests import bearer_token, refused_coding
 from counterpoint.transport.typed import met
 
@@ -154,7 +154,7 @@ class Endpoints:
     def app(self) -> web.Application:
         """Returns the application, with every endpoint."""
         app = web.Application()
-        app[PROVEN] = Proven()
+        app[PROVEN] = ProvenConnections()
         for method, path, handler in ENDPOINTS:
             app.router.add_route(method, ROOT + path, self._guarded(handler))
         app.router.add_get(f"{ROOT}{_CHECKPOINT}/file", self._file)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from counterpoint.environments.chat import Chat
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.server import PATHS, answer_to, body_of, refused, sent
 from counterpoint.environments.gateway.session import Limits, Session
@@ -69,9 +69,9 @@ class Dialects:
             if owner is None:
                 raise _wrong_key()
             if not request.app[PROVEN].note(request, owner):
-                raise Refused("this key has its share of connections; close some, or use them again", status=429)
+                raise GatewayRefused("this key has its share of connections; close some, or use them again", status=429)
             if self._open[owner] >= self._service.config.max_pending:
-                raise Refused(
+                raise GatewayRefused(
                     f"{self._open[owner]} requests of this key are not answered yet; wait for one", status=429
                 )
             self._open[owner] += 1
@@ -79,19 +79,19 @@ class Dialects:
                 with self._service.intake.room(owner, claimed(request)):
                     return await self._answered(request, owner)
             except (TooMany, TooLarge) as error:
-                raise Refused(str(error), status=429 if isinstance(error, TooMany) else 413) from error
+                raise GatewayRefused(str(error), status=429 if isinstance(error, TooMany) else 413) from error
             finally:
                 self._open[owner] -= 1
                 if not self._open[owner]:
                     del self._open[owner]
-        except Refused as refusal:
+        except GatewayRefused as refusal:
             return refused(request, refusal)
 
     async def _answered(self, request: web.Request, owner: str) -> web.StreamResponse:
         fields = parse_body(await body_of(request, Limits().body_bytes))
         name, path = fields.get("model"), request.path.removeprefix(ROOT)
         if not isinstance(name, str):
-            raise Refused(
+            raise GatewayRefused(
                 "model is not given; expected a name of the base model or a URI of weights", parameter="model"
             )
         adapter, longest = await self._adapter(name, owner), self._service.config.max_tokens
@@ -113,13 +113,13 @@ class Dialects:
 
     @contextmanager
     def _reserved(self, owner: str, tokens: int) -> Iterator[None]:
-        """Keeps so many tokens of an owner's day for a model call. Raises `Refused`."""
+        """Keeps so many tokens of an owner's day for a model call. Raises `GatewayRefused`."""
         tenants = self._service.tenants
         try:
             tenants.check_tokens(owner, tokens)
         except (OverQuota, TooMany) as error:
             code = "insufficient_quota" if isinstance(error, OverQuota) else None
-            raise Refused(str(error), status=429, code=code) from error
+            raise GatewayRefused(str(error), status=429, code=code) from error
         with tenants.tokens.held(owner, tokens):
             yield
 
@@ -129,7 +129,7 @@ class Dialects:
         try:
             saved = await self._service.weights.named(name, owner)
         except NotFound:
-            raise Refused(
+            raise GatewayRefused(
                 f"there is no model {name[:120]!r}; expected {', '.join(sorted(self._service.names))} or the URI of "
                 "save_weights_for_sampler",
                 parameter="model",
@@ -137,7 +137,9 @@ class Dialects:
                 code="model_not_found",
             ) from None
         if saved.kind != "sampler_weights":
-            raise Refused(f"{name[:120]} has no weights for samplers; use save_weights_for_sampler", parameter="model")
+            raise GatewayRefused(
+                f"{name[:120]} has no weights for samplers; use save_weights_for_sampler", parameter="model"
+            )
         return await self._service.weights.adapter_of(saved), Path(saved.directory)
 
 
@@ -147,12 +149,12 @@ async def _unless_abandoned(request: web.Request, work: Coroutine[Any, Any, Foun
     try:
         while not (await asyncio.wait([task], timeout=ABANDONED_SECONDS))[0]:
             if request.transport is None or request.transport.is_closing():
-                raise Refused("the client has gone away", status=499)
+                raise GatewayRefused("the client has gone away", status=499)
         return task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _wrong_key() -> Refused:
-    return Refused("the key is none of those that are taken", status=401, code="invalid_api_key")
+def _wrong_key() -> GatewayRefused:
+    return GatewayRefused("the key is none of those that are taken", status=401, code="invalid_api_key")

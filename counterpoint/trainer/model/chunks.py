@@ -38,7 +38,7 @@ def chunked_outputs(
     divisor_P: Tensor | None,
     *,
     entropy_gradient: bool = False,
-    arithmetic: Arithmetic | None = None,
+    arithmetic: ChunkArithmetic | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities of targets, and entropies, `[P]` each, of softmax(logits / divisor); float32 or higher.
 
@@ -47,7 +47,7 @@ def chunked_outputs(
     if arithmetic is not None and divisor_P is None:  # so that there are few graphs
         divisor_P = torch.ones(len(targets_P), device=targets_P.device)
     values_P, entropies_P = _Chunked.apply(
-        hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropy_gradient, arithmetic or Arithmetic()
+        hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropy_gradient, arithmetic or ChunkArithmetic()
     )
     return values_P, entropies_P
 
@@ -69,7 +69,7 @@ class _Chunked(torch.autograd.Function):
         targets_P: Tensor,
         divisor_P: Tensor | None,
         entropy_gradient: bool,
-        arithmetic: Arithmetic,
+        arithmetic: ChunkArithmetic,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_PH.dtype, torch.float32)
         of_tokens = [hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4)]
@@ -193,23 +193,23 @@ def _slope(
     return grad_CW.to(rounded)
 
 
-class Arithmetic(NamedTuple):
+class ChunkArithmetic(NamedTuple):
     """What computes a chunk between its products."""
 
     summed_up: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _summed_up
     slope: Callable[..., Tensor] = _slope
 
     @classmethod
-    def compiled(cls, compiler: Callable[..., Any] | None = None) -> Arithmetic:
+    def compiled(cls, compiler: Callable[..., Any] | None = None) -> ChunkArithmetic:
         """Returns the same by torch.compile, which takes the logits of a chunk from memory once, and not for each operation.
 
         A graph is made for chunks of any size: otherwise the last one of a row, and the next row, would be compiled anew.
         """
         return cls(*((compiler or torch.compile)(each, dynamic=True) for each in (_summed_up, _slope)))
 
-    def of(self, logits_CW: Tensor) -> Arithmetic:
+    def of(self, logits_CW: Tensor) -> ChunkArithmetic:
         """Returns what computes these: of one token, or one number of each, what is not compiled, since that would be anew."""
-        return Arithmetic() if 1 in logits_CW.shape else self
+        return ChunkArithmetic() if 1 in logits_CW.shape else self
 
 
 def _column(each_P: Tensor | None, rows: slice) -> Tensor | None:

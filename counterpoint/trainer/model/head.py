@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.trainer.faults import is_fatal
-from counterpoint.trainer.model.chunks import LEAST_LOGARITHM, Arithmetic, chunked_outputs
+from counterpoint.trainer.model.chunks import LEAST_LOGARITHM, ChunkArithmetic, chunked_outputs
 from counterpoint.trainer.model.compiler import Fallback, failing_aloud
 from counterpoint.trainer.model.context import Stretch, stretch_of
 from counterpoint.trainer.model.shared_prompts import Families
@@ -119,7 +119,7 @@ def compile_head(model: nn.Module) -> None:
     if getattr(model, "logits_scale", None) is None:
         return
     try:
-        compiled = Arithmetic.compiled()
+        compiled = ChunkArithmetic.compiled()
         with failing_aloud():
             reason = _differs_compiled(model, compiled)
     except Exception as error:  # of torch's compiler, or of the compiler that it calls
@@ -127,12 +127,12 @@ def compile_head(model: nn.Module) -> None:
             raise
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
     if not reason:
-        model.head_arithmetic = Arithmetic(*map(Fallback, compiled, Arithmetic()))
+        model.head_arithmetic = ChunkArithmetic(*map(Fallback, compiled, ChunkArithmetic()))
     else:
         logger.warning("compile: the output layer of %s is not compiled: %s", type(model).__name__, reason)
 
 
-def _differs_compiled(model: nn.Module, arithmetic: Arithmetic) -> str:
+def _differs_compiled(model: nn.Module, arithmetic: ChunkArithmetic) -> str:
     """Returns how the compiled head is another than the plain one; empty if it is not."""
     head, size = model.get_output_embeddings(), len(_TRIED)
     generator = torch.Generator().manual_seed(0)
@@ -161,7 +161,7 @@ def _differs_compiled(model: nn.Module, arithmetic: Arithmetic) -> str:
 
 @torch.enable_grad()
 def _differentiated(
-    head: nn.Module, hidden_PH: Tensor, targets_P: Tensor, entropy_gradient: bool, arithmetic: Arithmetic | None
+    head: nn.Module, hidden_PH: Tensor, targets_P: Tensor, entropy_gradient: bool, arithmetic: ChunkArithmetic | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns log-probabilities, entropies, and the gradient of a mix of them by the hidden states."""
     given_PH = hidden_PH.detach().requires_grad_()

@@ -18,7 +18,7 @@ from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.gateway import Gateway, Session
 from counterpoint.environments.gateway.anthropic_request import chat_fields
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.sampling import SamplingOverrides
 from counterpoint.environments.scripted import ScriptedModel
@@ -319,7 +319,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     ids=str,
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_its_place(chat: Chat, fields: dict[str, Any], where: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(GatewayRefused) as refused:
         chat_fields(fields, chat)
     assert refused.value.parameter == where
 

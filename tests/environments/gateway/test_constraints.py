@@ -17,7 +17,7 @@ from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.gateway import Gateway, Session
 from counterpoint.environments.gateway.constraints import FORMATS, check_kept, checked_schema, response_schema
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.session import _warn_of_constraints
 from counterpoint.environments.sampling import CallOverrides
 from counterpoint.transport.exact_json import JsonError, loads
@@ -289,7 +289,7 @@ def test_a_key_is_refused_or_taken_as_the_page_says(key: str) -> None:
     schema |= {"$ref": "#/properties/a"} if key == "$ref" else {"format": "email"} if key == "format" else {}
     given = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"items": {"anyOf": [schema]}}}}
     if keys_of_the_page()[key].startswith("refused"):
-        with pytest.raises(Refused, match=re.escape(repr(key))):
+        with pytest.raises(GatewayRefused, match=re.escape(repr(key))):
             response_schema(given)
     else:
         assert orjson.loads(response_schema(given)) == given["json_schema"]["schema"]  # type: ignore[index]
@@ -376,7 +376,7 @@ def kept(text: str, schema: str) -> bool:
     """Whether it passes as an answer."""
     try:
         check_kept(text, schema)
-    except Refused:
+    except GatewayRefused:
         return False
     return True
 

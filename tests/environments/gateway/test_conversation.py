@@ -17,7 +17,7 @@ from tokenizers import processors
 from counterpoint.environments.base import Reply, ToolCall
 from counterpoint.environments.chat import LONG_TEXT, Chat, Tool
 from counterpoint.environments.gateway import Gateway
-from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.gateway.conversation import Histories
 from counterpoint.models.tiny_tokenizer import write_tokenizer
 from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
@@ -255,7 +255,7 @@ async def test_a_text_begins_as_the_tokenizer_says_and_its_continuation_does_not
 
 
 def test_of_the_turns_that_a_text_repeats_one_is_encoded(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    conversations, text = Conversations(chat), "once"
+    conversations, text = Histories(chat), "once"
     for _ in range(50):
         ids = np.asarray(chat.encode(text), np.int32)
         turn = Turn(ids, np.asarray(chat.encode(" upon"), np.int32), np.zeros(1, np.float32), 0, "length")
@@ -280,7 +280,7 @@ def turn_of(prompt: list[int], completion: list[int]) -> Turn:
 
 def test_the_longest_known_history_is_continued(chat: Chat) -> None:
     """With its turn's tokens, which are not those that its text has when it is encoded again."""
-    conversations, answer = Conversations(chat), {"role": "assistant", "content": "well"}
+    conversations, answer = Histories(chat), {"role": "assistant", "content": "well"}
     long = [HELLO, answer, MORE, answer, MORE]
     for end, turn in ((1, turn_of([1, 2], [3])), (3, turn_of([1, 2, 3, 9], [7, 8]))):
         conversations.remember(long[:end], [], answer, turn)
@@ -291,7 +291,7 @@ def test_the_longest_known_history_is_continued(chat: Chat) -> None:
 
 def test_histories_are_apart_by_the_variables_of_the_template(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "with_template_kwargs", lambda variables: chat)
-    conversations, answer = Conversations(chat), {"role": "assistant", "content": "well"}
+    conversations, answer = Histories(chat), {"role": "assistant", "content": "well"}
     efforts: list[dict[str, Any]] = [{}, {"effort": "low"}, {"effort": "high"}]
     for number, each in enumerate(efforts):
         turn = turn_of([1, number], [3])

@@ -12,7 +12,7 @@ import pytest
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway import anthropic_request, responses_request
-from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.gateway.conversation import Histories
 from counterpoint.environments.gateway.messages import template_messages, template_tools
 
 Fields = dict[str, Any]
@@ -110,7 +110,7 @@ def test_500_random_conversations_have_the_tokens_that_transformers_gives_them(
     for seed in range(500):
         messages = conversation(random.Random(seed))
         fields = dialect(messages, chat)
-        prompt = Conversations(chat).prompt(template_messages(fields["messages"]), template_tools(fields["tools"]))
+        prompt = Histories(chat).prompt(template_messages(fields["messages"]), template_tools(fields["tools"]))
         expected = theirs.apply_chat_template(
             template_messages(messages),
             tools=[{"type": "function", "function": FUNCTION}],

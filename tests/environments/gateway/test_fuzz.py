@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.json_body import MOST_VALUES, parse_body
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.messages import MOST_DEPTH, is_deep
@@ -32,17 +32,17 @@ def test_depth_is_counted_without_recursion(opening: str) -> None:
         if depth < MOST_DEPTH:
             assert not is_deep(parse_body(body))
         else:
-            with pytest.raises(Refused, match="deep"):
+            with pytest.raises(GatewayRefused, match="deep"):
                 parse_body(body)
 
 
 def test_values_are_counted_outside_of_text() -> None:
     text = "[{,\\\\" * (MOST_VALUES // 2)
     assert parse_body(b'{"x": "%b", "y": [1, 2]}' % text.encode())["y"] == [1, 2]
-    with pytest.raises(Refused, match="at most"):
+    with pytest.raises(GatewayRefused, match="at most"):
         parse_body(b'{"x": [%b0]}' % (b"0," * MOST_VALUES))
     for open_text in (b'"' + b"[" * (MOST_VALUES + 1), b'"' + b"\\," * (MOST_VALUES + 1) + b"\\"):
-        with pytest.raises(Refused, match="not JSON"):
+        with pytest.raises(GatewayRefused, match="not JSON"):
             parse_body(open_text)
 
 
@@ -51,7 +51,7 @@ def test_long_integers_are_counted_outside_of_text() -> None:
     within, beyond = [b",".join([long] * count) for count in (5, 6)]
     assert parse_body(b'{"x": "%b", "y": [%b]}' % (long * 20, within))["y"] == [int(long)] * 5
     for numbers in (beyond, b"[%b]" % b",".join([b"9" * 20] * 1001)):
-        with pytest.raises(Refused, match="digits of long integers") as refused:
+        with pytest.raises(GatewayRefused, match="digits of long integers") as refused:
             parse_body(b'{"x": "\\"%b", "y": [%b]}' % (long, numbers))
         assert refused.value.status == 413
 
@@ -60,7 +60,7 @@ def test_long_integers_are_counted_outside_of_text() -> None:
         return [{"role": "assistant", "content": "", "tool_calls": [call]}] * count
 
     assert len(template_messages(asked(f'{{"a": {2**70}, "b": "{10**100}"}}', 900))) == 900
-    with pytest.raises(Refused, match="digits of long integers"):
+    with pytest.raises(GatewayRefused, match="digits of long integers"):
         template_messages(asked(f'{{"a": {2**70}}}', 1001))
     decimals = ", ".join(["0.00012345678901234567", "-1.00000000000000000000005e-7"] * 1500)
     assert len(parse_body(f'{{"shares": [{decimals}]}}'.encode())["shares"]) == 3000
@@ -74,6 +74,6 @@ def test_values_within_the_arguments_of_calls_are_counted_over_all_of_them() -> 
 
     text, half = '{"a": "%s"}' % ("[," * MOST_VALUES), '{"a": [%s0]}' % ("0," * (MOST_VALUES // 2 - 3))
     assert len(template_messages(asked(text, half, half))) == 3
-    with pytest.raises(Refused, match="the arguments of its calls have about") as refused:
+    with pytest.raises(GatewayRefused, match="the arguments of its calls have about") as refused:
         template_messages(asked(half, half, half))
     assert refused.value.status == 413

@@ -21,7 +21,7 @@ from openai.types.responses import response_create_params
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway import Gateway, responses
-from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.errors import GatewayRefused
 from counterpoint.environments.gateway.requests import Asked, chat_request, completion_request
 from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.transport.records import Alternatives, Turn
@@ -319,7 +319,7 @@ def test_the_most_probable_tokens_of_one_request_are_bounded(turns: int, tokens:
 
     for read in (read_chat, read_text):
         assert read(tokens).overrides.alternatives == 20
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(GatewayRefused) as refused:
             read(tokens + 1)
         assert refused.value.parameter == "max_tokens"
 

@@ -14,7 +14,7 @@ from counterpoint.environments.base import OnePolicy, Reply, ToolCall
 from counterpoint.environments.chat import Chat, Message, Tool
 from counterpoint.environments.chat_marks import alike
 from counterpoint.environments.demonstrations import demonstrations_of
-from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.gateway.conversation import Histories
 from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
 from counterpoint.environments.tools.definition import ToolFunction
 from counterpoint.environments.tools.play import play_with_tools
@@ -176,7 +176,7 @@ async def played(chat: Chat, case: Case, turn: Turn) -> list[int]:
 
 def continued(chat: Chat, case: Case, turn: Turn) -> list[int]:
     """Returns the prompt after a turn as a client of the gateway gets it."""
-    conversations = Conversations(chat)
+    conversations = Histories(chat)
     conversations.remember(case.before, TOOLS, case.said, turn)
     return list(conversations.prompt([*case.before, case.said, *case.following], TOOLS))
 
@@ -246,7 +246,7 @@ async def test_a_result_without_its_call_is_refused(name: str, tmp_path: Path) -
     chat = Chat(model_directory(tmp_path, name, own_tokens=True))
     turn = make_turn(chat.start([USER], TOOLS), chat.encode("calls"))
     said = {"role": "assistant", "content": "calls"}
-    conversations = Conversations(chat)
+    conversations = Histories(chat)
     conversations.remember([USER], TOOLS, said, turn)
     wrong = r"drops the text of role tool of messages\[{}\]|there was no previous assistant message with a tool call"
     with pytest.raises(ValueError, match=wrong.format(0)):
@@ -281,7 +281,7 @@ def test_a_template_that_drops_content_that_is_text_is_refused_by_all(name: str,
     with pytest.raises(ValueError, match="drops what the assistant said"):
         chat.extend(make_turn([1], [2]), [USER])
     with refused:
-        Conversations(chat).prompt([USER], ())
+        Histories(chat).prompt([USER], ())
     with refused:
         demonstrations_of(chat, answered)
     parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in answered]
@@ -309,7 +309,7 @@ def test_a_message_that_the_template_writes_before_what_was_said_begins_another_
     turn = make_turn(chat.start([USER]), chat.encode(TEXT))
     with pytest.raises(ValueError, match=r"drops the text of role system of messages\[0\]"):
         chat.extend(turn, [told, MORE])
-    conversations = Conversations(chat)
+    conversations = Histories(chat)
     conversations.remember([USER], (), said, turn)
     assert list(conversations.prompt([USER, said, told, MORE], ())) == chat.start([USER, said, told, MORE])
     assert "be brief" in chat.transcribe([conversations.prompt([USER, said, told, MORE], ())])[0]

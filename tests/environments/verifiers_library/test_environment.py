@@ -14,7 +14,7 @@ import pytest
 from counterpoint.environments.base import EnvironmentContext, Reply, ToolCall
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.gateway.conversation import Histories
 from counterpoint.environments.main_thread import NeedsMainThread
 from counterpoint.environments.reward import as_rewards
 from counterpoint.environments.scripted import ScriptedModel
@@ -181,7 +181,7 @@ def test_a_turn_that_was_cut_has_its_complete_calls_and_one_that_says_so() -> No
 async def test_a_demanded_call_is_one_and_not_trained(tools_chat: Chat) -> None:
     calls = [{"name": "add", "parameters": {"amount": 1}}]
     model = CallingModel(tools_chat, [json.dumps(calls)])
-    seat = Seat(model, asyncio.get_running_loop(), Conversations(tools_chat))
+    seat = Seat(model, asyncio.get_running_loop(), Histories(tools_chat))
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     demand = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
     turn, answer = await _answer(seat, {"messages": [{"role": "user", "content": "count"}], **demand})

@@ -10,8 +10,8 @@ import zmq
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers.pool import WorkerPool
 from counterpoint.environments.workers.protocol import BEAT, DONE, GENERATE, MAX_BATCH, Message
-from counterpoint.environments.workers.session import Session
-from counterpoint.environments.workers.supply import Worker
+from counterpoint.environments.workers.session import RemoteSession
+from counterpoint.environments.workers.supply import WorkerPlace
 from counterpoint.environments.workers.wire import BatchingWire
 
 CALL: Message = [GENERATE, 1, 1, "", -1, None, b""]
@@ -53,7 +53,7 @@ async def test_messages_that_resume_no_rollout_are_handled_together(tmp_path: Pa
 
 async def test_a_worker_whose_beats_are_queued_behind_its_calls_is_not_silent() -> None:
     pool = WorkerPool(EnvironmentConfig(name="mine", kind="reverse-text", workers=1), 1, False)
-    worker = Worker(0, silent_ticks=8, blamed=True)
-    worker.sessions[1] = Session(1, None, 60.0, lambda message, nbytes: None)
+    worker = WorkerPlace(0, silent_ticks=8, blamed=True)
+    worker.sessions[1] = RemoteSession(1, None, 60.0, lambda message, nbytes: None)
     pool._handle(worker, CALL)
     assert (worker.silent_ticks, worker.blamed) == (0, False)

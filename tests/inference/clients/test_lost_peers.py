@@ -11,7 +11,7 @@ import pytest
 from counterpoint.inference.base import ServerUnreachable
 from counterpoint.inference.clients import binary_http, http_sessions, weight_sender
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
-from counterpoint.inference.clients.lost_peers import Connected, notice_loss
+from counterpoint.inference.clients.lost_peers import ConnectedSocket, notice_loss
 from counterpoint.inference.config import PoolConfig
 from counterpoint.transport.files.atomic import STABLE
 from tests.support.fake_inference import CLAIM, FakeServer, weight_update
@@ -22,7 +22,7 @@ async def test_every_connection_to_a_server_notices_its_loss(monkeypatch: pytest
     found: dict[str, int] = {}
     for module in (binary_http, http_sessions, weight_sender):
 
-        def noted(connected: Connected, name: str = module.__name__) -> None:
+        def noted(connected: ConnectedSocket, name: str = module.__name__) -> None:
             notice_loss(connected)
             assert hasattr(connected, "getsockopt")
             found[name] = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)

@@ -20,8 +20,8 @@ from counterpoint.inference.clients import weight_sender
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.weight_sender import WeightSender
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.loads import Claim
-from counterpoint.inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.inference.loads import LoadClaim
+from counterpoint.inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, WeightOffer, opened
 from counterpoint.transport.files.atomic import STABLE
 from tests.inference.test_tls import Identity, make_identity
 from tests.support.fake_inference import CLAIM, weight_update
@@ -94,8 +94,8 @@ async def test_files_arrive_as_they_are_though_the_trainer_removes_them(update: 
         assert await sender.send(update, CLAIM) == b"loaded"
     assert [head.split()[1] for head in heads] == [OFFER_PATH, SEND_PATH]
     assert all("Authorization: Bearer open sesame\r\n" in head for head in heads)
-    offer = Offer.decode(bodies[0])
-    assert offer == Offer(3, None, CLAIM, {name: len(content) for name, content in expected.items()})
+    offer = WeightOffer.decode(bodies[0])
+    assert offer == WeightOffer(3, None, CLAIM, {name: len(content) for name, content in expected.items()})
     assert int.from_bytes(bodies[1][:LENGTH_BYTES], "little") == len(bodies[0])
     assert bodies[1] == offer.preamble() + b"".join(expected.values())
     assert not any(str(tmp_path).encode() in body for body in bodies)
@@ -245,7 +245,7 @@ async def test_an_error_of_this_machine_that_may_pass_refuses_nothing(
         answer(writer)
 
     @contextmanager
-    def failing(given: WeightUpdate, claim: Claim) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
+    def failing(given: WeightUpdate, claim: LoadClaim) -> Iterator[tuple[WeightOffer, dict[str, FileIO]]]:
         with opened(given, claim) as (offer, files), Unreadable(update.directory / "model-1.safetensors") as file:
             if not opens:
                 file.read()

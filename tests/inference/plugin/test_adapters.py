@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from counterpoint.inference.loads import STARTED, Claim, Loads
+from counterpoint.inference.loads import STARTED, LoadClaim, Loads
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow  # vLLM is imported
 
-CLAIM = Claim("a key", "an owner")
+CLAIM = LoadClaim("a key", "an owner")
 TENSORS = frozenset({"a tensor"})
 TAKEN: tuple[Any, str] = ({"0": 7}, "")
 KEPT: tuple[Any, str] = (None, "ValueError: no memory")

@@ -13,11 +13,11 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
 from counterpoint.inference.base import HeldWeights
-from counterpoint.inference.loads import Claim, Load, Loads
+from counterpoint.inference.loads import Load, LoadClaim, Loads
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow  # vLLM is imported
-CLAIM = Claim("a key", "an owner")
+CLAIM = LoadClaim("a key", "an owner")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,7 +103,7 @@ class StandIn:
         self.loads = Loads("here")
         self.done = 0
 
-    async def update(self, version: int, directory: Path, adapter: str | None, claim: Claim, on_begun: Any) -> Any:
+    async def update(self, version: int, directory: Path, adapter: str | None, claim: LoadClaim, on_begun: Any) -> Any:
         from counterpoint.inference.plugin.adapters import UpdateRefused
 
         if self.refuses:

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from counterpoint.inference.plugin import socket_body
-from counterpoint.inference.plugin.socket_body import HEAD_BYTES, Connection
+from counterpoint.inference.plugin.socket_body import HEAD_BYTES, BoundedConnection
 from tests.support.polling import until
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: server\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -42,7 +42,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def server() -> AsyncIterator[uvicorn.Server]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-        config = uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", timeout_keep_alive=3600)
+        config = uvicorn.Config(app, http=BoundedConnection, log_level="error", lifespan="off", timeout_keep_alive=3600)
         serving = uvicorn.Server(config)
         async with asyncio.TaskGroup() as group:
             group.create_task(serving.serve([listening]))

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from counterpoint.inference.plugin import receiving
-from counterpoint.inference.plugin.receiving import Receiver
-from counterpoint.inference.sent_weights import Offer
+from counterpoint.inference.plugin.receiving import WeightReceiver
+from counterpoint.inference.sent_weights import WeightOffer
 from counterpoint.transport.files.atomic import STABLE
 from counterpoint.transport.files.own_directory import OwnDirectory
 from tests.support.fake_inference import CLAIM
@@ -25,15 +25,15 @@ FILES = {
     "base/model-2.safetensors": b"",
     "delta.safetensors": b"changed",
 }
-OFFER = Offer(4, None, CLAIM, {name: len(content) for name, content in FILES.items()})
+OFFER = WeightOffer(4, None, CLAIM, {name: len(content) for name, content in FILES.items()})
 BODY = OFFER.preamble() + b"".join(FILES.values())
 
 
 @pytest.fixture
-def receiver(tmp_path: Path) -> Receiver:
+def receiver(tmp_path: Path) -> WeightReceiver:
     (tmp_path / "model").mkdir()
     save_file({"a": np.zeros((10, 10), np.float32)}, tmp_path / "model" / "model.safetensors")
-    return Receiver(tmp_path / "model")
+    return WeightReceiver(tmp_path / "model")
 
 
 def left_in(memory: Path) -> list[Path]:
@@ -48,7 +48,7 @@ async def in_pieces(body: bytes, nbytes: int) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("nbytes", [1000, 65_536, len(BODY)])
 async def test_files_are_written_as_they_were_sent(
-    memory: Path, receiver: Receiver, nbytes: int, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "_BYTES_A_WRITE", 30_000)
     offer, received = await receiver.receive(in_pieces(BODY, nbytes))
@@ -67,7 +67,7 @@ async def until_killed(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_what_comes_incomplete_leaves_nothing(
-    memory: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off anywhere, by a client that ends the body, is killed or falls silent; or too long."""
 
@@ -91,11 +91,11 @@ async def test_what_comes_incomplete_leaves_nothing(
 
 
 async def test_more_than_the_model_can_need_is_refused_before_it_is_taken(
-    memory: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "LEAST_LIMIT", 0)
-    assert receiver.check(Offer(1, None, CLAIM, {"model.safetensors": 800}), 0) == memory
-    large = Offer(1, None, CLAIM, {"model.safetensors": 801})
+    assert receiver.check(WeightOffer(1, None, CLAIM, {"model.safetensors": 800}), 0) == memory
+    large = WeightOffer(1, None, CLAIM, {"model.safetensors": 801})
     refusal = "801 bytes are offered; for the model being served 800 are taken at most"
     with pytest.raises(ValueError, match=refusal):
         receiver.check(large, 0)
@@ -105,7 +105,7 @@ async def test_more_than_the_model_can_need_is_refused_before_it_is_taken(
 
 
 async def test_several_at_once_are_counted_together(
-    memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit memory beside what is coming goes to the disk; what fits neither is refused."""
     room = OFFER.nbytes
@@ -137,7 +137,7 @@ async def test_several_at_once_are_counted_together(
 
 
 def test_a_temporary_directory_that_is_memory_has_room_as_memory_has(
-    memory: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "lack_of_room", lambda *_: "memory is scarce")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
@@ -146,13 +146,13 @@ def test_a_temporary_directory_that_is_memory_has_room_as_memory_has(
             receiver.check(OFFER, 0)
 
 
-async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: Receiver) -> None:
+async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: WeightReceiver) -> None:
     """Also when the version that brought it was refused. A base that is not held any more is asked for again."""
     model, changes = b"weights of version 0", [b"first", b"second change"]
 
-    def offer_of(identity: str, change: bytes) -> Offer:
+    def offer_of(identity: str, change: bytes) -> WeightOffer:
         files = {"base/model.safetensors": len(model), "delta.safetensors": len(change)}
-        return Offer(1, None, CLAIM, files, {"base/model.safetensors": identity})
+        return WeightOffer(1, None, CLAIM, files, {"base/model.safetensors": identity})
 
     first, second = offer_of("a", changes[0]), offer_of("a", changes[1])
     assert await receiver.consider(first) == frozenset()
@@ -168,7 +168,7 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
         assert (received.path / "delta.safetensors").read_bytes() == changes[1]
         received.remove()
     assert len(left_in(memory)) == 1
-    whole = Offer(2, None, CLAIM, {"model.safetensors": 1})
+    whole = WeightOffer(2, None, CLAIM, {"model.safetensors": 1})
     _, received = await receiver.receive(in_pieces(whole.preamble() + b"w", 7))
     received.remove()
     assert left_in(memory) == [], "the next changes are not of that base"
@@ -178,12 +178,12 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
 
 
 async def test_changes_go_where_their_base_is(
-    memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A base that was too large for memory is on the disk. What changed fits memory, where the base could not be linked."""
     model, change = b"weights of version 0", b"change"
     files = {"base/model.safetensors": len(model), "delta.safetensors": len(change)}
-    whole = Offer(1, None, CLAIM, files, {"base/model.safetensors": "a"})
+    whole = WeightOffer(1, None, CLAIM, files, {"base/model.safetensors": "a"})
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes, *_: f"{nbytes} are needed" if nbytes > 10 else "")
@@ -199,7 +199,7 @@ async def test_changes_go_where_their_base_is(
 
 
 async def test_two_that_come_at_once_are_counted_with_each_other(
-    memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: Path, receiver: WeightReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = OFFER.nbytes
     monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes, *_: f"{nbytes} are needed" if nbytes > room else "")
@@ -213,5 +213,5 @@ def test_what_a_killed_server_held_goes_when_the_next_one_starts(memory: Path, t
     live = OwnDirectory(memory, receiving.PREFIX)
     left = memory / f"{receiving.PREFIX}left"
     (left / "base").mkdir(parents=True)
-    Receiver(tmp_path)
+    WeightReceiver(tmp_path)
     assert left_in(memory) == [live.path]

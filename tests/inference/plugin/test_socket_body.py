@@ -28,9 +28,9 @@ from counterpoint.inference.base import WeightUpdate
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.plugin import receiving
-from counterpoint.inference.plugin.receiving import Receiver
-from counterpoint.inference.plugin.socket_body import PIPE_BYTES, Connection, SocketBody, connection_of
-from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer
+from counterpoint.inference.plugin.receiving import WeightReceiver
+from counterpoint.inference.plugin.socket_body import PIPE_BYTES, BoundedConnection, SocketBody, connection_of
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, WeightOffer
 from counterpoint.transport.files.atomic import STABLE
 from tests.inference.test_tls import Identity, make_identity
 from tests.support.fake_inference import CLAIM, weight_update
@@ -41,7 +41,7 @@ FILES = {
     "model-2.safetensors": b"",
     "model-3.safetensors": b"few",
 }
-OFFER = Offer(3, None, CLAIM, {name: len(content) for name, content in FILES.items()})
+OFFER = WeightOffer(3, None, CLAIM, {name: len(content) for name, content in FILES.items()})
 BODY = OFFER.preamble() + b"".join(FILES.values())
 
 
@@ -56,11 +56,11 @@ async def serving(tmp_path: Path, identity: Identity | None = None) -> AsyncIter
     """Yields the port of a server that answers whether the files have come as they were sent, and whether all of it by ASGI."""
     (tmp_path / "model").mkdir()
     save_file({"a": np.zeros((10, 10), np.float32)}, tmp_path / "model" / "model.safetensors")
-    receiver, app = Receiver(tmp_path / "model"), FastAPI()
+    receiver, app = WeightReceiver(tmp_path / "model"), FastAPI()
 
     @app.post(OFFER_PATH)
     async def offer(request: Request) -> dict[str, object]:
-        held = await receiver.consider(Offer.decode(await request.body()))
+        held = await receiver.consider(WeightOffer.decode(await request.body()))
         return {"holds": sorted(held)}
 
     @app.post(SEND_PATH)
@@ -85,7 +85,7 @@ async def serving(tmp_path: Path, identity: Identity | None = None) -> AsyncIter
     if identity is not None:
         tls = {"ssl_certfile": identity.certificate, "ssl_keyfile": identity.key}
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, http=Connection, log_level="warning", **tls))
+        server = uvicorn.Server(uvicorn.Config(app, http=BoundedConnection, log_level="warning", **tls))
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve([listening]))
             yield listening.getsockname()[1]
@@ -201,21 +201,27 @@ async def test_the_body_of_a_request_is_never_taken_for_that_of_the_one_before(
     memory: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second request comes whole while there is a search for room for the first."""
-    offer = Offer(3, None, CLAIM, {"model-1.safetensors": 1000})
+    offer = WeightOffer(3, None, CLAIM, {"model-1.safetensors": 1000})
     body = offer.preamble() + bytes(1000)
-    check, complete, searches, may_go_on, messages = Receiver.check, Connection.on_message_complete, [], Event(), []
+    check, complete, searches, may_go_on, messages = (
+        WeightReceiver.check,
+        BoundedConnection.on_message_complete,
+        [],
+        Event(),
+        [],
+    )
 
-    def slow_check(self: Receiver, offer: Offer, coming: int) -> Path:
+    def slow_check(self: WeightReceiver, offer: WeightOffer, coming: int) -> Path:
         searches.append(offer)
         assert may_go_on.wait(60)
         return check(self, offer, coming)
 
-    def counted(self: Connection) -> None:
+    def counted(self: BoundedConnection) -> None:
         messages.append(self)
         complete(self)
 
-    monkeypatch.setattr(Receiver, "check", slow_check)
-    monkeypatch.setattr(Connection, "on_message_complete", counted)
+    monkeypatch.setattr(WeightReceiver, "check", slow_check)
+    monkeypatch.setattr(BoundedConnection, "on_message_complete", counted)
     monkeypatch.setattr(sys.modules[__name__], "FILES", {"model-1.safetensors": bytes(1000)})
     async with connected(port) as (reader, writer):
         request = head(f"Content-Length: {len(body)}") + body

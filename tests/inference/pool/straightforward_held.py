@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.inference.base import HeldWeights, RequestRefused, Scores, WeightUpdate, WrongAnswer
-from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.clients.client import ServerIdentity
 from counterpoint.inference.loads import Origin
 
 NOTHING = object()
@@ -40,7 +40,7 @@ class StraightforwardHeld:
         self.own = False
         self.found: Any = None
         self.unproven: Any = None
-        self.identity = Identity("")
+        self.identity = ServerIdentity("")
         self.warned = False
 
     # --- what it is compared by ---
@@ -66,7 +66,7 @@ class StraightforwardHeld:
         self.turn += 1
         return ["check"]
 
-    def checked(self, identity: Identity, turn: int, now: float) -> list[Any]:
+    def checked(self, identity: ServerIdentity, turn: int, now: float) -> list[Any]:
         if self.loading is not NOTHING:
             return []
         if turn != self.turn:
@@ -79,20 +79,20 @@ class StraightforwardHeld:
         self.settled = True
         return done
 
-    def is_other(self, identity: Identity) -> bool:
+    def is_other(self, identity: ServerIdentity) -> bool:
         if identity.instance != self.instance:
             return True
         if self.follows or identity.weights is None:
             return False
         return self.number_at(identity, self.held) not in self.accepted
 
-    def number_at(self, identity: Identity, held: Any) -> Any:
+    def number_at(self, identity: ServerIdentity, held: Any) -> Any:
         adapter = held.adapter if isinstance(held, WeightUpdate) else None
         if not isinstance(held, WeightUpdate) and self.name in identity.adapters:
             adapter = self.name
         return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
 
-    def begin(self, identity: Identity, now: float) -> list[Any]:
+    def begin(self, identity: ServerIdentity, now: float) -> list[Any]:
         self.attempt += 1
         self.turn += 1
         self.loading, self.identity = self.wanted, identity

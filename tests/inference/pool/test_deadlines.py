@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.inference.pool.deadlines import Deadlines, end
+from counterpoint.inference.pool.deadlines import BlockDeadlines, end
 
 FAR = 3600.0
 
 
-async def ended(deadlines: Deadlines, due: float, entered: asyncio.Event | None = None) -> bool:
+async def ended(deadlines: BlockDeadlines, due: float, entered: asyncio.Event | None = None) -> bool:
     """Waits in a block until it is ended; returns whether its deadline has ended it."""
     block = asyncio.timeout(None)
     try:
@@ -33,12 +33,12 @@ async def ended(deadlines: Deadlines, due: float, entered: asyncio.Event | None 
 def test_blocks_end_in_the_order_in_which_they_are_due(milliseconds: list[int]) -> None:
     order: list[int] = []
 
-    async def one(deadlines: Deadlines, began: float, after: int) -> None:
+    async def one(deadlines: BlockDeadlines, began: float, after: int) -> None:
         assert await ended(deadlines, began + after / 1000)
         order.append(after)
 
     async def run() -> None:
-        deadlines, began = Deadlines(), asyncio.get_running_loop().time()
+        deadlines, began = BlockDeadlines(), asyncio.get_running_loop().time()
         await asyncio.gather(*(one(deadlines, began, each) for each in milliseconds))
 
     asyncio.run(run())
@@ -46,7 +46,7 @@ def test_blocks_end_in_the_order_in_which_they_are_due(milliseconds: list[int]) 
 
 
 async def test_a_block_that_is_forgotten_does_not_end_and_does_not_keep_others_from_it() -> None:
-    deadlines, clock = Deadlines(), asyncio.get_running_loop().time
+    deadlines, clock = BlockDeadlines(), asyncio.get_running_loop().time
     for _ in range(3):
         async with asyncio.timeout(None) as block:
             deadlines.watch(block, clock() + 0.005)
@@ -56,7 +56,7 @@ async def test_a_block_that_is_forgotten_does_not_end_and_does_not_keep_others_f
 
 
 async def test_a_block_that_something_else_ends_was_not_ended_by_its_deadline() -> None:
-    deadlines, clock = Deadlines(), asyncio.get_running_loop().time
+    deadlines, clock = BlockDeadlines(), asyncio.get_running_loop().time
     with pytest.raises(TimeoutError):  # noqa: PT012 - the block's end raises
         async with asyncio.timeout(0) as block:
             deadlines.watch(block, clock() + FAR)
@@ -65,7 +65,7 @@ async def test_a_block_that_something_else_ends_was_not_ended_by_its_deadline() 
 
 
 async def test_a_cancelled_block_stays_cancelled() -> None:
-    deadlines, entered = Deadlines(), asyncio.Event()
+    deadlines, entered = BlockDeadlines(), asyncio.Event()
     waiting = asyncio.create_task(ended(deadlines, asyncio.get_running_loop().time() + FAR, entered))
     await entered.wait()
     waiting.cancel()
@@ -74,7 +74,7 @@ async def test_a_cancelled_block_stays_cancelled() -> None:
 
 
 async def test_a_block_that_takes_a_while_to_end_keeps_no_other_from_its_deadline() -> None:
-    deadlines, clock = Deadlines(), asyncio.get_running_loop().time
+    deadlines, clock = BlockDeadlines(), asyncio.get_running_loop().time
     blocks: list[asyncio.Timeout] = []
     closed = asyncio.Event()
 

@@ -7,14 +7,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.inference.clients.client import Identity
-from counterpoint.inference.loads import Claim
-from counterpoint.inference.pool.fleet import GROUP_LEAD, REMEMBERED_GROUPS, Fleet, Name, Server
+from counterpoint.inference.clients.client import ServerIdentity
+from counterpoint.inference.loads import LoadClaim
+from counterpoint.inference.pool.fleet import GROUP_LEAD, REMEMBERED_GROUPS, Fleet, FleetMember, Name
 from counterpoint.inference.pool.held import Held
 from tests.support.fake_inference import weight_update
 
-NAME = Name("a-model", Claim.of_process())
-OTHER = Name("another", Claim.of_process(), limit=1)
+NAME = Name("a-model", LoadClaim.of_process())
+OTHER = Name("another", LoadClaim.of_process(), limit=1)
 
 
 def fleet_of(count: int, limit: int) -> Fleet:
@@ -26,18 +26,18 @@ def fleet_of(count: int, limit: int) -> Fleet:
     return fleet
 
 
-def serve(server: Server, name: Name = NAME) -> None:
+def serve(server: FleetMember, name: Name = NAME) -> None:
     held = server.names[name]
-    held.checked(Identity("first", weights=0), held.turn, float("inf"))
+    held.checked(ServerIdentity("first", weights=0), held.turn, float("inf"))
 
 
-def load(server: Server) -> None:
+def load(server: FleetMember) -> None:
     held = server.names[NAME]
     held.want(weight_update(1))
     serve(server)
 
 
-def take_out(server: Server) -> None:
+def take_out(server: FleetMember) -> None:
     server.names[NAME].unfit("gone", 0.0)
 
 
@@ -219,7 +219,7 @@ def test_no_history_oversteps_a_limit_or_uses_a_server_that_does_not_serve(
     history: list[tuple[str, int, Name]],
 ) -> None:
     fleet = serving_fleet(3)
-    taken: list[tuple[Name, Server]] = []
+    taken: list[tuple[Name, FleetMember]] = []
     for action, index, name in history:
         server = fleet.servers[index % 3]
         if action == "acquire":

@@ -21,7 +21,7 @@ from counterpoint.inference.base import (
     ServerUnreachable,
     WrongAnswer,
 )
-from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.clients.client import ServerIdentity
 from counterpoint.inference.loads import Origin
 from counterpoint.inference.pool import held as machine
 from counterpoint.inference.pool.held import FAILURES_IN_A_ROW, Held, intervals_out
@@ -34,7 +34,7 @@ ERRORS = [ServerUnreachable("gone"), ServerFailure("500"), RequestRefused("no")]
 
 def as_plain(instruction: machine.Instruction) -> Any:
     match instruction:
-        case machine.Load(_, update, first):
+        case machine.LoadVersion(_, update, first):
             return "load", update, first
         case machine.Prove(_, update):
             return "prove", update
@@ -46,7 +46,7 @@ def as_plain(instruction: machine.Instruction) -> Any:
                 former
             ).__name__.lower()
     names = {
-        machine.Ask: "ask",
+        machine.AskToken: "ask",
         machine.Check: "check",
         machine.EndRequests: "end requests",
         machine.Doubt: "doubt",
@@ -87,9 +87,9 @@ class HeldMachine(RuleBasedStateMachine):
     def attempt(self, age: int) -> int:
         return self.plain.attempt - age
 
-    def identity(self, has: bool) -> Identity:
+    def identity(self, has: bool) -> ServerIdentity:
         adapters = {} if self.adapter is None or not has else {self.adapter: self.number}
-        return Identity(str(self.instance), weights=0 if self.adapter else self.number, adapters=adapters)
+        return ServerIdentity(str(self.instance), weights=0 if self.adapter else self.number, adapters=adapters)
 
     # --- what happens at the server ---
 
@@ -117,7 +117,7 @@ class HeldMachine(RuleBasedStateMachine):
     @rule(has=st.integers(0, 5), age=st.integers(0, 8), tells=st.integers(0, 9))
     def a_health_check_is_answered(self, has: int, age: int, tells: int) -> None:
         turn = self.turns[-1 - min(max(0, age - 6), len(self.turns) - 1)]
-        identity = self.identity(has > 0) if tells else Identity(str(self.instance))
+        identity = self.identity(has > 0) if tells else ServerIdentity(str(self.instance))
         self.both(
             lambda: self.held.checked(identity, turn, self.now), lambda: self.plain.checked(identity, turn, self.now)
         )
@@ -290,7 +290,7 @@ def test_patience_grows_with_setbacks_to_a_bound() -> None:
 
 def test_failures_in_a_row_are_one_too_many_and_a_success_forgives_them() -> None:
     held = Held(URL, NAME, follows=False, interval=2.0)
-    held.checked(Identity("first", weights=0), held.turn, 0.0)
+    held.checked(ServerIdentity("first", weights=0), held.turn, 0.0)
     for _ in range(2):
         for _ in range(FAILURES_IN_A_ROW - 1):
             assert held.request_failed(ERRORS[1], 0.0) == [machine.Check()]

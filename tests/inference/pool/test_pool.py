@@ -23,7 +23,7 @@ from counterpoint.inference.base import (
     SamplingParameters,
     WeightsNotSeen,
 )
-from counterpoint.inference.clients.client import BinaryClient, Identity
+from counterpoint.inference.clients.client import BinaryClient, ServerIdentity
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.records import Turn
@@ -527,7 +527,7 @@ async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_ask
         pool._servers.serve_waiting()
         holder.take_out("it gave a wrong answer")
         if loads_again:
-            identity = Identity(server.loads.instance, weights=1)
+            identity = ServerIdentity(server.loads.instance, weights=1)
             holder.carry_out(holder.held.checked(identity, holder.held.turn, float("inf")))
             assert states(pool) == ["loading"]
         turn = await request

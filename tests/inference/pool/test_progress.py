@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.inference.clients.capacity import Observation
-from counterpoint.inference.pool.progress import ABSENT_SECONDS, STUCK_SECONDS, Progress
+from counterpoint.inference.pool.progress import ABSENT_SECONDS, STUCK_SECONDS, ServerProgress
 
 LONGEST, PAUSE = 600.0, 40.0
 
@@ -17,7 +17,7 @@ def report(held: int, tokens: int) -> Observation:
 
 def first_reason(looks: list[tuple[float, int, int, Observation | None]]) -> tuple[float, str] | None:
     """Time and reason of the first look at which the server is not to be used any longer."""
-    progress = Progress(LONGEST, PAUSE)
+    progress = ServerProgress(LONGEST, PAUSE)
     reasons = ((now, progress.observe(now, requests, answered, seen)) for now, requests, answered, seen in looks)
     return next((found for found in reasons if found[1]), None)
 
@@ -81,7 +81,7 @@ def test_a_pause_of_this_process_is_no_silence_of_the_server() -> None:
 
 def test_steps_that_take_longer_are_waited_for_once_that_was_seen() -> None:
     """A prompt takes one step of 200 s: the first one is given up, a later one is not."""
-    progress = Progress(LONGEST, PAUSE)
+    progress = ServerProgress(LONGEST, PAUSE)
 
     def is_given_up(now: int) -> bool:
         reason = progress.observe(float(now), 8, 3 + now // 400, report(8, now // 200))
@@ -94,7 +94,7 @@ def test_steps_that_take_longer_are_waited_for_once_that_was_seen() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.1, ABSENT_SECONDS - 1), st.integers(0, 9), st.booleans(), st.integers(0, 3))))
 def test_a_server_that_answers_now_and_then_stays(looks: list[tuple[float, int, bool, int]]) -> None:
-    now, progress = 1000.0, Progress(LONGEST, PAUSE)
+    now, progress = 1000.0, ServerProgress(LONGEST, PAUSE)
     for answered, (pause, requests, reports, held) in enumerate(looks):
         now += pause
         assert progress.observe(now, requests, answered, report(held, 0) if reports else None) == ""

@@ -15,10 +15,10 @@ import pytest
 
 from counterpoint.inference import identity
 from counterpoint.inference.base import InferenceError, SamplingParameters, Scores, WrongWeights
-from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.clients.client import ServerIdentity
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.loads import Claim, Load, Loads
+from counterpoint.inference.loads import Load, LoadClaim, Loads
 from counterpoint.inference.pool import held, own_loads
 from counterpoint.inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool, Served
 from counterpoint.transport.records import Turn
@@ -35,7 +35,7 @@ def pool_at(
     server: FakeServer, owner: str = "run 'a'", model: str = "a-model", *, follows: bool = False, **settings: Any
 ) -> Served:
     given = {"health_interval_seconds": NEVER, "startup_timeout_seconds": 60, "request_timeout_seconds": 60} | settings
-    claim = Claim(f"the key of {owner}", owner)
+    claim = LoadClaim(f"the key of {owner}", owner)
     return InferencePool(PoolConfig(urls=[server.url], **given)).model(model, claim=claim, follows=follows)
 
 
@@ -328,8 +328,8 @@ async def test_stock_servers_which_prove_nothing_are_named_once(
     async def as_probed(client: OpenAIClient, model: str, token_ids: list[int]) -> Scores:
         return Scores(np.array(probe_answer(1, token_ids), dtype=np.float32))
 
-    async def healthy(client: OpenAIClient) -> Identity:
-        return Identity(client.url)
+    async def healthy(client: OpenAIClient) -> ServerIdentity:
+        return ServerIdentity(client.url)
 
     monkeypatch.setattr(OpenAIClient, "identify", healthy)
     monkeypatch.setattr(OpenAIClient, "load", nothing)

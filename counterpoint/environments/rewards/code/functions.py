@@ -9,11 +9,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from counterpoint.environments.rewards.code.config import CodeConfig
+from counterpoint.environments.sandbox.python_sandbox import Sandbox
 
 _HERE = Path(__file__).parent
 _MOST_ROUNDS = 40
@@ -31,33 +32,6 @@ _BY_ITS_WORK = ("deadline", "output")
 
 class FaultyTests(ValueError):
     """The tests of an example cannot be run, whatever the program is."""
-
-
-class Outcome(Protocol):
-    """What `environments.sandbox` returns, as far as it is used here."""
-
-    @property
-    def stdout(self) -> str:
-        """What was printed."""
-
-    @property
-    def stderr(self) -> str:
-        """What was printed to standard error."""
-
-    @property
-    def ok(self) -> bool:
-        """The program ended by itself, with exit code 0."""
-
-    @property
-    def killed(self) -> str:
-        """Why it was killed, or empty."""
-
-
-class Sandbox(Protocol):
-    """Runs a program, confined."""
-
-    async def run(self, code: str, stdin: str = "", seconds: float = 10.0, memory_mib: int = 512) -> Outcome:
-        """Returns the outcome of `code`."""
 
 
 def _program(name: str) -> str:

@@ -30,7 +30,7 @@ _KEPT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JudgeAnswer:
     """What a judge wrote, and its tokens as the server counts them; None where it does not say."""
 
     text: str
@@ -49,12 +49,12 @@ class AnswerCache:
         self._entries = entries
         self._until_check = 0
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> JudgeAnswer | None:
         """Returns the answer, or None if there is none that can be read."""
         path = self._path(key)
         try:
             found = read_json(path, MAX_FILE_BYTES)
-            answer = Answer(**found["answer"])
+            answer = JudgeAnswer(**found["answer"])
             if found["key"] != key or found["checksum"] != _checksum(answer) or not isinstance(answer.text, str):
                 raise ValueError("it does not hold what it says")
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class AnswerCache:
             os.utime(path)
         return answer
 
-    def put(self, key: str, answer: Answer) -> None:
+    def put(self, key: str, answer: JudgeAnswer) -> None:
         """Keeps an answer. A disk that takes none is logged: the answer is then asked for again."""
         path = self._path(key)
         content = orjson.dumps({"key": key, "checksum": _checksum(answer), "answer": asdict(answer)})
@@ -108,5 +108,5 @@ def key_of(request: dict[str, Any]) -> str:
     return hashlib.blake2b(orjson.dumps(request, option=orjson.OPT_SORT_KEYS), digest_size=20).hexdigest()
 
 
-def _checksum(answer: Answer) -> str:
+def _checksum(answer: JudgeAnswer) -> str:
     return hashlib.blake2b(orjson.dumps(asdict(answer)), digest_size=8).hexdigest()

@@ -18,7 +18,7 @@ import aiohttp
 import orjson
 
 from counterpoint.environments.rewards.judge.budget import Budget, Cost
-from counterpoint.environments.rewards.judge.cache import Answer
+from counterpoint.environments.rewards.judge.cache import JudgeAnswer
 from counterpoint.environments.rewards.judge.config import JudgeConfig
 from counterpoint.environments.rewards.judge.only_number import NoScore
 from counterpoint.transport.files.untrusted import read_text
@@ -92,7 +92,7 @@ class JudgeClient:
         messages: Sequence[dict[str, str]],
         budget: Budget,
         score: Callable[[str], Awaitable[Scored]],
-    ) -> tuple[Answer, Scored]:
+    ) -> tuple[JudgeAnswer, Scored]:
         """Returns the answer and what `score` makes of it; an answer of which it raises `NoScore` is asked for again.
 
         Raises `JudgeFailed` and `BudgetExhausted`.
@@ -131,7 +131,7 @@ class JudgeClient:
             await self._session.close()
             self._session = None
 
-    async def _paid(self, body: bytes, messages: int, budget: Budget) -> Answer:
+    async def _paid(self, body: bytes, messages: int, budget: Budget) -> JudgeAnswer:
         """Makes one request, paid for in advance."""
         # A token of text has at least one byte.
         most = budget.cost(1, len(body) + _OVERHEAD_TOKENS * messages, self._config.max_tokens)
@@ -149,7 +149,7 @@ class JudgeClient:
             await asyncio.to_thread(budget.give_back, most - actual)
         return answer
 
-    async def _once(self, body: bytes) -> Answer:
+    async def _once(self, body: bytes) -> JudgeAnswer:
         seconds = self._config.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -197,7 +197,7 @@ class JudgeClient:
             return _Failure(f"status {status}, and it asks to wait {wait:g} s: {text}", repeat=False)
         return _Failure(f"status {status}: {text}", repeat=repeat, wait=wait)
 
-    def _answer(self, body: bytes) -> Answer:
+    def _answer(self, body: bytes) -> JudgeAnswer:
         try:
             parsed = orjson.loads(body)
             choice = parsed["choices"][0]
@@ -213,7 +213,7 @@ class JudgeClient:
             raise _Failure(self._quoted(f"the answer did not end by itself, but by {ended}"), is_charged=True)
         usage = parsed.get("usage")
         tokens = [_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens")]
-        return Answer(self._without_key(text), *tokens)
+        return JudgeAnswer(self._without_key(text), *tokens)
 
     async def _pause(self, attempt: int, failure: _Failure) -> None:
         wait = _FIRST_WAIT * 2**attempt * (0.5 + self._random.random())

@@ -7,7 +7,7 @@ from reprlib import repr as short_repr
 
 from counterpoint.environments.reward import number_in
 from counterpoint.environments.rewards.judge.config import JudgeConfig
-from counterpoint.environments.rewards.judge.rating import NUMBER, Found
+from counterpoint.environments.rewards.judge.rating import NUMBER, FoundRating
 from counterpoint.transport.printable import printable
 
 _BEYOND = 80
@@ -84,7 +84,7 @@ class NoScore(ValueError):
     """An answer without a valid score; the message is for a person."""
 
 
-def number_at(text: str, place: Found, config: JudgeConfig) -> float:
+def number_at(text: str, place: FoundRating, config: JudgeConfig) -> float:
     """Returns the number at a place of the text. Raises `NoScore`."""
     found = text[place.start : place.end]
     start = place.start + len(found) - len(found.lstrip())

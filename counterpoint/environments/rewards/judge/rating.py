@@ -53,7 +53,7 @@ _LONGEST_SENTENCE = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRating:
     """Where a rating stands in an answer."""
 
     since: int
@@ -64,7 +64,7 @@ class Found:
     """What its label says in parentheses."""
 
 
-def rating_in(text: str) -> Found | str:
+def rating_in(text: str) -> FoundRating | str:
     """Returns where an answer's rating stands, or why there is none.
 
     Of labels that are of the whole the last counts, also where nothing follows it; others have to say the same number.
@@ -87,7 +87,7 @@ def rating_in(text: str) -> Found | str:
     return _one(said, "its sentences have several ratings") if said else "it says none"
 
 
-def _one(found: list[re.Match[str]], several: str) -> Found | str:
+def _one(found: list[re.Match[str]], several: str) -> FoundRating | str:
     """Returns the last of what was found if all have its number, else `several`."""
     last = found[-1]
     if last["number"] is None:
@@ -96,10 +96,10 @@ def _one(found: list[re.Match[str]], several: str) -> Found | str:
         return several
     start, end = last.span("number")
     if "marks" not in last.groupdict():
-        return Found(start, start, end)
+        return FoundRating(start, start, end)
     since = last.start("marks")
     is_tag = last.string[: last.start()].endswith("<") and last["marks"].startswith(">")
-    return Found(since + is_tag, start, end, last["scale"] or "")
+    return FoundRating(since + is_tag, start, end, last["scale"] or "")
 
 
 def _value(number: str | None) -> float | str | None:

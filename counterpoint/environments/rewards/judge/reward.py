@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.rewards.base import Attempt, Value
 from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhausted
-from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
+from counterpoint.environments.rewards.judge.cache import AnswerCache, JudgeAnswer, key_of
 from counterpoint.environments.rewards.judge.client import JudgeClient, JudgeFailed
 from counterpoint.environments.rewards.judge.config import JudgeConfig
 from counterpoint.environments.rewards.judge.only_number import NoScore
@@ -98,7 +98,7 @@ class JudgeReward:
         messages = [{"role": "user", "content": _valid(content)}]
         return [{"role": "system", "content": config.system}, *messages] if config.system is not None else messages
 
-    async def _answer(self, messages: list[dict[str, str]]) -> tuple[Answer, float, bool]:
+    async def _answer(self, messages: list[dict[str, str]]) -> tuple[JudgeAnswer, float, bool]:
         """Returns an answer, its value, and whether it was in the cache."""
         key = key_of({"format": 1, "base_url": self._config.base_url} | self._client.request(messages))
         cache = self._cache

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from counterpoint.environments.rewards.judge.config import JudgeConfig
 from counterpoint.environments.rewards.judge.only_number import NoScore, number_at
-from counterpoint.environments.rewards.judge.rating import Found, rating_in
+from counterpoint.environments.rewards.judge.rating import FoundRating, rating_in
 from counterpoint.environments.rewards.processes import BoundedProcesses, OverLimit
 from counterpoint.environments.rewards.reasoning import after_reasoning
 from counterpoint.environments.rewards.verifiable import seconds_for
@@ -33,7 +33,7 @@ async def score_of(answer: str, config: JudgeConfig, processes: BoundedProcesses
     return (score - config.least) / (config.most - config.least)
 
 
-async def _found(text: str, config: JudgeConfig, processes: BoundedProcesses) -> Found:
+async def _found(text: str, config: JudgeConfig, processes: BoundedProcesses) -> FoundRating:
     """Returns where the score begins and ends."""
     if config.score_pattern is None:
         found = rating_in(text)
@@ -48,7 +48,7 @@ async def _found(text: str, config: JudgeConfig, processes: BoundedProcesses) ->
     if answer["match"] is None:
         raise NoScore(f"score_pattern finds nothing in an answer that ends with {_end(text)}")
     start, end = answer["span"]
-    return Found(0, start, end)
+    return FoundRating(0, start, end)
 
 
 def _at_key(text: str, key: str) -> float:

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhausted, Cost
-from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
+from counterpoint.environments.rewards.judge.cache import AnswerCache, JudgeAnswer, key_of
 from counterpoint.environments.rewards.judge.config import BudgetConfig
 
 WRITES = """
 import sys
 from pathlib import Path
-from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
+from counterpoint.environments.rewards.judge.cache import AnswerCache, JudgeAnswer, key_of
 cache = AnswerCache(Path(sys.argv[1]), 1000)
 print("ready", flush=True)
 while True:
     for index in range(20):
-        cache.put(key_of({"n": index}), Answer(f"answer {index} " + "x" * 100_000, index, None))
+        cache.put(key_of({"n": index}), JudgeAnswer(f"answer {index} " + "x" * 100_000, index, None))
 """
 
 PAYS = """
@@ -60,7 +60,7 @@ def test_a_killed_writer_leaves_whole_answers(tmp_path: Path) -> None:
     found = [cache.get(key_of({"n": index})) for index in range(20)]
     assert found[0] is not None
     for index, answer in enumerate(found):
-        assert answer in (None, Answer(f"answer {index} " + "x" * 100_000, index, None))
+        assert answer in (None, JudgeAnswer(f"answer {index} " + "x" * 100_000, index, None))
 
 
 @pytest.mark.slow
@@ -74,13 +74,13 @@ def test_processes_share_a_budget(tmp_path: Path) -> None:
 def test_a_cache_is_bounded_and_keeps_what_is_used(tmp_path: Path) -> None:
     cache = AnswerCache(tmp_path, 20)
     first = key_of({"n": 0})
-    cache.put(first, Answer("first"))
+    cache.put(first, JudgeAnswer("first"))
     for index in range(1, 100):
-        cache.put(key_of({"n": index}), Answer("another"))
+        cache.put(key_of({"n": index}), JudgeAnswer("another"))
         os.utime(
             tmp_path / first[:2] / f"{first}.json", (2e9, 2e9)
         )  # as `get` does, at a time that no clock can confuse
-    assert cache.get(first) == Answer("first")
+    assert cache.get(first) == JudgeAnswer("first")
     assert len(list(tmp_path.glob("*/*.json"))) <= 20 + 20 // 10 + 1
 
 
@@ -90,21 +90,21 @@ def test_a_cache_is_bounded_and_keeps_what_is_used(tmp_path: Path) -> None:
 def test_a_damaged_answer_is_not_used(tmp_path: Path, content: bytes) -> None:
     cache = AnswerCache(tmp_path, 20)
     key = key_of({})
-    cache.put(key, Answer("well", 1, 2))
+    cache.put(key, JudgeAnswer("well", 1, 2))
     path = tmp_path / key[:2] / f"{key}.json"
-    assert cache.get(key) == Answer("well", 1, 2)
+    assert cache.get(key) == JudgeAnswer("well", 1, 2)
     path.write_bytes(path.read_bytes().replace(b"well", b"lies"))
     assert cache.get(key) is None
     path.write_bytes(content.replace(b"K", key.encode()))
     assert cache.get(key) is None
-    cache.put(key, Answer("well"))
-    assert cache.get(key) == Answer("well")
+    cache.put(key, JudgeAnswer("well"))
+    assert cache.get(key) == JudgeAnswer("well")
 
 
 def test_a_foreign_thing_in_an_answer_s_place_is_not_followed(tmp_path: Path) -> None:
     cache = AnswerCache(tmp_path / "cache", 20)
     key = key_of({})
-    cache.put(key, Answer("well"))
+    cache.put(key, JudgeAnswer("well"))
     path = tmp_path / "cache" / key[:2] / f"{key}.json"
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -114,7 +114,7 @@ def test_a_foreign_thing_in_an_answer_s_place_is_not_followed(tmp_path: Path) ->
 def test_a_full_disk_costs_an_answer_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("no directory")
     cache = AnswerCache(tmp_path / "cache", 20)
-    cache.put(key_of({}), Answer("well"))
+    cache.put(key_of({}), JudgeAnswer("well"))
     assert cache.get(key_of({})) is None
     assert "was not written" in caplog.text
 
