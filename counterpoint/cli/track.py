@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
+import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from counterpoint.cli.arguments.command import log_to_stderr
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
 from counterpoint.job.tracking.config import TrackingConfig
-from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.job.tracking.rows import SinkSpec
 from counterpoint.job.tracking.sinks_of import SINKS, check_extras, sinks_of
 from counterpoint.job.tracking.tracking import Tracking
 from counterpoint.transport.configuration.explain import validate
@@ -82,13 +85,17 @@ def _run(specs: list[SinkSpec], directory: Path, follow: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     notify_ready()
-    lacking = tracking.run(over, watch, hurry=lambda: stopped)
+    with redirect_stdout(sys.stderr):  # for whatever a library prints
+        lacking = tracking.run(over, watch, hurry=lambda: stopped)
     for spec in specs:
         if spec.name not in lacking:
             place = spec.options.get("directory") or directory / "tracking" / spec.name
             shown = f"; tensorboard --logdir {shlex.quote(str(place))}" if spec.name == "tensorboard" else ""
             print(f"{spec.name} has all of {directory}{shown}")
-    return 1 if lacking and not stopped else 0
+    if lacking:  # a library that hangs would hold up the end of the process as well
+        sys.stdout.flush()
+        os._exit(0 if stopped else 1)
+    return 0
 
 
 def _tracking(given: argparse.Namespace) -> TrackingConfig:

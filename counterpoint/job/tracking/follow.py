@@ -32,7 +32,7 @@ MOST_STATE_BYTES = 64 * 2**20
 
 
 class State:
-    """What a sink's process knows after a restart: its identity at the sink, and what `Followed.state` says of each run."""
+    """What is known of a sink after a restart: its identity at the sink, and what `Followed.state` says of each run."""
 
     def __init__(self, path: Path) -> None:
         """Reads the state; a missing or damaged file is a new one, from which the sink's own last step still protects."""
@@ -91,8 +91,8 @@ class Followed:
 class Follower:
     """All runs of a job."""
 
-    def __init__(self, directory: Path, state: State, last_step: Callable[[str], int]) -> None:
-        """`last_step` asks the sink for its last step of a run."""
+    def __init__(self, directory: Path, state: State, last_step: Callable[[str, int], int]) -> None:
+        """`last_step` asks the sink for its last step of a run: `Sink.last_step`."""
         self._directory = directory
         self._state = state
         self._last_step = last_step
@@ -118,7 +118,8 @@ class Follower:
     def _run(self, run_id: str) -> Followed:
         if run_id not in self.runs:
             state = self._state.content["runs"].get(run_id, {})
-            self.runs[run_id] = Followed(self._directory, run_id, state, self._last_step(run_id))
+            last = self._last_step(run_id, int(state.get("step", 0)))
+            self.runs[run_id] = Followed(self._directory, run_id, state, last)
         return self.runs[run_id]
 
     def _read_trainer(self) -> bool:

@@ -1,21 +1,23 @@
-"""The sinks that `[tracking]` names, as their processes take them."""
+"""The sinks that `[tracking]` names."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from counterpoint.job.tracking.config import TrackingConfig
-from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.job.tracking.rows import SinkSpec
+from counterpoint.job.tracking.sinks.tensorboard import TensorboardSink
+from counterpoint.job.tracking.sinks.trackio import TrackioSink
+from counterpoint.job.tracking.sinks.wandb import WandbSink
 from counterpoint.transport.errors import UserError
 
 SINKS = {
-    "tensorboard": ("counterpoint.job.tracking.sinks.tensorboard:TensorboardSink", "tensorboardX"),
-    "trackio": ("counterpoint.job.tracking.sinks.trackio:TrackioSink", "trackio"),
-    "wandb": ("counterpoint.job.tracking.sinks.wandb:WandbSink", "wandb"),
+    "tensorboard": (TensorboardSink, "tensorboardX"),
+    "trackio": (TrackioSink, "trackio"),
+    "wandb": (WandbSink, "wandb"),
 }
-"""Each sink's class, and the package that it needs."""
+"""Each sink's class, and the package that it needs, which only its instances import."""
 
 
 def check_extras(tracking: TrackingConfig | None) -> None:
@@ -28,9 +30,8 @@ def check_extras(tracking: TrackingConfig | None) -> None:
 def sinks_of(tracking: TrackingConfig, directory: Path) -> list[SinkSpec]:
     """Returns the sinks of a job's directory."""
     job = directory.absolute()
-    tables: dict[str, dict[str, Any]] = {
-        name: table.model_dump(mode="json") for name in SINKS if (table := getattr(tracking, name)) is not None
-    }
     return [
-        SinkSpec(name, SINKS[name][0], str(job), tracking.name or job.name, options) for name, options in tables.items()
+        SinkSpec(name, sink, job, tracking.name or job.name, table.model_dump(mode="json"))
+        for name, (sink, _) in SINKS.items()
+        if (table := getattr(tracking, name)) is not None
     ]

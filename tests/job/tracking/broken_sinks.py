@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 
-from counterpoint.job.tracking.rows import Evaluation, Row, Target
+from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
 
 
-class NotingSink:
+class NotingSink(Sink):
     """Keeps the steps that it took in a file, a line each."""
 
-    def __init__(self, target: Target) -> None:
-        self.file = target.directory / "steps"
+    def __init__(self, spec: SinkSpec, identity: str) -> None:
+        self.file = spec.directory / "steps"
 
-    def last_step(self, run_id: str) -> int:
+    def last_step(self, run_id: str, saved: int) -> int:
         return max(map(int, self.file.read_text().split()), default=0) if self.file.exists() else 0
 
     def write(self, row: Row) -> None:
@@ -21,15 +21,6 @@ class NotingSink:
             file.write(f"{row.step}\n")
 
     def write_evaluation(self, result: Evaluation) -> None:
-        pass
-
-    def rewind(self, run_id: str, step: int) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -45,7 +36,7 @@ class HangingSink(NotingSink):
 class RaisingSink(NotingSink):
     """Cannot be made."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, spec: SinkSpec, identity: str) -> None:
         raise RuntimeError("no such project")
 
 

@@ -1,20 +1,26 @@
-"""Job directories whose metrics files tests write, as the roles do, and processes of one sink."""
+"""Job directories whose metrics files tests write, as the roles do, and processes that feed one sink."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.job.tracking import tracking
+from counterpoint.job.tracking.rows import Row, Sink, SinkSpec
+from counterpoint.job.tracking.sinks_of import SINKS
+from counterpoint.transport.exact_json import dumps, loads
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.json_lines import append_line, read_lines
 from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.launch import descendants
-from tests.support.polling import DEADLINE_SECONDS
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 
 class Job:
@@ -48,34 +54,58 @@ class Job:
         path = self.directory / "trainer" / "metrics.jsonl"
         write_atomically(path, b"".join(raw for raw, line in read_lines(path) if line["step"] <= step))
 
-    def spec(self, name: str, sink: str = "", **options: Any) -> SinkSpec:
-        from counterpoint.job.tracking.sinks_of import SINKS
+    def sink(self, name: str, **options: Any) -> SinkSpec:
+        """One of our sinks."""
+        return SinkSpec(name, SINKS[name][0], self.directory, "job", options)
 
-        return SinkSpec(name, sink or SINKS[name][0], str(self.directory), "job", options, poll_seconds=0.02)
+    def shown(self) -> dict[int, dict[str, float]]:
+        """What TensorBoard shows of the run: of each file all scalars, but for the steps that a later file replaces."""
+        shown: dict[int, dict[str, float]] = {}
+        for event in events_in(self.directory / "tracking" / "tensorboard" / "a"):
+            if event.session_log.status == event.session_log.START:
+                shown = {step: values for step, values in shown.items() if step < event.step}
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    assert value.tag not in shown.get(event.step, {}), "it shows two values of one step"
+                    shown.setdefault(event.step, {})[value.tag] = value.simple_value
+        return shown
 
 
-@contextmanager
-def sink_process(spec: SinkSpec) -> Iterator[SinkProcess]:
-    """A process of the sink; it and all below it are killed at the end, if it has not ended."""
-    process = SinkProcess(spec)
-    try:
-        yield process
-    finally:
-        process.kill()
+def events_in(directory: Path) -> Iterator[Any]:
+    """The whole events of TensorBoard's files, in their order. A killed writer leaves a part of one."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.suffix):
+        data, offset = path.read_bytes(), 0
+        while offset + 12 <= len(data):
+            (length,) = struct.unpack_from("<Q", data, offset)
+            if offset + 16 + length > len(data):
+                break
+            yield Event.FromString(data[offset + 12 : offset + 12 + length])
+            offset += 16 + length
 
 
-class SinkProcess:
-    """One process of a sink."""
+class Feeding:
+    """A process that feeds one sink, and looks at the files all the time; `dies_after`: by SIGKILL, once it took so many rows."""
 
-    def __init__(self, spec: SinkSpec) -> None:
-        command = [sys.executable, "-m", "counterpoint.job.tracking.sink_process", spec.to_json()]
-        self._process = Child(spec.name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.sent = 0
+    def __init__(self, job: Job, name: str, dies_after: int = 0, **options: Any) -> None:
+        given = dumps([str(job.directory), name, dies_after, options]).decode()
+        self._state = job.directory / "tracking" / f"{name}.json"
+        self._process = Child(name, [sys.executable, "-m", __name__, given], stdin=subprocess.PIPE)
 
-    def await_rows(self, count: int) -> None:
-        """Returns once so many rows were sent."""
-        while self.sent < count:
-            self.sent = int(self._process.line(DEADLINE_SECONDS).split()[-1])
+    def __enter__(self) -> Feeding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close()
+
+    def await_step(self, step: int) -> None:
+        """Returns once the sink has it."""
+        wait_until(lambda: self._last_step() == step, f"step {step}")
+
+    def _last_step(self) -> int | None:
+        runs = loads(self._state.read_bytes())["runs"] if self._state.exists() else {}
+        return runs["a"]["step"] if "a" in runs else None
 
     def maps(self, part: str) -> bool:
         """Whether it, or a process below it, has a file with that in its path in its memory."""
@@ -84,8 +114,37 @@ class SinkProcess:
     def finish(self) -> int:
         """Asks it to send what is left; returns its exit code."""
         self._process.stdin.close()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Returns its exit code."""
         return self._process.wait(DEADLINE_SECONDS)
 
-    def kill(self) -> None:
-        """Kills it and all below it by SIGKILL."""
-        self._process.close()
+
+def main(given: str) -> None:
+    directory, name, dies_after, options = loads(given)
+    made: Any = SINKS[name][0]
+    taken = 0
+
+    def sink(spec: SinkSpec, identity: str) -> Sink:
+        sink: Sink = made(spec, identity)
+        write = sink.write
+
+        def counted(row: Row) -> None:
+            nonlocal taken
+            write(row)
+            taken += 1
+            if taken == dies_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sink.write = counted  # type: ignore[method-assign]
+        return sink
+
+    tracking.ROWS_PER_FLUSH = 2
+    spec = SinkSpec(name, sink, Path(directory), "job", options)
+    run = tracking.Tracking([spec], tracking.Limits(follow_seconds=0.02)).run
+    sys.exit(1 if run(lambda: bool(select.select([0], [], [], 0)[0])) else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -23,7 +23,7 @@ class Sent:
 
     def start(self) -> None:
         state = State(self.job.directory / "sink.json")
-        self.follower = Follower(self.job.directory, state, lambda run_id: max(self.steps, default=0))
+        self.follower = Follower(self.job.directory, state, lambda run_id, saved: max(self.steps, default=0))
 
     def read(self, over: bool = False) -> None:
         while self.follower.read():

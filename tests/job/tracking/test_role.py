@@ -10,7 +10,6 @@ import pytest
 
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
-from counterpoint.job.tracking.event_files import read_scalars
 from counterpoint.job.workers import sections_of, specification
 from tests.job.tracking.jobs import Job
 
@@ -32,5 +31,9 @@ def test_the_metrics_of_a_job_that_has_ended_are_sent_by_the_command(tmp_path: P
     command = [sys.executable, "-m", "counterpoint.cli.main", "track", str(tmp_path), "--to", "tensorboard"]
     said = subprocess.run(command, check=True, timeout=100, stdout=subprocess.PIPE, text=True).stdout
     assert said == f"tensorboard has all of {tmp_path}; tensorboard --logdir {tmp_path}/tracking/tensorboard\n"
-    shown = read_scalars(tmp_path / "tracking" / "tensorboard" / "a")
-    assert {step: "trainer/loss" in values for step, values in shown.items()} == {1: True, 2: True, 3: True, 4: False}
+    assert {step: "trainer/loss" in values for step, values in job.shown().items()} == {
+        1: True,
+        2: True,
+        3: True,
+        4: False,
+    }

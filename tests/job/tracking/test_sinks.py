@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sqlite3
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
-from counterpoint.job.tracking.event_files import read_scalars
 from counterpoint.job.tracking.sinks.wandb_files import _records, steps_in
-from tests.job.tracking.jobs import Job, sink_process
+from tests.job.tracking.jobs import Feeding, Job
 
 STEPS = 12
 
 
 def tensorboard_steps(job: Job) -> list[int]:
-    """Every event counts, so that a step that was written twice is seen twice."""
-    from counterpoint.job.tracking.event_files import _events, _files
-
-    directory = job.directory / "tracking" / "tensorboard" / "a"
-    events = [event for file in _files(directory) for event in _events(file)]
-    return [event.step for event in events if any(value.tag == "reward/mean" for value in event.summary.value)]
+    return [step for step, values in job.shown().items() if round(values["reward/mean"], 6) == step / 100]
 
 
 def trackio_steps(job: Job) -> list[int]:
@@ -55,19 +49,17 @@ READ = {"tensorboard": tensorboard_steps, "trackio": trackio_steps, "wandb": wan
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(READ))
 def test_a_sink_that_is_killed_at_any_point_has_each_step_once(name: str, tmp_path: Path) -> None:
-    job, random = Job(tmp_path), Random(name)
-    spec = job.spec(name, **({"mode": "offline"} if name == "wandb" else {}))
-    given = 0
-    for upto in (4, 8):
-        with sink_process(spec) as process:
-            job.steps(*range(given + 1, upto + 1))
-            given = upto
-            process.await_rows(random.randint(1, 3))
-            process.kill()
-    with sink_process(spec) as process:
-        job.steps(*range(given + 1, STEPS + 1))
+    job = Job(tmp_path)
+    options: dict[str, Any] = {"mode": "offline"} if name == "wandb" else {}
+    job.steps(*range(1, 9))
+    for rows in (1, 4):  # before anything is noted, and one row after
+        with Feeding(job, name, dies_after=rows, **options) as process:
+            assert process.wait() == 128 + signal.SIGKILL
+    with Feeding(job, name, **options) as process:
+        process.await_step(8)
+        job.steps(*range(9, STEPS + 1))
         job.evaluate(STEPS, 0.25)
-        process.await_rows(1)
+        process.await_step(STEPS)
         assert not process.maps("/torch/"), "2 s of CPU and 180 MB, for nothing"
         assert process.finish() == 0
     assert READ[name](job) == list(range(1, STEPS + 1))
@@ -76,18 +68,17 @@ def test_a_sink_that_is_killed_at_any_point_has_each_step_once(name: str, tmp_pa
 @pytest.mark.slow
 def test_steps_that_are_trained_again_replace_those_that_tensorboard_shows(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    spec = job.spec("tensorboard")
-    with sink_process(spec) as process:
+    with Feeding(job, "tensorboard") as process:
         job.steps(*range(1, 6))
         job.evaluate(2, 0.25)
-        process.await_rows(5)
+        process.await_step(5)
         job.rewind_trainer(3)
         for step in (4, 5, 6):
             job.train(step, loss=100.0 + step)
         job.ship(6)
-        process.await_rows(8)
+        process.await_step(6)
         assert process.finish() == 0
-    shown = read_scalars(job.directory / "tracking" / "tensorboard" / "a")
+    shown = job.shown()
     assert {step: values["trainer/loss"] for step, values in shown.items()} == {
         1: 1.0,
         2: 2.0,
@@ -102,10 +93,10 @@ def test_steps_that_are_trained_again_replace_those_that_tensorboard_shows(tmp_p
 @pytest.mark.slow
 def test_wandb_keeps_the_first_values_of_steps_that_are_trained_again_and_says_so(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    with sink_process(job.spec("wandb", mode="offline")) as process:
+    with Feeding(job, "wandb", mode="offline") as process:
         job.steps(*range(1, 6))
         job.evaluate(2, 0.25)
-        process.await_rows(5)
+        process.await_step(5)
         job.rewind_trainer(3)
         for step in (4, 5, 6):
             job.train(step, loss=100.0 + step)

@@ -1,4 +1,4 @@
-"""Trackio's database on this machine. A row is one transaction, and the database says which steps it has."""
+"""Trackio's database on this machine. A row is one transaction under an id of its own: one that is there is not added again."""
 
 from __future__ import annotations
 
@@ -8,52 +8,50 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.reading.redaction import whole_configuration
-from counterpoint.job.tracking.rows import Target
-from counterpoint.job.tracking.sinks.remembering import RememberingSink
+from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
 
 
-class TrackioSink(RememberingSink):
+class TrackioSink(Sink):
     """Writes into the database. It keeps the first values of steps that are trained again."""
 
-    def __init__(self, target: Target) -> None:
-        super().__init__()
-        directory = Path(target.options.get("directory") or target.directory)
+    def __init__(self, spec: SinkSpec, identity: str) -> None:
+        directory = Path(spec.options.get("directory") or spec.directory)
         directory.mkdir(parents=True, exist_ok=True)
         os.environ["TRACKIO_DIR"] = str(directory)  # read when the package is imported; this process is its only user
         from trackio.sqlite_storage import SQLiteStorage
 
         self._storage: Any = SQLiteStorage
-        self._target = target
-        self._project = target.options.get("project") or "counterpoint"
+        self._spec, self._identity = spec, identity
+        self._project = spec.options.get("project") or "counterpoint"
 
-    def kept(self, run_id: str) -> dict[int, set[str]]:
-        """See `RememberingSink`."""
-        kept: dict[int, set[str]] = {}
+    def last_step(self, run_id: str, saved: int) -> int:
+        """See `Sink`: the database may be a new one."""
         name, identity = self._names(run_id)
-        for log in self._storage.get_logs(self._project, name, run_id=identity):
-            kept.setdefault(log["step"], set()).update(log)
-        return kept
+        return 0 if self._storage.get_last_step(self._project, name, run_id=identity) is None else saved
 
-    def put(self, run_id: str, values: dict[str, float], step: int, time: float) -> None:
-        """See `RememberingSink`: one transaction. The first has the run's configuration."""
-        group, job = self._target.group, self._target.job
-        config = None if self.last_step(run_id) else whole_configuration(job, run_id) | {"_Group": group}
-        at = datetime.fromtimestamp(time, UTC).isoformat()
-        name, identity = self._names(run_id)
-        self._storage.bulk_log(
-            self._project, name, [values], steps=[step], timestamps=[at], config=config, run_id=identity
-        )
-
-    def rewind(self, run_id: str, step: int) -> bool:
-        """See `Sink`: it keeps what it has of those steps."""
-        return False
-
-    def flush(self) -> None:
-        """See `Sink`: every row was a transaction."""
-
-    def close(self) -> None:
+    def write(self, row: Row) -> None:
         """See `Sink`."""
+        self._put(row.run_id, "row", row.values, row.step, row.time)
+
+    def write_evaluation(self, result: Evaluation) -> None:
+        """See `Sink`."""
+        self._put(result.run_id, result.name, result.values, result.step, result.time)
+
+    def _put(self, run_id: str, kind: str, values: dict[str, float], step: int, time: float) -> None:
+        """Adds values, and the run's configuration before its first."""
+        name, identity = self._names(run_id)
+        is_first = self._storage.get_last_step(self._project, name, run_id=identity) is None
+        self._storage.bulk_log(
+            self._project,
+            name,
+            [values],
+            steps=[step],
+            timestamps=[datetime.fromtimestamp(time, UTC).isoformat()],
+            config=whole_configuration(self._spec.job, run_id) | {"_Group": self._spec.group} if is_first else None,
+            log_ids=[f"{identity}/{kind}/{step}"],
+            run_id=identity,
+        )
 
     def _names(self, run_id: str) -> tuple[str, str]:
         """Returns the run's name there, and its id."""
-        return f"{self._target.group}.{run_id}", f"{self._target.identity}-{run_id}"
+        return f"{self._spec.group}.{run_id}", f"{self._identity}-{run_id}"

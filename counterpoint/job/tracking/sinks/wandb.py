@@ -6,40 +6,35 @@ W&B's steps cannot go back. What the trainer trains again after a resume keeps i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from counterpoint.job.reading.redaction import whole_configuration
-from counterpoint.job.tracking.rows import Evaluation, Row, Target
+from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
 from counterpoint.job.tracking.sinks.wandb_files import last_offline_step
 
 
-class WandbSink:
-    """A `job.tracking.rows.Sink`."""
+class WandbSink(Sink):
+    """Gives the rows to W&B's own process, which writes and sends them; after a kill `last_step` says how far it came."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, spec: SinkSpec, identity: str) -> None:
         import wandb
 
         self._wandb: Any = wandb
-        self._target = target
+        self._spec, self._identity = spec, identity
         self._runs: dict[str, Any] = {}
-        self._last: dict[str, int] = {}
         self._with_next: dict[str, dict[str, float]] = {}
 
-    def last_step(self, run_id: str) -> int:
+    def last_step(self, run_id: str, saved: int) -> int:
         """See `Sink`: offline the files say it, online W&B does."""
-        if run_id not in self._last:
-            if self._target.options.get("mode") == "offline":
-                self._last[run_id] = last_offline_step(self._directory, self._id(run_id))
-            else:
-                self._last[run_id] = int(self._run(run_id).step) - 1 if self._run(run_id).resumed else 0
-        return self._last[run_id]
+        if self._spec.options.get("mode") == "offline":
+            return last_offline_step(self._spec.directory, self._id(run_id))
+        run = self._run(run_id)
+        return int(run.step) - 1 if run.resumed else 0
 
     def write(self, row: Row) -> None:
         """See `Sink`."""
         extra = self._with_next.pop(row.run_id, {})
         self._run(row.run_id).log(row.values | extra | {"_timestamp": row.time}, step=row.step, commit=True)
-        self._last[row.run_id] = row.step
 
     def write_evaluation(self, result: Evaluation) -> None:
         """See `Sink`."""
@@ -55,24 +50,17 @@ class WandbSink:
         extra["trained_again_from"] = min(extra.get("trained_again_from", float(step)), float(step))
         return False
 
-    def flush(self) -> None:
-        """See `Sink`: W&B's own process writes and sends; after a kill `last_step` says how far it came."""
-
     def close(self) -> None:
         """See `Sink`. Blocks until everything is sent."""
         for run in self._runs.values():
             run.finish()
 
-    @property
-    def _directory(self) -> Path:
-        return self._target.directory
-
     def _id(self, run_id: str) -> str:
-        return f"{self._target.identity}-{run_id}"
+        return f"{self._identity}-{run_id}"
 
     def _run(self, run_id: str) -> Any:
         if run_id not in self._runs:
-            options = self._target.options
+            options = self._spec.options
             settings = self._wandb.Settings(
                 console="off", disable_git=True, disable_code=True, save_code=False, x_disable_stats=True, silent=True
             )
@@ -81,10 +69,10 @@ class WandbSink:
                 entity=options.get("entity"),
                 mode=options.get("mode"),
                 id=self._id(run_id),
-                name=f"{self._target.group}.{run_id}",
-                group=self._target.group,
-                config=whole_configuration(self._target.job, run_id),
-                dir=str(self._directory),
+                name=f"{self._spec.group}.{run_id}",
+                group=self._spec.group,
+                config=whole_configuration(self._spec.job, run_id),
+                dir=str(self._spec.directory),
                 resume="allow" if options.get("mode") != "offline" else None,
                 reinit="create_new",
                 settings=settings,
