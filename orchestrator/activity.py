@@ -1,7 +1,7 @@
-"""What a run publishes of itself besides its metrics: spans of its steps, the state of its servers, and outages.
+"""Publishes a run's activity beside its metrics: spans of its steps, the state of its servers, and outages.
 
-All are collected on the loop, at the end of a step and about once a second, and written in a thread. Neither a disk that is full
-nor one that is slow costs anything but what would have been written. `docs/contracts.md` has the formats.
+The loop collects them at the end of a step and about once a second, and a thread writes them. A disk that is full or slow costs
+only these lines. `docs/contracts.md` has the formats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_OUTAGES = 256
 """Outages in `fleet.json`, the oldest."""
 
 RATE_SECONDS = 30.0
-"""Seconds over which the rates of `fleet.json` are taken: an answer brings all its tokens at once."""
+"""Seconds over which `fleet.json` averages its rates: an answer brings all its tokens at once."""
 
 _STEP_ATTRIBUTES = {
     "rollouts/completed": "rollouts",
@@ -50,17 +50,17 @@ class Servers(Protocol):
     """The part of `inference.pool.pool.Served` that is published."""
 
     def take_spans(self, run: str, step: int) -> list[Span]:
-        """Returns what the servers did since the last call."""
+        """Returns the servers' spans since the last call."""
 
     def fleet(self) -> dict[str, Any]:
         """Returns state and totals of the servers."""
 
 
 class RunActivity:
-    """One run's. All of it is for the event loop."""
+    """The activity of one run. Call all of it on the event loop."""
 
     def __init__(self, run_dir: Path, run_id: str, outages: Outages | None = None) -> None:
-        """`outages` are published, and the log is reminded of them."""
+        """Publishes `outages`, and reminds the log of them."""
         self._outages = Outages() if outages is None else outages
         self.spans = SpanLog(run_dir / SPANS_FILE, "orchestrator", run_id)
         self._run_id = run_id
@@ -75,7 +75,7 @@ class RunActivity:
         self._is_failing = False
 
     def observe(self, servers: Servers, step: int) -> None:
-        """Publishes these servers' state from now on; `step` is the newest one that is committed."""
+        """Publishes these servers' state from now on. `step` is the newest committed one."""
         self._servers, self._step = servers, step
 
     def policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
@@ -101,14 +101,14 @@ class RunActivity:
                 self.spans.add(span)
 
     async def run(self) -> None:
-        """Writes what there is, again and again, until cancelled."""
+        """Writes all that is new, again and again, until cancelled."""
         while True:
             await asyncio.sleep(PUBLISH_SECONDS)
             self._outages.remind()
             await in_thread(self._write, self._fleet())
 
     async def close(self) -> None:
-        """Writes what there is for the last time."""
+        """Writes all that is new for the last time."""
         await in_thread(self._write, self._fleet(), ended=True)
 
     def _fleet(self) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ class Rates:
         self._seen: deque[tuple[float, dict[str, tuple[int, int, int, int]]]] = deque()
 
     def add_to(self, servers: Sequence[dict[str, Any]], at: float) -> None:
-        """Adds to each server's totals the rates since the oldest totals seen; None where there are none yet."""
+        """Adds to each server's totals the rates since the oldest totals seen, or None if there are none yet."""
         while len(self._seen) > 1 and at - self._seen[0][0] > RATE_SECONDS:
             self._seen.popleft()
         oldest_at, oldest = self._seen[0] if self._seen else (at, {})

@@ -1,10 +1,10 @@
-"""Takes up changes of a run's configuration while it runs: checked, journalled, used from the next step on.
+"""Takes up changes of a run's configuration while it runs: checks them, journals them, and uses them from the next step on.
 
 `counterpoint/run/changes.py` has the protocol.
 
-A change is journalled between two step boundaries, for the next step that is not committed. So the trainer, which trains only
-committed steps, has read of it before it opens that step. Rollouts that have begun keep the values that they began with: the
-temperature travels with every turn, and advantages are computed once, when a group is finalized.
+A change is journalled between two step boundaries, for the next uncommitted step. The trainer trains only committed steps, so
+it has read of the change before it opens that step. Rollouts in flight keep the values that they began with: the temperature
+travels with every turn, and advantages are computed once, when a group is finalized.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONGEST_VALUE_BYTES = 1000
 """The longest value, as JSON, in a metrics line. A longer one is replaced by its size."""
 
 MOST_ENTRIES, KEPT_ENTRIES = 256, 16
-"""Entries of the journal at which the durable ones are joined, and how many of the newest stay as they are."""
+"""The journal's size at which its durable entries are joined, and the number of newest entries that stay as they are."""
 
 
 class Steps(Protocol):
@@ -66,7 +66,8 @@ class Changes:
     ) -> None:
         """`config` is `given`, the run's file, with the changes of the journal.
 
-        `prepare` loads what a configuration names, in a thread, and returns what puts it in place, on the loop.
+        `prepare` loads the components that a configuration names, in a thread. It returns a function that puts them in place,
+        on the loop.
         """
         self._config = config
         self._given = given
@@ -76,12 +77,15 @@ class Changes:
         self._prepare = prepare
 
     def annotation(self, step: int) -> dict[str, Any]:
-        """Returns what the metrics line of a step says of changes: `changes`, the values by key that begin at this step."""
+        """Returns the `changes` of a step's metrics line: the values by key that begin at this step."""
         values = {key: _short(value) for key, value in begun_at(self._journal, step).items()}
         return {"changes": values} if values else {}
 
     async def take(self, request: ChangeRequest) -> None:
-        """Carries a request out, unless it was before, and answers it. Raises `OSError`; the request then stays."""
+        """Carries a request out, unless that has happened before, and answers it.
+
+        Raises `OSError`, and the request then stays.
+        """
         known = [change.step for change in self._journal if change.request_id == request.request_id]
         try:
             step = known[0] if known else await self._make(request)
@@ -110,10 +114,10 @@ class Changes:
 
 
 def read_changes(given: RunConfig, newest_step: int) -> tuple[RunConfig, list[Change]]:
-    """Returns a run's configuration after its changes, and their journal; values that were edited in its file since hold again.
+    """Returns a run's configuration after its changes, and their journal. A value that was edited in the file since then holds.
 
-    A change of an environment or evaluation that was removed from the file is left out. Raises `ValueError` for a journal that
-    cannot be used or does not fit the file.
+    Leaves out a change of an environment or evaluation that the file no longer has. Raises `ValueError` for a journal that is
+    damaged or does not fit the file.
     """
     journal = without_removed(given, read_journal(given.run_dir))
     if edited := edits(given, journal):
@@ -124,13 +128,13 @@ def read_changes(given: RunConfig, newest_step: int) -> tuple[RunConfig, list[Ch
 
 
 def _short(value: Any) -> Any:
-    """Returns a value as it is, or its size if it is a long one."""
+    """Returns a short value as it is, and of a long one its size."""
     size = len(dumps(value))
     return value if size <= LONGEST_VALUE_BYTES else f"({size} bytes)"
 
 
 def _compact(journal: list[Change], durable: int) -> list[Change]:
-    """Joins changes of steps that will not be trained again, and that were answered long ago."""
+    """Joins changes of steps that will not be trained again, if they were answered long ago."""
     if len(journal) < MOST_ENTRIES:
         return journal
     old = [change for change in journal[:-KEPT_ENTRIES] if change.step <= durable]

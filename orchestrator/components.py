@@ -1,7 +1,7 @@
-"""The components of one run: built from its configuration, and connected, so that what one reports reaches the others.
+"""The components of one run: built from its configuration, and connected, so that reports of one reach the others.
 
-`load` finds what the names in the configuration stand for, and `Components` builds on it. `orchestrator/daemon.py` starts them,
-waits for their end and shuts them down.
+`load` imports the names in the configuration, and `Components` builds on it. `orchestrator/daemon.py` starts them, waits for
+their end and shuts them down.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the names in a configuration stand for."""
+    """The environments and functions that a configuration names."""
 
     chat: Chat
     chats: dict[str, Chat]
@@ -78,7 +78,7 @@ class Loaded:
 
 
 def load(config: RunConfig) -> Loaded:
-    """Loads environments, advantage function and chat template. Raises what `refusal` returns."""
+    """Loads environments, advantage function and chat template. Raises the errors of `refusal`."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
         advantage = _load_advantage(config)
@@ -94,7 +94,7 @@ def load(config: RunConfig) -> Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run starts with."""
+    """The configuration and checkpoint that a run starts with."""
 
     given: RunConfig
     """The configuration as it was given."""
@@ -103,12 +103,12 @@ class Start:
     journal: Sequence[Change]
     """The journal of the changes."""
     checkpoint: Checkpoint | None
-    """The checkpoint from which the run goes on; None at its beginning."""
+    """The checkpoint from which the run goes on, or None at its beginning."""
     loaded: Loaded
 
 
 class Components:
-    """The components of one run. What they need to end is left to the `resources` that they were built with."""
+    """The components of one run. Those that need to be closed are in the `resources` that they were built with."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Components:
         logger.info("resuming after step %d", checkpoint.step)
 
     async def start_environments(self, resources: AsyncExitStack) -> None:
-        """Starts the environments that hold resources; `resources` closes them. Raises what `refusal` returns."""
+        """Starts the environments that hold resources, which `resources` closes. Raises the errors of `refusal`."""
         config, loaded = self.config, self._start.loaded
         directory, model = config.run_dir / "environments", Path(config.model)
         try:
@@ -238,7 +238,7 @@ class Components:
             raise refusal(error) from error
 
     async def start_other_models(self, resources: AsyncExitStack) -> None:
-        """Gives the rollouts their opponents and teacher, if the run has any; `resources` closes them."""
+        """Gives the rollouts their opponents and teacher, if the run has any. `resources` closes them."""
         config, outages = self.config, self._reports.outages
         opponents = await resources.enter_async_context(opponents_of(config, self._servers, outages))
         self._playing.opponents = self.evaluations.opponents = opponents
@@ -246,11 +246,11 @@ class Components:
         self._playing.teacher = await resources.enter_async_context(teacher_of(config, chat, self._servers, outages))
 
     async def show_telemetry(self) -> None:
-        """Keeps what Prometheus reads current, until cancelled."""
+        """Keeps the numbers for Prometheus current, until cancelled."""
         await self._telemetry.watch(self.pool, self.scheduler, self._reports.outages)
 
     def make_policy(self) -> PolicyWatcher:
-        """Returns what gives the pool the trainer's policies."""
+        """Returns the watcher that gives the pool the trainer's policies."""
         return PolicyWatcher(
             self.config.run_dir,
             self.pool,
@@ -262,7 +262,7 @@ class Components:
         )
 
     def make_steering(self) -> Steering:
-        """Returns what takes up requests to the run from now on. Blocks."""
+        """Returns the steering that takes up requests to the run from now on. Blocks."""
         chat, run_dir = self._start.loaded.chat, self.config.run_dir
 
         def prepare(config: RunConfig) -> Callable[[], None]:
@@ -297,7 +297,7 @@ class Components:
         return self.sender.newest_step >= self.config.steps
 
     def describe(self) -> str:
-        """Returns what the run waits for, for a person."""
+        """Says for a person, such as in the log of a stall, what the run waits for."""
         return "; ".join(self.scheduler.snapshot().waiting_for)
 
     def set_paused(self, pause: Pause | None) -> None:
@@ -314,7 +314,7 @@ class Components:
         self.dispatcher.handle(PauseRequested() if pause is not None else ResumeRequested())
 
     def _rest(self) -> None:
-        """A run that waits to be resumed does not stall."""
+        """Tells the watchdog that a paused run does not stall."""
         if self.scheduler.rests:
             self._reports.watchdog.progress()
 
@@ -361,10 +361,10 @@ def _chats_of(config: RunConfig, chat: Chat) -> dict[str, Chat]:
 
 
 def _adapter(config: RunConfig) -> str | None:
-    """Returns the name of the run's LoRA adapter at the servers; None if full weights are trained."""
+    """Returns the name of the run's LoRA adapter at the servers, or None if it trains full weights."""
     return config.run_id if config.training.lora is not None else None
 
 
 def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
-    """Returns what decodes the rollouts of the records; None if records have no text."""
+    """Returns the transcriber that decodes rollouts for the records, or None if records have no text."""
     return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None

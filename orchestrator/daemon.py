@@ -1,7 +1,7 @@
 """The orchestrator's daemon: one process, one loop, one run. It starts the run's components, waits, and shuts them down.
 
-`startup` brings up inference, trainer and the first policy; `main_loop` waits for the last step while the dispatcher works;
-`shutdown` drains and commits what is complete. `orchestrator/components.py` builds and connects the components.
+`startup` brings up inference, trainer and the first policy. `main_loop` waits for the last step while the dispatcher works.
+`shutdown` drains and commits the complete steps. `orchestrator/components.py` builds and connects the components.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def run(
     on_ready: Callable[[], None],
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> int:
-    """Runs one run to its end, or until a signal; in the main thread. `on_ready` is called when rollouts begin.
+    """Runs one run to its end, or until a signal, in the main thread. Calls `on_ready` when rollouts begin.
 
-    Returns the exit code: 0 done; 1 failed; 2 bad configuration; 3 evicted; 128 + the signal's number if a signal ended the run
-    early, drained. Every failure is logged with its reason and leaves the last commit intact.
+    Returns the exit code: 0 done, 1 failed, 2 bad configuration, 3 evicted, 128 + the signal's number if a signal ended the run
+    early, drained. Logs every failure with its reason. The last commit stays intact.
     """
     try:
         with (
@@ -66,7 +66,7 @@ def run(
             ShutdownSignals(config.shutdown_timeout_seconds) as signals,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
-            freeze_gc()  # what is imported by now: a pause of some 40 ms before the loop runs, and not on it
+            freeze_gc()  # all imports so far: a pause of some 40 ms before the loop runs, and not on it
             return _run_to_its_end(runner.get_loop(), _serve(config, on_ready, signals))
     except (
         ConfigurationError,
@@ -115,7 +115,10 @@ class Daemon:
         self._run: Components | None = None
 
     async def serve(self) -> bool:
-        """Runs to the last step or until a signal; returns whether the run is done. Raises what ended it otherwise."""
+        """Runs to the last step or until a signal, and returns whether the run is done.
+
+        Raises the error that ended it otherwise.
+        """
         self._health.make_room(self._given.schedule.most_in_flight)
         reports = self._reports
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
@@ -147,9 +150,9 @@ class Daemon:
         return done
 
     async def startup(self, resources: AsyncExitStack) -> None:
-        """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy.
+        """Loads the components, connects to inference and trainer, and starts the scheduling with the trainer's policy.
 
-        A run whose steps are all committed needs only the trainer.
+        A run that has committed all its steps needs only the trainer.
         """
         given = self._given
         checkpoint = await in_thread(_resume, given) if given.resume else None
@@ -198,7 +201,10 @@ class Daemon:
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
 
     async def main_loop(self, run: Components) -> None:
-        """Waits until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
+        """Waits until the last step is committed here and durable at the trainer.
+
+        Dispatcher and background tasks do the work.
+        """
         if not run.all_committed:
             await run.dispatcher.finished.wait()
         await until_durable(run.sender, run.config, self._reports.watchdog.progress)
@@ -220,7 +226,7 @@ class Daemon:
         self._background += [self._tasks.create_task(coroutine) for coroutine in coroutines]
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Runs `work` until it ends or a signal cancels it; returns whether it ended."""
+        """Runs `work` until it ends or a signal cancels it, and returns whether it ended."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -239,7 +245,10 @@ class Daemon:
 
 
 def _resume(config: RunConfig) -> Checkpoint | None:
-    """Loads the newest checkpoint and rewinds the directory to it. None if the run was killed before its first commit."""
+    """Loads the newest checkpoint and rewinds the directory to it.
+
+    Returns None if the run was killed before its first commit.
+    """
     checkpoint = load_newest(config)
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)

@@ -1,7 +1,7 @@
-"""The log of decisions: what was decided about each group, as JSON Lines on disk, for `counterpoint status --why`.
+"""The log of decisions about groups, as JSON Lines on disk, for `counterpoint status --why`.
 
-Decisions are held in memory and appended about once a second, in a thread. Neither a disk that is full nor one that is slow costs
-anything but lines. A kill costs the newest second. `docs/contracts.md` has the format.
+The loop holds decisions in memory, and a thread appends them about once a second. A disk that is full or slow costs only lines,
+a kill the newest second. `docs/contracts.md` has the format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 8 * 2**20
 """The size of a file: more than 50,000 lines."""
 
 MAX_PENDING = 20_000
-"""Decisions held in memory; of more, the oldest are dropped."""
+"""Decisions held in memory. Beyond this number, the oldest are dropped."""
 
 _FLUSH_SECONDS = 1.0
 
@@ -51,11 +51,11 @@ class Decision(StrEnum):
     CONTINUED = "continued"
     """The run goes on after `step`: its pause is over."""
     RESUMED = "resumed"
-    """The run was resumed from its checkpoint of `step`. After a kill, what was decided since that checkpoint is undone."""
+    """The run was resumed from its checkpoint of `step`. After a kill, decisions since that checkpoint are undone."""
 
 
 class DecisionLog:
-    """One run's. All but `flush` is for the event loop."""
+    """The decisions of one run. Call all but `flush` on the event loop."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = RotatedLines(run_dir / DECISIONS_FILE, "decisions", MAX_BYTES)
@@ -68,17 +68,17 @@ class DecisionLog:
         self._pending.append({"time": time.time(), "group": group_id, "decision": decision, **fields})
 
     def of_run(self, decision: Decision, step: int) -> None:
-        """Adds what happened to the run."""
+        """Adds an event of the run, such as `PAUSED`."""
         self._pending.append({"time": time.time(), "decision": decision, "step": step})
 
     async def run(self) -> None:
-        """Writes what was added, again and again, until cancelled."""
+        """Writes the added lines, again and again, until cancelled."""
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
             if self._pending:
                 await in_thread(self.flush)
 
     def flush(self) -> None:
-        """Writes what was added. Blocks: call it in a thread. A failure is logged once, and costs the lines."""
+        """Writes the added lines. Blocks: call it in a thread. A failure costs the lines, and is logged once."""
         with self._lock:
             self._file.append([self._pending.popleft() for _ in range(len(self._pending))])

@@ -92,17 +92,16 @@ class Group:
     is_finalized: bool = False
     cancelled: bool = False
     began: float | None = None
-    """The time when its rollouts began, on the monotonic clock, in seconds; None if they have not, or that was before a
-    resume."""
+    """When its rollouts began, on the monotonic clock, in seconds. None if none has, or if they began before a resume."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each rollout took that has ended, by its id."""
+    """The seconds of each ended rollout, by its id."""
 
     def counts(self, fate: Fate) -> Counter[str]:
-        """Returns the metrics of its rollouts that were not failed or filtered, by length."""
+        """Returns the metrics of its rollouts that were neither failed nor filtered, by length."""
         return Counter(metric_of(fate, self.environment, seconds) for seconds in self.durations())
 
     def durations(self) -> list[float | None]:
-        """Returns the seconds of its rollouts that were not failed or filtered: to their end, or so far."""
+        """Returns the seconds of its rollouts that were neither failed nor filtered: to their end, or so far."""
         so_far = None if self.began is None else time.monotonic() - self.began
         return [
             self.seconds.get(rollout.rollout_id, so_far)
@@ -114,7 +113,7 @@ class Group:
 class Dispatcher:
     """Executes the instructions of one run.
 
-    `publish` receives every step's metrics line. `on_progress` is called for each completed rollout and each committed step.
+    Passes every step's metrics line to `publish`. Calls `on_progress` for each completed rollout and each committed step.
     """
 
     def __init__(
@@ -134,13 +133,13 @@ class Dispatcher:
         commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
         identity: dict[str, Any] | None = None,
     ) -> None:
-        """`identity` is that of the configuration as given, where it has been changed since."""
+        """`identity` is that of the configuration as the user gave it, if it has been changed since."""
         self._identity = identity or identity_of(config)
         self._scheduler = scheduler
         self._playing = playing
         self.reconfigure(config, advantage)
         self.between_steps = asyncio.Lock()
-        """Held by a step boundary; whoever else holds it is between two."""
+        """A step boundary holds it. Another holder is between two steps."""
         self._sender = sender
         self._boundary = boundary
         self._health = health
@@ -158,10 +157,10 @@ class Dispatcher:
         self._began: float | None = None
         """The time when the first group of this process started, on the monotonic clock, in seconds."""
         self._counts: Counter[str] = Counter()
-        """What no finalized rollout shows (cancelled rollouts, filters' counts), for the next step's metrics."""
+        """Counts that no finalized rollout shows (cancelled rollouts, filters' counts), for the next step's metrics."""
         self._lossless = LosslessBound()
         self._shipped_step = 0
-        """The newest step that has shipped; it may not be committed."""
+        """The newest shipped step. It may not be committed yet."""
         self._to_start: deque[Group] = deque()
         """Groups that start in one of the next iterations of the loop."""
         self._patience = Patience(
@@ -172,12 +171,12 @@ class Dispatcher:
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
         self._boundary_task: asyncio.Task[None] | None = None
-        """The step boundary in progress. Meanwhile the scheduler is a step ahead of the last commit."""
+        """The step boundary in progress. Until it ends, the scheduler is a step ahead of the last commit."""
         self._clock = PhaseClock()
         self._ahead = self._new_ahead()
-        """The record of the next step, begun; None if it is written as a whole."""
+        """The record of the next step, begun, or None if it is written as a whole."""
         self.annotate: Callable[[int], MetricsLine] = lambda step: {}
-        """Returns what the metrics line of a step says of changes."""
+        """Returns the changes for the metrics line of a step."""
         self.is_dump_asked: Callable[[int], bool] = lambda step: False
         """Whether somebody asked for a dump of this step."""
         self.evaluations: Evaluations | None = None
@@ -186,7 +185,7 @@ class Dispatcher:
         """Set once the last step is committed."""
 
     def reconfigure(self, config: RunConfig, advantage: Advantage) -> None:
-        """Uses this configuration for the groups that are finalized from now on."""
+        """Uses this configuration for groups that are finalized from now on."""
         self._config = config
         self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
 
@@ -217,9 +216,9 @@ class Dispatcher:
             self._clock.enter(self._scheduler.awaited())
 
     async def report_discarded(self, report: Callable[[Report, Callable[[], bytes] | None], Awaitable[None]]) -> None:
-        """Reports what is discarded, until it is cancelled: soon after a group is dropped, and every `REPORT_SECONDS` at most.
+        """Reports discarded rollouts until cancelled: soon after a group is dropped, and every `REPORT_SECONDS` at most.
 
-        `report` receives what encodes one of the rollouts, too.
+        `report` also receives a function that encodes one of the rollouts.
         """
         while True:
             await self._discarded.changed.wait()
@@ -228,14 +227,14 @@ class Dispatcher:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _newest_discarded(self) -> Callable[[], bytes] | None:
-        """Returns what encodes the newest discarded rollout; None if there is none since the last step."""
+        """Returns a function that encodes the newest discarded rollout, or None if there is none since the last step."""
         return partial(self._record, self._discarded.rollouts[-1]) if self._discarded.rollouts else None
 
     async def drain(self) -> None:
         """Cancels rollouts in flight, completes finalizing and the step boundary, and writes the state for a resume.
 
-        Waits for environments that ignore their cancellation during half of `shutdown_timeout_seconds`; the state does not depend
-        on them. Waits for a step boundary until its step is committed, however long that takes.
+        Waits half of `shutdown_timeout_seconds` for environments that ignore their cancellation. The state does not depend on
+        them. Waits for the commit of a step boundary, however long that takes.
         """
         self._draining = True
         self._patience.cancel()
@@ -391,7 +390,7 @@ class Dispatcher:
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
 
     def _pause_after(self, error: str | None, outcome: RolloutOutcome) -> float:
-        """Seconds before another rollout may take the place of one that has ended."""
+        """Returns the seconds to wait before another rollout takes the place of one that has ended."""
         if error is None:
             return self._discarded.rollout_completed()
         if outcome is RolloutOutcome.INFERENCE_FAILED:
@@ -435,7 +434,8 @@ class Dispatcher:
     def _write_ahead(self, group: Group) -> None:
         """Writes the routing of a finalized group, if the next batch waits only for groups.
 
-        Where it waits for the trainer, more groups are ready than it takes, and not the first of them ship, but the oldest.
+        If it waits for the trainer instead, more groups are ready than it takes, and the oldest ship, not those that were
+        finalized first.
         """
         if self._ahead is None:
             return
@@ -456,7 +456,7 @@ class Dispatcher:
             await asyncio.sleep(0)
 
     async def _cross_boundary(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead | None) -> MetricsLine:
-        """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
+        """Merges, records and commits the groups as the batch of `step`, and returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         choose_trained(step, rollouts, self._finalizer.advantage)
         for group_id in group_ids:
@@ -468,7 +468,7 @@ class Dispatcher:
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock, ahead)
             self._sender.offer(*await in_progress.merge())
             line = self._metrics() | self.annotate(step)
-            # The state of this moment, before the disk is waited for: groups that end meanwhile start again after a kill.
+            # Taken now, before the wait for the disk: groups that end meanwhile start again after a kill.
             checkpoint = self._checkpoint(step, self._scheduler.state(ready=False), [], line)
             line = await in_progress.complete(checkpoint, partial(self._sender.commit, step))
         if discarded:
@@ -481,7 +481,7 @@ class Dispatcher:
             self._counts[RESTORED_TOKENS] += completion_tokens(group.rollouts)
 
     def _boundary_of(self, step: int) -> StepBoundary:
-        """Returns the boundary of a step, with a dump if one is wanted."""
+        """Returns the boundary of a step, with a dump if one is due."""
         if not (self._config.dump_raw_rollouts or self.is_dump_asked(step)):
             return self._boundary
         environments = self._playing.environments.items()
@@ -506,7 +506,7 @@ class Dispatcher:
     def _checkpoint(
         self, step: int, scheduler: dict[str, Any], ready: Sequence[Rollout], line: MetricsLine | None = None
     ) -> Checkpoint:
-        """Returns the present state. Called on the loop, so that scheduler and rollouts are of one moment."""
+        """Returns the present state. Call it on the loop, so that scheduler and rollouts are of one moment."""
         return Checkpoint(
             step=step,
             identity=self._identity,

@@ -1,7 +1,7 @@
-"""The end of a run: all steps are committed here, and the trainer's checkpoint of the last one is awaited.
+"""The end of a run: it has committed all steps here, and awaits the trainer's checkpoint of the last one.
 
-A connected trainer reports it. A trainer that is done and has left is recognised by its checkpoint in the job's directory, so
-that an orchestrator that was killed before the report arrived ends as well. Inference is not needed any more.
+A connected trainer reports the checkpoint. A trainer that is done and has left is recognised by its checkpoint in the job's
+directory, so an orchestrator that was killed before the report ends as well. Inference is not needed any more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from counterpoint.transport.files.atomic import published_steps
 logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 30.0
-"""How long to wait for the trainer's report if its checkpoint is there: a trainer that is still starting waits for our `BYE`."""
+"""Seconds to wait for the trainer's report if its checkpoint is there: a trainer that is still starting waits for our `BYE`."""
 
 _POLL_SECONDS = 0.5
 
@@ -56,9 +56,9 @@ async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable
 
 
 async def first_version(sender: Sender, config: RunConfig) -> int:
-    """Returns the policy version that inference is to serve first: that of the trainer's READY.
+    """Returns the policy version that inference serves first: that of the trainer's READY.
 
-    A run whose evaluations alone are left takes the last one from a trainer that is done and has left. Raises `NoTrainerError`.
+    A run with only evaluations left takes the last version from a trainer that is done and has left. Raises `NoTrainerError`.
     """
     if sender.newest_step >= config.steps and await in_thread(_left_weights, config):
         return config.steps

@@ -1,4 +1,4 @@
-"""What ended a run, as its log says it, and the exit code for it."""
+"""The log lines for the error that ended a run, and the exit code for it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _EXPECTED = (
     CheckpointError, ConflictError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError,
     StallError, InferenceError, ConfigurationError, StartError, NothingLearnedError, OSError,
 )  # fmt: skip
-"""Failures whose message is complete. Any other is a defect and is logged with its traceback."""
+"""Failures with a complete message. Any other is a defect, and is logged with its traceback."""
 
 
 def report_failure(error: Exception, run_dir: Path) -> int:
-    """Logs what ended the run and returns the exit code."""
+    """Logs the error that ended the run and returns the exit code."""
     if is_deleted(run_dir):  # any other error is a consequence
         logger.error("the run's directory %s was deleted: the run ends", run_dir)
         finish_deletion(run_dir)
@@ -61,7 +61,7 @@ def report_failure(error: Exception, run_dir: Path) -> int:
     if any(isinstance(leaf, NothingLearnedError) for leaf in expected):
         return NOTHING_LEARNED
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
-        # A trainer that refuses a configuration also evicts the run; either may be noticed first.
+        # A trainer that refuses a configuration also evicts the run. Either may be noticed first.
         return 2 if config_is_refused(run_dir) else 3
     if any(isinstance(leaf, ConflictError) for leaf in expected):
         return 3  # a restart would change nothing

@@ -1,6 +1,6 @@
-"""Logging of the daemon: records are queued and written by a thread, to the run's `orchestrator.log` and to stderr.
+"""Logging of the daemon: a thread writes queued records to the run's `orchestrator.log` and to stderr.
 
-A job keeps what its orchestrators write to stderr beside their runs: there text is written once.
+A job keeps its orchestrators' stderr beside their runs. Text is then written there once.
 
 A full disk or a slow terminal never blocks the loop. Context variables hold the step, group and rollout of a record.
 """
@@ -32,7 +32,7 @@ _CONTEXT: dict[str, contextvars.ContextVar[Any]] = {
 }  # fmt: skip
 
 LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
-"""Size of the log file in bytes, and how many full ones are kept beside it."""
+"""Size of the log file in bytes, and the number of full ones kept beside it."""
 
 
 def set_context(*, step: int | None = None, group: int | None = None, rollout: str | None = None) -> None:
@@ -92,8 +92,8 @@ def logging_to(path: Path, log_format: Literal["text", "json"], level: str = "in
     """Sends records of `level` and above of every logger to `path` (appended) and stderr during the block.
 
     Text goes to stderr alone if that is already the log of this orchestrator in the job's directory. A full file is renamed to
-    `path`.1, the former `path`.1 to `path`.2 and so on; the oldest is removed. On exit, all queued records are written and
-    the former set-up is restored. Raises `OSError` when the file cannot be opened.
+    `path`.1, the former `path`.1 to `path`.2 and so on, and the oldest is removed. On exit, writes all queued records and
+    restores the former set-up. Raises `OSError` when the file cannot be opened.
     """
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setFormatter(formatter_for(sys.stderr, TextFormatter()))

@@ -20,15 +20,15 @@ from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_w
 logger = logging.getLogger(__name__)
 
 MetricsLine = dict[str, Any]
-"""Metric name to number; `step` is always present."""
+"""Metric name to number. `step` is always present."""
 
 
 def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
     """Makes the file hold each step up to `newest_step` once.
 
     Removes later and torn lines, and adds missing ones from `committed`. Reads the file backwards to the first line of a step
-    before those of `committed`: earlier lines were on the disk before these were committed. Raises `OSError`; the checkpoints
-    then still have the lines of `committed`.
+    before those of `committed`: earlier lines reached the disk before these commits. Raises `OSError`, and the checkpoints then
+    still have the lines of `committed`.
     """
     restored = {line["step"]: line for line in committed if line["step"] <= newest_step}
     first = min(restored, default=newest_step)
@@ -52,7 +52,7 @@ def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> No
 
 
 def newest_step(path: Path) -> int:
-    """Returns the step of the file's last line; 0 without any. Raises `OSError`."""
+    """Returns the step of the file's last line, or 0 if it has none. Raises `OSError`."""
     steps = (line.get("step") for _, _, line in lines_from_end(path) if line is not None)
     return next((step for step in steps if isinstance(step, int)), 0)
 

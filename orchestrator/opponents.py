@@ -1,7 +1,7 @@
 """The opponents of a run: a name of weights for each of `[opponents]`, which no weight update of the run reaches.
 
-At the run's own servers it shares their health checks and caps with the policy, and never unloads what another run owns. An
-opponent by address has a pool of its own.
+At the run's servers an opponent shares health checks and caps with the policy, and never unloads weights of another run. An
+opponent by address has a separate pool.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from counterpoint.transport.outages import Outages
 async def opponents_of(
     config: RunConfig, servers: InferencePool, outages: Outages | None = None
 ) -> AsyncIterator[Mapping[str, Served]]:
-    """Yields each opponent by name, once a server of each is healthy. Releases them. `servers` are the run's own.
+    """Yields each opponent by name, once a server of each is healthy, and releases them. `servers` are the run's.
 
-    `outages` gets those of others' servers.
+    Adds outages of others' servers to `outages`.
 
-    Raises `ConfigurationError` for opponents that cannot be, `InferenceError` where no server of one becomes healthy in time.
+    Raises `ConfigurationError` for opponents that cannot be, `InferenceError` if no server of one becomes healthy in time.
     """
     opponents: dict[str, Served] = {}
     try:

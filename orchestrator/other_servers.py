@@ -1,6 +1,6 @@
-"""What is compared before a run uses servers that may read or answer otherwise: a teacher's tokenizer, and stock servers.
+"""Compares servers of others with the run before their use: a teacher's tokenizer, and stock servers' sampling.
 
-Servers of our own read tokens as the run does, and are started so that log-probabilities are those that are trained on.
+Servers of our own read tokens as the run does, and return the log-probabilities that the trainer needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ COMPARED_AT_ONCE = 4096
 """Token ids whose texts are compared by one request."""
 
 MODE = "--logprobs-mode processed_logprobs"
-"""vLLM's flag for the log-probabilities of what is sampled from. By default they are those at temperature 1, of all tokens."""
+"""vLLM's flag for the log-probabilities of the distribution that it samples from. Its default is those at temperature 1, of all
+tokens."""
 
 
 IGNORES = "answers log-probabilities at temperature 1 of all tokens, whatever is sampled (vLLM's default)"
@@ -43,11 +44,11 @@ class StockPool(Protocol):
 
 
 async def check_stock_servers(pool: StockPool, config: Callable[[], RunConfig], chat: Chat) -> set[str]:
-    """Raises `ConfigurationError` if a run's stock servers answer log-probabilities or text that it would not be right with.
+    """Raises `ConfigurationError` if a run's stock servers answer log-probabilities or text that it cannot train on.
 
-    One that joins later, or is started anew, takes no requests then: `config` returns what is in force. Returns the servers
-    that ignore the temperature, and keeps this set up to date: see `check_sampling`. Raises `InferenceError` if they do not
-    answer.
+    One that joins later, or is started anew, takes no requests then. `config` returns the configuration in force. Returns the
+    servers that ignore the temperature, and keeps this set up to date (`check_sampling`). Raises `InferenceError` if they do
+    not answer.
     """
     ignoring, run = set[str](), config()
 
@@ -97,9 +98,10 @@ def check_sampling(ignoring: Collection[str], config: RunConfig) -> None:
 async def compare_tokenizers(detokenize: Detokenize, chat: Chat, name: str, advice: str) -> None:
     """Raises `ConfigurationError` unless every token id of the run's tokenizer stands for the same text at the servers.
 
-    `name` is the key of the servers, or one's address, `advice` what to do. Raises `InferenceError` if they do not answer.
+    `name` is the servers' key or one server's address, and `advice` says what the user can do. Raises `InferenceError` if they
+    do not answer.
 
-    Spaces are not compared: some tokenizers' settings remove those before punctuation when they decode.
+    Does not compare spaces: some tokenizers remove those before punctuation when they decode.
     """
     for first in range(0, chat.vocabulary, COMPARED_AT_ONCE):
         ids = list(range(first, min(first + COMPARED_AT_ONCE, chat.vocabulary)))

@@ -1,6 +1,6 @@
 """Watches for new weights and loads them: the newest stable broadcast goes to the pool, then an event to the scheduler.
 
-The order matters: first the scheduler cancels groups that the new version would make too stale, then the weights load, then
+The order matters. First the scheduler cancels groups that the new version would make too stale, then the weights load, then
 scheduling continues with the new version.
 """
 
@@ -25,8 +25,7 @@ from counterpoint.transport.files.atomic import STABLE, published_steps
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-"""Seconds between two checks of the broadcast directory where the kernel does not report a new one: a small share of
-any step."""
+"""Seconds between two checks of the broadcast directory if the kernel does not report a new one."""
 
 Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 
@@ -35,9 +34,9 @@ class Pool(Protocol):
     """The part of `inference.pool.pool.Served` that the watcher uses."""
 
     async def update(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
-        """Loads the weights at all servers. Raises `InferenceError` when none took them.
+        """Loads the weights at all servers. Raises `InferenceError` if none took them.
 
-        `on_loaded` is called when requests may begin, which is before the proof is complete.
+        Calls `on_loaded` when requests may begin, before the proof is complete.
         """
 
 
@@ -45,13 +44,13 @@ class ListingPool(Protocol):
     """The part of `inference.pool.pool.Served` that shows which models the servers have."""
 
     async def check_model(self, model: str) -> None:
-        """Raises `ModelNotServed`, which names a server, the model and those that it has, if no server has it."""
+        """Raises `ModelNotServed` if no server has the model. Its message names a server, the model and the server's models."""
 
 
 async def check_base_model(pool: ListingPool, config: RunConfig) -> None:
-    """Raises `ConfigurationError` if the servers have other models than the run's, under whose name they take full weights.
+    """Raises `ConfigurationError` if a run of full weights finds a model of another name at the servers.
 
-    An adapter has a name of its own, so that the base model's may be another one at the server: this is only logged.
+    An adapter has another name than its base model, so for an adapter this is only logged.
     """
     try:
         with awaiting("the names of the models that the servers have", "inference"):
@@ -70,10 +69,10 @@ class ForeignBroadcastError(RuntimeError):
 class PolicyWatcher:
     """Loads new policy versions into the pool.
 
-    `report` receives the scheduler's events. `newest_step` returns the last committed step; no newer weights can exist. `adapter`
-    is the LoRA adapter's name at the servers, None for full weights. `is_used` says whether anything will be generated with a
-    version: one that nothing is generated with is not loaded, once a first one is. `told` returns the version that the trainer
-    has named last: it is opened by its name, since on NFS the list of the directory may be a minute old.
+    `report` receives the scheduler's events. `newest_step` returns the last committed step, and no newer weights can exist.
+    `adapter` is the LoRA adapter's name at the servers, None for full weights. `is_used` says whether anything will be
+    generated with a version. After the first, only such versions are loaded. `told` returns the version that the trainer has
+    named last. The watcher opens it by its name, since on NFS the list of the directory may be a minute old.
     """
 
     def __init__(
@@ -94,25 +93,26 @@ class PolicyWatcher:
         self._told = told
         self._is_used = is_used
         self.version: int | None = None
-        """The version with which requests begin; None before the first load."""
+        """The version with which requests begin, or None before the first load."""
 
     async def load_first(self, version: int) -> None:
-        """Loads the newest broadcast, `version` or later; waits for it.
+        """Waits for a broadcast of `version` or later, and loads the newest.
 
-        The trainer publishes `version` before its READY, and may train batches that are sent again since. Raises as `run` does.
+        The trainer publishes `version` before its READY, and may since have trained batches that are sent again. Raises as
+        `run` does.
         """
         with awaiting(f"the broadcast of policy version {version}", str(self._directory)):
             await self._follow(version, once=True)
 
     async def run(self) -> None:
-        """Loads every newer version that is used until cancelled.
+        """Loads every newer version that is used, until cancelled.
 
-        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what `Pool.update` raises.
+        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and the errors of `Pool.update`.
         """
         await self._follow(0, once=False)
 
     async def _follow(self, least: int, once: bool) -> None:
-        """Loads each new version that is `least` or later; with `once`, until one is loaded."""
+        """Loads each new version from `least` on, or only one with `once`."""
         with closing(Arrivals(self._directory)) as arrivals:
             while not once or self.version is None:
                 arrivals.watch()
@@ -173,7 +173,7 @@ class PolicyWatcher:
                 if isinstance(error, WeightsNotSeen):
                     raise ConfigurationError(str(error)) from error
                 raise
-            # The trainer replaced it by newer ones, or removed it because it was resumed from its checkpoint.
+            # The trainer replaced it by newer ones, or removed it on its resume from a checkpoint.
             logger.warning("policy version %d was removed while it was loaded: %s", version, error)
             return
         loaded()

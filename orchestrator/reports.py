@@ -1,4 +1,4 @@
-"""What a run reports while it goes on: to the supervisor, to the watchdog, to its log and files. It decides nothing."""
+"""A run's reports while it goes on: to the supervisor, the watchdog, its log and files. It decides nothing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The status of one run, its outages, what it did and decided, and the watchdog."""
+    """The status of one run, its outages, activity and decisions, and the watchdog."""
 
     def __init__(self, config: RunConfig, waiting_for: Callable[[], str]) -> None:
-        """`waiting_for` says what the run waits for, for the watchdog."""
+        """`waiting_for` tells the watchdog what the run waits for."""
         self._config = config
         self._status = self._evaluation = ""
         self._status_line = StatusLine()
@@ -46,12 +46,12 @@ class Reports:
         self._send_status()
 
     def _send_status(self) -> None:
-        """Sends the status, and what is out, to the supervisor. Any thread calls it."""
+        """Sends the status and the outages to the supervisor. Any thread calls it."""
         parts = [part for part in (self._status, self._evaluation, self.outages.describe()) if part]
         self._status_line.show("; ".join(parts))
 
     def evaluating(self, words: str) -> None:
-        """Shows how far an evaluation is; empty: none is played."""
+        """Shows the progress of an evaluation, or with an empty text that none is in progress."""
         if words != self._evaluation:
             self._evaluation = words
             self._send_status()
@@ -71,7 +71,7 @@ class Reports:
         self.set_status(f"step {line['step']} of {self._config.steps}")
 
     async def discarded(self, report: discarded.Report, record: Callable[[], bytes] | None) -> None:
-        """Rollouts of a step so far were discarded; the report is saved, in a thread, with the `record` of one of them."""
+        """Saves, in a thread, the report of a step's discarded rollouts so far, with the `record` of one of them."""
         if report["notable"]:
             kind = most_frequent(sum_failures([report]))
             self.watchdog.failing = kind and clipped(report["failure"] or f"{kind}; {report['reason']}", LONGEST_REASON)

@@ -1,6 +1,6 @@
 """The run's directory: taking it over, its configuration, and rewinding it on resume.
 
-Trainer and operator answer by files in `control/`: a refused configuration, an eviction.
+Trainer and operator answer by files in `control/`, such as a refused configuration or an eviction.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ADDRESS = "endpoint.json"
 _CLAIM_BYTES = 16
 
 _devices: dict[Path, int] = {}
-"""The file systems on which the run directories are that this process has taken over."""
+"""The file systems of the run directories that this process has taken over."""
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be run; the message says which value, where and what to do."""
+    """A configuration that cannot be run. The message says which value, where and what to do."""
 
 
 class StartError(RuntimeError):
-    """Something that the start needs did not answer, so the next start may succeed; the message says what, where and why."""
+    """A start that failed because something did not answer, so the next may succeed. The message says what, where and why."""
 
 
 def refusal(error: Exception) -> ConfigurationError | StartError:
@@ -98,9 +98,9 @@ def taken_over(config: RunConfig) -> Iterator[None]:
 
 
 def claim_of(config: RunConfig) -> LoadClaim:
-    """Returns the claim by which the run owns weights at servers: the same however often it is resumed.
+    """Returns the claim by which the run owns weights at servers, the same on every resume.
 
-    Its key is made once, in a file of the run's directory that only its user may read. Raises `OSError`.
+    Makes its key once, in a file of the run's directory that only its user may read. Raises `OSError`.
     """
     path = config.run_dir / _CLAIM
     key = path.read_text().strip() if path.exists() else ""
@@ -112,7 +112,7 @@ def claim_of(config: RunConfig) -> LoadClaim:
 
 
 def write_config(config: RunConfig) -> None:
-    """Writes `control/orch.toml`, for which the trainer waits. Removes the refusal of an earlier configuration first."""
+    """Removes the refusal of an earlier configuration, then writes `control/orch.toml`, for which the trainer waits."""
     control = config.run_dir / "control"
     (control / _REFUSAL).unlink(missing_ok=True)
     resolved = config.model_dump(mode="json", exclude_none=True)
@@ -120,9 +120,9 @@ def write_config(config: RunConfig) -> None:
 
 
 def check_control(run_dir: Path) -> None:
-    """Raises `RunEvictedError` or `ConfigurationError` with the reason that `control/` holds, or when `control/` is gone.
+    """Raises `RunEvictedError` or `ConfigurationError` with the reason in `control/`, or when `control/` is gone.
 
-    Raises `OSError` if not the directory is gone but the file system that it was on.
+    Raises `OSError` if the file system is gone, and not only the directory.
     """
     if _is_unmounted(run_dir):
         raise OSError(errno.ENOTCONN, "its file system is not mounted any more", str(run_dir))
@@ -153,14 +153,14 @@ def is_deleted(run_dir: Path) -> bool:
 
 
 def _is_unmounted(run_dir: Path) -> bool:
-    """Whether the nearest directory above a run's is not on the file system on which it was when the run was taken over."""
+    """Whether the nearest directory above a run's is on another file system than when the run was taken over."""
     device = _devices.get(run_dir)
     nearest = next(above for above in run_dir.absolute().parents if above.exists())
     return device is not None and nearest.stat().st_dev != device
 
 
 def finish_deletion(run_dir: Path) -> None:
-    """Removes files that the run wrote where its directory was, before it noticed the deletion. Raises nothing.
+    """Removes files that the run wrote in place of its deleted directory before it noticed the deletion. Raises nothing.
 
     A directory that holds the lock is the old one and stays.
     """
@@ -169,9 +169,10 @@ def finish_deletion(run_dir: Path) -> None:
 
 
 def prune_rollouts(run_dir: Path, newest_step: int, keep: int) -> None:
-    """Removes `rollouts/step_N`, except for the newest `keep` steps and those whose batch the trainer may still request. Blocks.
+    """Removes `rollouts/step_N`, except for the newest `keep` steps and those that the trainer may still request. Blocks.
 
-    Goes back step by step until a directory is missing, so the work is proportional to what is removed. A failure is only logged.
+    Goes back step by step until a directory is missing, so the work is proportional to the removed steps. A failure is only
+    logged.
     """
     step = newest_step - keep
     try:
@@ -184,7 +185,7 @@ def prune_rollouts(run_dir: Path, newest_step: int, keep: int) -> None:
 
 
 def rewind(run_dir: Path, newest_step: int) -> None:
-    """Removes what a killed process left after its last commit: rollouts that were never sent, and incomplete directories."""
+    """Removes a killed process's files after its last commit: rollouts that were never sent, and incomplete directories."""
     for parent in (run_dir / "rollouts", run_dir / "raw_rollouts", run_dir / "checkpoints"):
         for directory in sorted(parent.glob("step_*")) + sorted(parent.glob(".*.partial")):
             step = directory.name.removeprefix("step_")

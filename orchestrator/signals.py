@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT of the daemon: the first makes it drain; a second, or a drain beyond the timeout, ends it at once.
+"""SIGTERM and SIGINT of the daemon: the first drains it. A second, or a drain beyond the timeout, ends it at once.
 
-A commit in progress is waited for beyond the timeout, however long the disk takes.
+The timeout does not end a commit in progress, however long the disk takes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class ShutdownSignals:
 
     @contextmanager
     def commit_in_progress(self) -> Iterator[None]:
-        """Marks a commit. A deadline that passes during the block does not end the process; it starts again after the block."""
+        """Marks a commit.
+
+        A deadline that passes during the block does not end the process, and starts again after the block.
+        """
         with self._lock:
             self._commits += 1
         try:
@@ -135,7 +138,7 @@ def _exit_at_once(message: str, code: int) -> None:
 
 
 def _extend_timeout(seconds: float) -> None:
-    """Asks the supervisor not to kill the process for so many seconds."""
+    """Asks the supervisor not to kill the process for `seconds` more."""
     notify(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
 
 

@@ -1,8 +1,8 @@
-"""Takes up what the run is asked for while it runs (`counterpoint/run/requests.py`): changes, pauses, dumps, profiles.
+"""Takes up requests to the run (`counterpoint/run/requests.py`): changes, pauses, dumps, profiles.
 
-Each kind has its own place: `orchestrator/changes.py`, `counterpoint/run/pause.py`, `orchestrator/step/asked_dumps.py` and
-`counterpoint/run/loop_health/profile.py`. This looks for requests, has them carried out one after the other, and answers. A
-profile lasts, so it is taken beside the others.
+Each kind has a file: `orchestrator/changes.py`, `counterpoint/run/pause.py`, `orchestrator/step/asked_dumps.py` and
+`counterpoint/run/loop_health/profile.py`. This one looks for requests, carries them out one after the other, and answers. A
+profile takes long, so it is taken beside the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Steering:
         set_paused: Callable[[Pause | None], None],
         every_poll: Callable[[], None],
     ) -> None:
-        """`set_paused` is called, on the loop, with each pause and with None at its end; `every_poll` about twice a second."""
+        """Calls `set_paused`, on the loop, with each pause and with None at its end, and `every_poll` about twice a second."""
         self._run_dir = run_dir
         self._changes = changes
         self._dumps = dumps
@@ -67,7 +67,7 @@ class Steering:
         self._taking = asyncio.Lock()
         self._profiling: asyncio.Task[None] | None = None
         self._profiled = ""
-        """The request of the profile that is being taken."""
+        """The request of the profile in progress."""
 
     async def run(self) -> None:
         """Takes up requests until cancelled."""
@@ -78,7 +78,7 @@ class Steering:
                 await self.take_all(tasks)
 
     async def take_all(self, tasks: asyncio.TaskGroup | None = None) -> None:
-        """Takes up the requests that wait. A directory that cannot be written is logged: they are taken up later.
+        """Takes up the requests that wait. If the directory cannot be written, logs that and takes them up later.
 
         Without `tasks`, before the run has begun or when it is over, profiles wait.
         """
@@ -153,6 +153,6 @@ class Steering:
 
 
 def _requests(run_dir: Path) -> Sequence[OrchestratorRequest]:
-    """Returns the requests that wait. The trainer refuses damaged ones."""
+    """Returns the requests that wait, without damaged ones, which the trainer refuses."""
     found = [request for _, request in waiting_requests(run_dir, KINDS)]
     return [cast(OrchestratorRequest, request) for request in found if not isinstance(request, DamagedRequest)]

@@ -1,11 +1,11 @@
 """The epoch of a run: a number that grows each time a process takes the run over, by which a trainer knows the newest of two.
 
 A lock holds on one machine only, so two hosts may run one run: one of them from a copy of the directory, while the other is cut
-off. Each process proposes the epoch after that in the directory, `epoch.json`, and writes it there once the trainer has accepted
-it. So a directory that was superseded by its copy stays so, however often an orchestrator is started in it: its next epoch is one
-that another process holds (`counterpoint/trainer/runs/epochs.py`).
+off. Each process proposes the epoch after that in the directory, `epoch.json`, and writes it there once the trainer has
+accepted it. Thus a directory that was superseded by its copy stays so, however often an orchestrator is started in it: another
+process holds its next epoch (`counterpoint/trainer/runs/epochs.py`).
 
-The file also names the run by a random number, which a copy keeps and a directory that was made anew does not have: so a trainer
+The file also names the run by a random number. A copy keeps it, and a directory that was made anew has another. By it a trainer
 tells another run of the same name from one that was taken over.
 """
 
@@ -32,7 +32,7 @@ class Epoch:
 
     epoch: int
     holder: str
-    """The process, for people, and a random number: no two are alike."""
+    """The process, for people, and a random number, so that no two are alike."""
     run: str
     """A random number of the run, made once in its directory."""
 
@@ -40,7 +40,7 @@ class Epoch:
 def propose(run_dir: Path) -> Epoch:
     """Returns the epoch of this process: the one after the newest in the directory, which then has a file. Blocks.
 
-    Raises `ConfigurationError` if the file is damaged, `OSError` as reading and writing do.
+    Raises `ConfigurationError` if the file is damaged, and `OSError`.
     """
     path, newest, run = run_dir / EPOCH_FILE, 0, secrets.token_hex(8)
     if path.exists():
@@ -60,5 +60,5 @@ def propose(run_dir: Path) -> Epoch:
 
 
 def keep(run_dir: Path, epoch: Epoch) -> None:
-    """Writes an epoch: one that a trainer has accepted, before anything is sent in it. Blocks. Raises `OSError`."""
+    """Writes an epoch that a trainer has accepted, before anything is sent in it. Blocks. Raises `OSError`."""
     write_atomically(run_dir / EPOCH_FILE, json.dumps({"format": FORMAT} | asdict(epoch)).encode() + b"\n")

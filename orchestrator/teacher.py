@@ -1,9 +1,9 @@
-"""The teacher of a run: a served model that is asked, after each rollout, for the log-probabilities of what the policy wrote.
+"""The teacher of a run: a served model that gives, after each rollout, the log-probabilities of the policy's tokens.
 
-A request asks for all tokens of a branch at once, in the rollout's own task, while other rollouts are played. The answers become
+A request asks for all tokens of a branch at once, in the rollout's task, while other rollouts are played. The answers become
 the column `teacher_log_probabilities` of the rollout's turns, which travels to the trainer. A teacher that does not answer in
-time fails that rollout alone. As an opponent (`orchestrator/opponents.py`) it is a name at the run's servers, or at others: at
-most `teacher.max_concurrent_requests` at once at each, and no weight update of the run reaches it.
+time fails that rollout alone. As an opponent (`orchestrator/opponents.py`) it is a name at the run's servers, or at others.
+Each server gets at most `teacher.max_concurrent_requests` at once, and no weight update of the run reaches it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Teacher:
 async def teacher_of(
     config: RunConfig, chat: Chat, servers: InferencePool, outages: Outages | None = None
 ) -> AsyncIterator[Teacher | None]:
-    """Yields the teacher of a run, once a server of it is healthy and its tokenizer is compared; None without one. Releases it.
+    """Yields the teacher once a server is healthy and its tokenizer compared, or None without one. Releases it.
 
-    `servers` are the run's own, `outages` gets those of others'.
+    `servers` are the run's. Adds outages of others' servers to `outages`.
 
-    Raises `ConfigurationError` for a teacher that cannot be, `InferenceError` where no server becomes healthy in time.
+    Raises `ConfigurationError` for a teacher that cannot be, `InferenceError` if no server becomes healthy in time.
     """
     if config.teacher is None:
         yield None
