@@ -140,6 +140,8 @@ class Link(ABC):
         try:
             if not (self.stale_epoch or self.is_left):
                 await self.bury()
+        except Exception:  # whatever it is, the worker's end is to be told
+            logger.exception("something of %s may be left", self.worker)
         finally:
             self.known.set()
             self.gone.set()

@@ -155,7 +155,7 @@ class RayBackend(KeptBackend[ActorLink]):
         if one.node:
             self._unreachable[one.node] = time.monotonic() + UNREACHABLE_SECONDS
         await asyncio.sleep(max(0.0, over - time.monotonic()))
-        return not any(node.alive and node.name == one.node for node in await self.nodes())
+        return bool(one.node) and not any(node.alive and node.name == one.node for node in await self.nodes())
 
     async def _cleared(self, node: str, condemned: str) -> bool:
         """Whether a node has shown that nothing of the actor `condemned`, and of others that are dead, is left there."""

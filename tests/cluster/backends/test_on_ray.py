@@ -49,6 +49,21 @@ async def test_a_defect_while_bytes_are_relayed_is_told_as_what_it_is(broken: st
     assert "its bytes cannot be relayed: KeyError('data')" in str(link.loss_event())
 
 
+async def test_a_defect_while_one_is_buried_hides_no_end() -> None:
+    class Found(ActorLink):
+        async def _ask(self, method: str, *arguments: Any, seconds: float = 0.0) -> dict[str, Any]:
+            return {"node": "node", "address": "", "over": method == "read", "data": b""}
+
+    async def bury(_: ActorLink) -> None:
+        raise OSError("no such file")
+
+    link = Found(NAME, 1, nothing, bury, lambda: 0.0, lambda *_: None)
+    await link.find(1, 60.0)
+    async with asyncio.timeout(60.0):
+        await link.run()
+    assert link.gone.is_set()
+
+
 async def test_an_actor_that_never_said_where_it_is_gives_no_node_a_bad_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -64,6 +79,6 @@ async def test_an_actor_that_never_said_where_it_is_gives_no_node_a_bad_name(
     with caplog.at_level(logging.WARNING, on_ray.__name__):
         await link.bury()
     assert "fence of worker plain-0 is over: its actor never said on which node it is" in caplog.text
-    assert asked == ["removing actor job/plain-0/plain-0/1", "listing the nodes"]
+    assert asked == ["removing actor job/plain-0/plain-0/1"]
     assert not backend._unreachable
     assert not link.node_is_gone
