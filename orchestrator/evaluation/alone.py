@@ -1,6 +1,6 @@
-"""Plays evaluations alone, beside no training: what `counterpoint eval` does once it knows the servers.
+"""Plays evaluations alone, beside no training, for `counterpoint eval`, which gives it the servers.
 
-Rollouts are played as beside training (`attempt.py`), as many at once as the run may have in flight.
+Plays rollouts as beside training (`attempt.py`), up to as many at once as the run may have in flight.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from counterpoint.transport.files.atomic import flush
 from counterpoint.transport.files.json_lines import append_line
 
 PROGRESS_SECONDS = 15.0
-"""Time between two reports of how far an evaluation is."""
+"""Seconds between two reports of an evaluation's progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is evaluated."""
+    """The weights to evaluate, and their name."""
 
     name: str
     """The model's name at the servers: the base model's, or an adapter's."""
     described: dict[str, Any]
-    """What a line of the results says about it."""
+    """Its description in each line of the results."""
     step: int | None = None
-    """The step of a run that its weights are of, if that is known."""
+    """The run's step of its weights, if known."""
     update: WeightUpdate | None = None
-    """The adapter to load first; None: the servers have the model."""
+    """The adapter to load first, or None if the servers have the model."""
     follows: bool = False
-    """Whether the servers are others', whose runs may load newer weights at any time: what they say they have is evaluated."""
+    """Whether the servers are others', whose runs may load newer weights at any time. The evaluation then takes the weights
+    that they report."""
 
 
 def load_evaluations(run: RunConfig, names: Sequence[str]) -> list[LoadedEvaluation]:
-    """Loads the run's evaluations that are named, or all. Raises `ValueError`."""
+    """Loads the run's evaluations with these names, or all. Raises `ValueError`."""
     known = [evaluation.name for evaluation in run.evaluations]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"there is no evaluation {unknown[0]!r}; the file has {', '.join(known) or 'none'}")
@@ -69,12 +70,12 @@ async def play_evaluations(
     on_result: Callable[[EvaluationResult], None],
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> list[EvaluationResult]:
-    """Plays the evaluations, one after the other, and writes lines and records to `directory`; returns the results.
+    """Plays the evaluations one after the other, writes lines and records to `directory`, and returns the results.
 
-    The directory is made for the first of them, unless it is there. `on_progress` is called every `PROGRESS_SECONDS`.
+    Makes the directory for the first of them. Calls `on_progress` every `PROGRESS_SECONDS`.
 
-    Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if none has the
-    model, `ValueError` if an environment does not start, `OSError` if a result cannot be written.
+    Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if none has the model,
+    `ValueError` if an environment does not start, `OSError` if a result cannot be written.
     """
     give_environments_threads(run.schedule.most_in_flight)
     transcribe = Transcriber(Chat(run.model).transcribe, run.recorded_tokens) if run.recorded_tokens else None
@@ -133,10 +134,10 @@ async def _play(attempt: Attempt, most: int, on_progress: Callable[[str], None])
 def _of_subject(
     result: EvaluationResult, subject: Subject, weights: Sequence[Mapping[str, Stated]]
 ) -> EvaluationResult:
-    """Returns the result with what is known of the weights.
+    """Returns the result with the step or versions of the weights.
 
-    Those of a subject are of its step. Of others' servers they are what these said before and afterwards, in `weights`: a run
-    that goes on loads newer ones. What a server was started with has no number.
+    A subject has one step. Others' servers reported their versions before and afterwards, in `weights`: a run that goes on
+    loads newer ones. The weights that a server started with have no number.
     """
     versions: list[int | None] = [each.version for held in weights for each in held.values()] or [subject.step]
     known = [version for version in versions if version is not None]

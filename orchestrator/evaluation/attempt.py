@@ -40,10 +40,10 @@ class Attempt:
         self._to_play = [self._size] * len(loaded.examples)
         """Rollouts that have not ended, by example."""
         self.ended = 0
-        """Rollouts that have ended, for whoever awaits the others."""
+        """Rollouts that have ended, for a task that awaits the others."""
 
     async def play(self, index: int) -> None:
-        """Plays rollout `index`, and scores its group if that is scored as one and it is the last to end.
+        """Plays rollout `index`, and scores its group if that is scored as one and this rollout is its last.
 
         A failure of the environment or of inference becomes the rollout's `error`.
         """
@@ -72,7 +72,7 @@ class Attempt:
                 _drop_routing(each)
 
     def in_words(self) -> str:
-        """Says how far it is, to one in a hundred of its rollouts."""
+        """Says how many hundredths of its rollouts have ended."""
         total = len(self.rollouts)
         shown = self.ended - self.ended % max(1, total // 100) if self.ended < total else total
         return f"evaluation {self.name} of step {self._step}: {shown} of {total} rollouts have ended"
@@ -93,7 +93,7 @@ class Attempt:
 
 
 def _drop_routing(rollout: Rollout) -> None:
-    """Frees the answers' memory, of which routed experts are the most: nothing of an evaluation is trained on."""
+    """Frees the answers' memory, mostly of routed experts: evaluations are not trained on."""
     rollout.branches = None
     rollout.turns = [
         replace(

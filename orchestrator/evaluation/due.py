@@ -1,8 +1,8 @@
-"""Which evaluation is next, as policy versions come. Pure; `evaluations.py` plays what this says.
+"""Decides which evaluation is next, as policy versions come. Pure: `evaluations.py` plays it.
 
 An evaluation is due at the first version, at the first that reaches or passes a multiple of its interval, and at the last one.
-One is played at a time. Where a newer version is due before an older one of the same evaluation has begun, the older one is
-skipped, so that a slow evaluation measures fewer versions and none piles up.
+One is played at a time. If a newer version is due before an older one of the same evaluation has begun, the older one is
+skipped. So a slow evaluation measures fewer versions, and none piles up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from counterpoint.run.evaluations import EvaluationConfig
 
 
 class DueEvaluations:
-    """The evaluations that wait, by name with the version that is due. `done` is the newest evaluated version of each."""
+    """The evaluations that wait, by name with their due version. `done` is the newest evaluated version of each."""
 
     def __init__(self, evaluations: Sequence[EvaluationConfig], steps: int, done: Mapping[str, int]) -> None:
         self._intervals = {evaluation.name: evaluation.interval for evaluation in evaluations}
@@ -36,7 +36,7 @@ class DueEvaluations:
             self._newest[name] = self._waiting[name] = version
 
     def next(self) -> tuple[str, int] | None:
-        """Removes and returns the evaluation that waits for the oldest version; None if none waits."""
+        """Removes and returns the evaluation that waits for the oldest version, or returns None."""
         if not self._waiting:
             return None
         name = min(self._waiting, key=lambda each: self._waiting[each])

@@ -1,8 +1,8 @@
 """Estimates with 95 % confidence intervals, from several attempts at each of some examples.
 
-Attempts at one example depend on each other, so that the examples, not the attempts, are the independent observations: an
-estimate is a mean over examples, and its interval is that of a mean of as many observations as there are examples (clusters:
-Miller, "Adding Error Bars to Evals", arXiv:2411.00640, 2024).
+Attempts at one example depend on each other, so the examples are the independent observations. An estimate is a mean over
+examples, and its interval is that of a mean of as many observations as there are examples (clusters: Miller, "Adding Error Bars
+to Evals", arXiv:2411.00640, 2024).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DRAWS = 10_000
 """Draws of a quantile of 2.5 %: the share beyond it has a standard error of 0.16 %."""
 
 _GRID = 1000
-"""Different values of an observation between its bounds; one in between is moved to the next, away from the mean's other end."""
+"""Different values of an observation between its bounds. One in between moves to the next, away from the mean's other end."""
 
 _DRAWN_AT_ONCE = 2**20
 """Numbers, 8 bytes each."""
@@ -53,9 +53,9 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
 def proportion(values: Sequence[float]) -> Estimate:
     """Estimates the mean of observations between 0 and 1, one for each example, by Wilson's interval.
 
-    Wilson (1927) derived it for observations that are 0 or 1. A variable between 0 and 1 with mean p varies by at most p (1 - p)
-    (Bhatia and Davis, 2000), so that it is at least as wide as needed for others. Unlike an interval from the observed
-    variance, it has a width where all examples passed, or none. Raises `ValueError` without observations.
+    Wilson (1927) derived it for observations that are 0 or 1. A variable between 0 and 1 with mean p varies by at most p (1 -
+    p) (Bhatia and Davis, 2000), so for others the interval is at least as wide as needed. Unlike an interval from the observed
+    variance, it has a width if all examples passed, or none. Raises `ValueError` without observations.
     """
     count = _count(values)
     mean = math.fsum(values) / count
@@ -68,12 +68,12 @@ def proportion(values: Sequence[float]) -> Estimate:
 def mean(values: Sequence[float], bounds: tuple[float, float] | None = None) -> Estimate:
     """Estimates the mean of observations, one for each example. Raises `ValueError` without any.
 
-    With `bounds`, the least and the greatest value that an observation can have, the interval lies within them, and has a
-    width also where all observations are equal. Its upper end is the quantile of the mean of the observations and one more at
-    the upper bound, under weights that are uniform on the simplex (Gaffke, "Three test statistics for a nonparametric
-    one-sided hypothesis on the mean of a nonnegative variable", 2005); likewise the lower end. For two values it is Clopper's
-    and Pearson's exact interval. That it covers the mean of every distribution at every size is conjectured, and no exception
-    is known (Learned-Miller and Thomas, arXiv:1905.06208, 2019; Phan et al., arXiv:2106.03163, 2021).
+    With `bounds`, the least and the greatest value of an observation, the interval lies within them, and has a width also if
+    all observations are equal. Its upper end is the quantile of the mean of the observations and one more at the upper bound,
+    under weights that are uniform on the simplex (Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on
+    the mean of a nonnegative variable", 2005). The lower end is computed likewise. For two values it is Clopper's and Pearson's
+    exact interval. That it covers the mean of every distribution at every size is conjectured, and no exception is known
+    (Learned-Miller and Thomas, arXiv:1905.06208, 2019, and Phan et al., arXiv:2106.03163, 2021).
 
     Without bounds it is Student's interval, which leaves the range of a bounded observation.
     """

@@ -1,7 +1,7 @@
-"""The evaluations of a run beside its training: what is due is played, one after the other, and its result is written.
+"""The evaluations of a run beside its training: plays the due ones, one after the other, and writes their results.
 
-`due.py` says what is due, the scheduler when a rollout may start. A result is written in an order that a kill at any moment
-leaves whole: records, best weights, line. An evaluation without its line is played again after a resume.
+`due.py` decides which are due, the scheduler when a rollout may start. A result is written in an order that a kill at any
+moment leaves whole: records, best weights, line. After a resume, an evaluation without its line is played again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Handle = Callable[[EvaluationRequested | EvaluationRolloutEnded], None]
 class Evaluations:
     """Plays a run's evaluations.
 
-    `handle` receives the scheduler's events, `publish` the metrics of each result. `on_progress` is called for each rollout, and
-    `say` with how far an evaluation is, for people; empty once none is played.
+    `handle` receives the scheduler's events, `publish` the metrics of each result. `on_progress` is called for each rollout.
+    `say` receives an evaluation's progress, for people, and an empty text once it has ended.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Evaluations:
         say: Callable[[str], None],
         transcribe: Transcriber | None = None,
     ) -> None:
-        """`pool` is that of training, at `servers`. Blocks: reads what was evaluated before. Raises `OSError`."""
+        """`pool` is that of training, at `servers`. Blocks: reads the former results. Raises `OSError`."""
         self._config = config
         self._loaded = {each.config.name: each for each in loaded}
         self._pool, self._servers = pool, servers
         self.opponents: Mapping[str, GroupsPool] = {}
-        """The opponents, by name; set before the first version."""
+        """The opponents by name, set before the first version."""
         self._handle = handle
         self._publish = publish
         self._on_progress = on_progress
@@ -81,28 +81,28 @@ class Evaluations:
         for name in self._loaded:
             self._take_up_held(name, done.get(name, -1))
         self._versions: asyncio.Queue[int] | None = asyncio.Queue() if loaded else None
-        """Those that nobody has looked at yet; None where nobody will."""
+        """Versions that wait for `run`, or None for a run without evaluations."""
         self._newest = -1
         """The newest version that inference has loaded."""
         self._seen = -1
-        """The newest version whose due evaluations are known."""
+        """The newest version with known due evaluations."""
         self._changed = asyncio.Condition()
         self._holding = asyncio.Lock()
-        """Held while weights are being held: an evaluation may begin while those of its step are on their way."""
+        """Held during `hold`: an evaluation may begin while the weights of its step are on their way."""
         self._playing: Attempt | None = None
         self._rollouts: asyncio.TaskGroup
         self._ended = asyncio.Event()
         self._busy = False
         self._cancelled = False
         self._finishing = False
-        """Whether all steps are made, and the run waits for evaluations alone."""
+        """Whether the run has made all steps, and waits for evaluations alone."""
         self._number = 0
         self._player: asyncio.Task[None] | None = None
         self._unreported: dict[str, float] = {}
         self._shares = {each.config.name: each.config.share for each in loaded}
 
     def set_shares(self, config: RunConfig) -> None:
-        """Uses the shares of this configuration for the evaluations that begin from now on."""
+        """Uses this configuration's shares for evaluations that begin from now on."""
         self._shares = {evaluation.name: evaluation.share for evaluation in config.evaluations}
 
     @property
@@ -111,17 +111,17 @@ class Evaluations:
         return self._due.all_begun and not self._busy
 
     def need_version(self, version: int) -> bool:
-        """Returns whether anything is generated with a policy version: only evaluations with the one after the last step."""
+        """Returns whether anything is generated with a policy version. After the last step, only evaluations need one."""
         return version < self._config.steps or not self.all_done
 
     def policy_updated(self, version: int) -> None:
-        """What is asked from now on is answered with policy version `version`."""
+        """Notes that inference answers with policy version `version` from now on."""
         self._newest = version
         if self._versions is not None:
             self._versions.put_nowait(version)
 
     async def run(self) -> None:
-        """Plays what is due until cancelled, also by a `CancelEvaluation`. Raises `OSError` (disk full)."""
+        """Plays due evaluations until cancelled, also by a `CancelEvaluation`. Raises `OSError` (disk full)."""
         if self._versions is None:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -150,7 +150,7 @@ class Evaluations:
             await self._changed.wait_for(lambda: self._cancelled or self._idle)
 
     def _say_progress(self) -> None:
-        """Says how far the evaluation is; once no step is left, also what it waits for."""
+        """Shows the evaluation's progress, and once no step is left also the version that it waits for."""
         awaited = f"waiting for policy version {self._config.steps}, to evaluate it" if self._finishing else ""
         self._say(awaited if self._playing is None else self._playing.in_words())
 
@@ -182,10 +182,10 @@ class Evaluations:
         metrics, self._unreported = self._unreported, {}
         return metrics
 
-    # --- what is due ---
+    # --- due evaluations ---
 
     def _take_up_held(self, name: str, done: int) -> None:
-        """An adapter's interrupted evaluation is played again with the weights that were held for it."""
+        """Makes an adapter's interrupted evaluation due again, with the weights that were held for it."""
         *older, newest = [-1, *weights.held_steps(self._config.run_dir, name)]
         for step in (each for each in (*older, newest) if each >= 0):
             if step == newest and step > done and self._exact:

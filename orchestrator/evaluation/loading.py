@@ -1,6 +1,6 @@
-"""Loads an evaluation: its environments, how they are sampled, and which examples are played.
+"""Loads an evaluation: its environments, their sampling, and its examples.
 
-The choice of examples is a function of names and sizes alone, so that every version, run and seed, and `counterpoint eval`, plays
+The choice of examples is a function of names and sizes alone, so every version, run and seed, and `counterpoint eval`, plays
 the same.
 """
 
@@ -34,7 +34,7 @@ class LoadedEvaluation:
     sampling: dict[str, Config]
     """The sampling's configuration by environment."""
     examples: list[tuple[str, int]]
-    """Environment and index of each example, in the order in which they are played."""
+    """Environment and index of each example, in the order of play."""
 
     @property
     def rollouts(self) -> int:

@@ -1,8 +1,7 @@
 """The result of an evaluation: estimates from its rollouts, and their forms: a line of `evaluations.jsonl`, metrics, a score.
 
-No rollout is left out silently. One that failed counts as no success in pass@k; it has no reward, so that the mean reward is over
-those that have one, and the line counts both. A result of which more than `MOST_FAILED` failed is never the best. Where every
-rollout failed there is no estimate: nothing was measured.
+Every rollout counts. A failed one is no success in pass@k, and has no reward. The mean reward is over the others, and the line
+counts both. A result with more than `MOST_FAILED` failures is never the best. If every rollout failed there is no estimate.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from counterpoint.transport.printable import clipped
 from counterpoint.transport.records import Rollout
 
 _MOST_FAILURES = 16
-"""Different errors in a line; further ones are counted together."""
+"""Different errors in a line. Further ones are counted together."""
 
 _LONGEST_ERROR = 300
-"""Longest error text that is kept, in characters."""
+"""Characters of the longest error text in a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class EvaluationResult:
 
     @property
     def score(self) -> float | None:
-        """The value that `keep_best` names; None if it names none, or too many rollouts failed."""
+        """The value that `keep_best` names, or None if it names none or too many rollouts failed."""
         if self.config.keep_best is None or self.failed > MOST_FAILED * (self.failed + self.line["rollouts/completed"]):
             return None
         estimate = self.estimates.get(self.config.keep_best)
@@ -85,10 +84,10 @@ def result_of(
     seconds: float,
     bounds: Mapping[str, RewardBounds | None],
 ) -> EvaluationResult:
-    """Returns the result of rollouts that have all ended. `started_at` is a Unix time. Changes rollouts with a useless reward.
+    """Returns the result of rollouts that have all ended. `started_at` is a Unix time.
 
-    `bounds` are those of the rewards, by environment.
-    A reward that is not finite is a failure of its rollout.
+    `bounds` are those of the rewards, by environment. A reward that is not finite becomes a failure of its rollout, which is
+    changed.
     """
     for rollout in rollouts:
         if rollout.error is None and (rollout.reward is None or not math.isfinite(rollout.reward)):
@@ -151,7 +150,7 @@ def _estimates(
 
 
 def _common(bounds: Mapping[str, RewardBounds | None], rollouts: Sequence[Rollout]) -> RewardBounds | None:
-    """Returns the bounds that the rewards of these rollouts have in common; None if those of one environment are not known."""
+    """Returns the common bounds of these rollouts' rewards, or None if those of one environment are unknown."""
     known = [bounds.get(name) for name in {rollout.environment for rollout in rollouts}]
     found = [each for each in known if each is not None]
     if len(found) < len(known):

@@ -1,6 +1,6 @@
-"""The model that an evaluation plays: an adapter of one version under a name of its own, or the weights that training uses.
+"""The model that an evaluation plays: an adapter of one version under another name, or the weights that training uses.
 
-Several adapters fit a server, so that an evaluation of a run that trains one has the weights of its step throughout, whatever
+Several adapters fit a server, so an evaluation of a run that trains an adapter has the weights of its step throughout, whatever
 training loads meanwhile. Of full weights a server holds one version: rollouts of an evaluation go on across a weight update, as
 those of training do, and the result names the versions.
 """

@@ -1,7 +1,7 @@
-"""The weights of evaluated versions: held while their evaluation is played, and those of the best version, kept.
+"""The weights of evaluated versions: held during their evaluation, and those of the best version, kept.
 
-A broadcast is removed once the trainer has published a few newer ones. Its files never change, so that hard links hold them and
-cost nothing; from another disk, or from shared memory, they are copied.
+The trainer removes a broadcast after a few newer ones. Its files never change, so hard links hold them at no cost. From another
+disk, or from shared memory, they are copied.
 
     run_<id>/evaluations/<evaluation>/weights/step_N/    while an evaluation is due or played
     run_<id>/best/step_N/                                one directory, with `best.json` beside the weights
@@ -34,7 +34,7 @@ _MAX_BYTES = 2**20
 
 
 def hold(run_dir: Path, evaluation: str, step: int) -> Path:
-    """Holds the weights of `broadcast/step_N` for an evaluation; returns their directory. Blocks.
+    """Holds the weights of `broadcast/step_N` for an evaluation, and returns their directory. Blocks.
 
     Raises `FileNotFoundError` if the broadcast was removed meanwhile.
     """
@@ -50,7 +50,7 @@ def release(run_dir: Path, evaluation: str, step: int) -> None:
 
 
 def held_steps(run_dir: Path, evaluation: str) -> list[int]:
-    """Returns the steps whose weights are held for an evaluation, ascending."""
+    """Returns the steps with held weights for an evaluation, ascending."""
     return published_steps(_held(run_dir, evaluation))
 
 
@@ -81,7 +81,7 @@ def keep_if_best(run_dir: Path, result: EvaluationResult, held: Path) -> bool:
 
 
 def _kept(best: Path) -> dict[int, dict[str, Any]]:
-    """Returns what is kept, by step: one, or two after a kill between writing one and removing the other."""
+    """Returns the kept `best.json` by step: one, or two after a kill between writing one and removing the other."""
     found: dict[int, dict[str, Any]] = {}
     for step in published_steps(best):
         path = best / f"step_{step}" / BEST_FILE
@@ -95,7 +95,7 @@ def _kept(best: Path) -> dict[int, dict[str, Any]]:
 
 
 def _link(source: Path, target: Path, files: dict[str, bytes]) -> None:
-    """Publishes `target` with the files of `source`, and `files`; with `files`, whole weights in place of a delta.
+    """Publishes `target` with the files of `source`, and `files`. With `files`, whole weights take the place of a delta.
 
     Raises `FileNotFoundError` if `source` is removed meanwhile.
     """

@@ -1,1 +1,1 @@
-"""Rollouts: how one is played, how its turns become samples, and how rollouts are written to files."""
+"""Rollouts: playing one, merging its turns into samples, and the files of rollouts."""

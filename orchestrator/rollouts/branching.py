@@ -1,7 +1,7 @@
-"""How many samples a rollout becomes, and how many times the tokens: what it costs that requests do not extend each other.
+"""Counts the samples of a rollout and how many times its tokens they hold: the cost of requests that do not extend each other.
 
-A turn whose prompt extends no branch begins a sample, which has its whole prompt again (`trajectories.py`). An agent that sends
-histories without what the policy reasoned does so in every turn.
+A turn with a prompt that extends no branch begins a sample, which has its whole prompt again (`trajectories.py`). An agent that
+sends histories without the policy's reasoning does so in every turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SAMPLES, FACTOR = "branches/samples_per_rollout", "branches/tokens_factor"
 """The metrics: samples of a trained rollout, and their tokens over those of its longest sample."""
 
 SAID_FACTOR = 2.0
-"""The least factor that is said."""
+"""The least factor that a log line mentions."""
 
 ADVICE = (
     "let the agent send the whole history, with the reasoning as it was answered (`reasoning_content`, thinking blocks), "
@@ -25,7 +25,7 @@ ADVICE = (
 
 
 def branch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns the metrics of the rollouts that are trained; nothing without any whose branches are known.
+    """Returns the metrics of trained rollouts with known branches, or none without such rollouts.
 
     Several players never share a sample, so each player's longest counts.
     """
@@ -44,7 +44,7 @@ def branch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def in_words(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what metrics lines of steps say of it, as a mean of the steps; empty if that is not worth it."""
+    """Returns a sentence about it, with the mean of steps' metrics lines, or an empty text below `SAID_FACTOR`."""
     lines = [line for line in lines if FACTOR in line and SAMPLES in line]
     if not lines:
         return ""
@@ -58,13 +58,13 @@ def in_words(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Said:
-    """What was said of a run: it is said again once the factor has doubled."""
+    """The last factor in a run's log. A new line follows once the factor has doubled."""
 
     def __init__(self) -> None:
         self._factor = 0.0
 
     def news(self, line: Mapping[str, Any]) -> str:
-        """Returns what is new in a step's line, in words, with the advice."""
+        """Returns the new sentence for a step's line, with the advice, or an empty text."""
         if not (words := in_words([line])) or line[FACTOR] < 2 * self._factor:
             return ""
         self._factor = line[FACTOR]

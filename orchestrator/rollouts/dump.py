@@ -1,10 +1,10 @@
 """Dumps: a step's rollouts in full, for replay.
 
-Written when `dump_raw_rollouts = true`, by `counterpoint synthesize` and by `counterpoint import-dump`; read by memory map.
-`docs/debugging.md` has the format.
+A run with `dump_raw_rollouts = true`, `counterpoint synthesize` and `counterpoint import-dump` write them. Readers map them
+into memory. `docs/debugging.md` has the format.
 
 A dump is a published directory of `header.json` (its contents, and the part of the configuration that a replay needs) and
-`rollouts.bin` (`rollout_file.py`). A header's claims are checked against the bytes present before they are used.
+`rollouts.bin` (`rollout_file.py`). A reader checks a header's claims against the bytes present before it uses them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _HEADER = "header.json"
 _ROLLOUTS = "rollouts.bin"
 _MAX_HEADER_BYTES = 16 * 2**20
 _MADV_POPULATE_READ = 22
-"""The number of an advice of `madvise`, since Linux 5.14; Python 3.11 has no name for it."""
+"""The number of an advice of `madvise`, since Linux 5.14. Python 3.11 has no name for it."""
 
 
 class DumpError(ValueError):
-    """A directory that is not a valid dump; the message names the file, what was found and what was expected."""
+    """A directory that is not a valid dump. The message names the file, the finding and the expectation."""
 
 
 class DumpHeader(Config):
@@ -146,8 +146,8 @@ class Dump:
 def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout]) -> DumpHeader:
     """Publishes a dump and returns its complete header. `rollouts` may be a generator: few are in memory at a time. Blocks.
 
-    Raises `ValueError` when there is no rollout, or fewer than `header.shipped`; `OSError`; `FileExistsError` when `directory`
-    exists already.
+    Raises `ValueError` if there is no rollout, or fewer than `header.shipped`, `FileExistsError` if `directory` exists, and
+    `OSError`.
     """
     counts = [0, 0]
 
@@ -170,7 +170,7 @@ def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout])
 def open_dump(directory: Path) -> Dump:
     """Opens the dump in `directory` (`raw_rollouts/step_N`, not `raw_rollouts`). Reads the header only.
 
-    Raises `DumpError` when there is no dump or it is incomplete, `OSError` when it cannot be read.
+    Raises `DumpError` if there is no dump or it is incomplete, `OSError` if it cannot be read.
     """
     if not (directory / STABLE).exists():
         raise DumpError(_absence(directory))

@@ -1,6 +1,6 @@
-"""Kinds of errors of failed rollouts, counted by environment, for metrics, summaries and log lines.
+"""Counts the kinds of errors of failed rollouts by environment, for metrics, summaries and log lines.
 
-A rollout with the outcome `inference_failed` is not counted here, but by the metric `rollouts/inference_failed`.
+The metric `rollouts/inference_failed`, not this file, counts rollouts with that outcome.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "failures/"
 """Prefix of the metrics `failures/<environment>/<kind>`, each a number of rollouts."""
 
 MAX_KINDS = 20
-"""Most kinds that are shown apart at once; `OTHER` stands for the rest."""
+"""Most kinds shown apart at once. `OTHER` stands for the rest."""
 
 OTHER = "other"
 
@@ -47,13 +47,12 @@ _LASTING: Mapping[str, Lasting] = {
         Lasting.CODE,
     ),
 }  # fmt: skip
-"""Kinds of errors that cannot pass by themselves: Python's own exceptions that speak of an error in code, what an environment's
-code leaves that is of no use, and refusals. Any other kind may pass, such as an exception that a library or an environment has of
-its own."""
+"""Kinds of errors that cannot pass by themselves: Python's exceptions for an error in code, useless results of an environment's
+code, and refusals. Any other kind may pass, such as an exception class of a library or an environment."""
 
 
 def kind_of(error: str) -> str:
-    """Returns an error's kind: the exception's type, or else the part of its text that is the same for many rollouts."""
+    """Returns an error's kind: the exception's type, or the part of its text that is the same for many rollouts."""
     if (named := _EXCEPTION.match(error)) is not None:
         return shortened(named[1], _LONGEST_KIND)
     text = error.partition(";")[0]
@@ -62,13 +61,13 @@ def kind_of(error: str) -> str:
 
 
 def cause_of(error: str) -> str:
-    """Returns what is the same for all failures of one kind at one place (`environments.describe_error`)."""
+    """Returns the common part of all failures of one kind at one place (`environments.describe_error`)."""
     place = error.rpartition(" (in ")[2] if error.endswith(")") else ""
     return f"{kind_of(error)} {place}"
 
 
 def lasting_failure(rollouts: Sequence[Rollout]) -> Failure | None:
-    """Returns why a group failed of which every rollout did, if that cannot pass by itself: each failed for such a reason."""
+    """Returns why every rollout of a group failed, if no such reason can pass by itself, else None."""
     failed = [rollout for rollout in rollouts if not rollout.inference_failed]
     kinds = {_lasting(rollout) for rollout in failed}
     if not failed or None in kinds:
@@ -81,7 +80,7 @@ def lasting_failure(rollouts: Sequence[Rollout]) -> Failure | None:
 def lasting_failure_of_function(error: Exception) -> Failure | None:
     """Returns why an operator's function gave nothing of use, if that cannot pass by itself.
 
-    `error` has what the function raised as its cause; without one, it says what is wrong with what it returned.
+    The cause of `error` is the function's exception. Without one, `error` describes the function's bad result.
     """
     raised = error.__cause__
     if raised is not None and _LASTING.get(type(raised).__name__) is not Lasting.CODE:
@@ -91,12 +90,12 @@ def lasting_failure_of_function(error: Exception) -> Failure | None:
 
 def _lasting(rollout: Rollout) -> Lasting | None:
     kind = kind_of(rollout.error or "")
-    # A prompt may be too long for what was sampled before it, and another sample be shorter: that has to last, too.
+    # A prompt may be too long for the text sampled before it, and another sample be shorter: that has to last, too.
     return Lasting.CODE if kind == "RequestRefused" and rollout.turns else _LASTING.get(kind)
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    """Returns metrics: the number of rollouts that failed, by environment and kind."""
+    """Returns metrics: the number of failed rollouts, by environment and kind."""
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for rollout in rollouts:

@@ -36,13 +36,13 @@ from counterpoint.transport.records import Int32Array, OpponentTurn, Rollout, Tu
 logger = logging.getLogger(__name__)
 
 _CANCELLING_SECONDS = 10.0
-"""How long an environment's code may take to end once it is cancelled: it may have to end a process or a container."""
+"""Seconds that an environment's code has to end once it is cancelled: it may have to end a process or a container."""
 
 _given_up: set[asyncio.Task[BaseException | None]] = set()
 """Tasks of environments that ignore their cancellation."""
 
 _WAITED_SHARE = 0.5
-"""A share of a rollout's deadline. Where a rollout fails after a model call of it waited longer than this and was cancelled,
+"""A share of a rollout's deadline. If a rollout fails after one of its model calls waited longer than this and was cancelled,
 inference failed, not the environment."""
 
 
@@ -53,14 +53,14 @@ class LoadedEnvironment:
     config: EnvironmentConfig
     environment: Environment
     reward_bounds: RewardBounds | None = field(init=False)
-    """The least and the greatest reward, if they are known: those that it had when it was loaded, whatever it has later."""
+    """The least and the greatest reward, if known, as of the environment's loading, whatever it reports later."""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what are no bounds."""
+        """Raises `ValueError` for impossible bounds."""
         object.__setattr__(self, "reward_bounds", self.config.reward_bounds or own_bounds(self.environment))
 
     def checked(self, rewards: Rewards) -> Rewards:
-        """Returns what it scored. Raises `ValueError` for a reward outside its bounds."""
+        """Returns the environment's rewards. Raises `ValueError` for one outside its bounds."""
         return check_bounds(rewards, self.reward_bounds, self.config.name)
 
 
@@ -77,7 +77,7 @@ def _overridden(parameters: SamplingParameters, overrides: SamplingOverrides | N
 
 
 class PolicyModel:
-    """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`; calls may overlap."""
+    """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`. Calls may overlap."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class PolicyModel:
         self._unanswered = False
         """A call failed because it got no answer."""
         self._cancelled_after = 0.0
-        """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
+        """The longest wait of a cancelled call, in seconds."""
         self._template_kwargs: dict[int, dict[str, Any]] = {}
-        """The template variables that rendered a turn's prompt, where they are not the chat's, by the turn's identity."""
+        """The template variables of a turn's prompt, if not the chat's, by the turn's identity."""
 
     @property
     def rollout(self) -> Rollout:
-        """The rollout that it records. An environment with workers is told its names."""
+        """The rollout that it records. An environment with workers receives its names."""
         return self._rollout
 
     @property
@@ -116,20 +116,20 @@ class PolicyModel:
 
     @property
     def sampling_args(self) -> dict[str, Any]:
-        """All that a call is sent with that overrides nothing, for the records."""
+        """All parameters of a call that overrides nothing, for the records."""
         return self._sampling.model_dump()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
-        """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
+        """Calls the model with the environment's sampling parameters, and returns the turn. `prompt_ids` is `[tokens]`.
 
-        `sampling` overrides them for this call; its `chat_template_kwargs` are those of `parse`. Raises `ValueError` for an empty
-        prompt or an answer whose routing does not join that of earlier turns, `InferenceError` when no server answers,
+        `sampling` overrides them for this call. Its `chat_template_kwargs` are those of `parse`. Raises `ValueError` for an
+        empty prompt or an answer with routing that does not join that of earlier turns, `InferenceError` if no server answers,
         `RuntimeError` once the rollout has ended.
         """
         return await self.generate_as("", prompt_ids, sampling)
 
     async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
-        """Does as `generate`, for a player; none is ''."""
+        """Does as `generate`, for a player, or for none with ''."""
         prompt = as_prompt(prompt_ids)
         held = self._branches.rows_held(prompt)
         turn = await self.call(self._pool, prompt, sampling, routed_experts_start=held)
@@ -171,7 +171,7 @@ class PolicyModel:
         self._rollout.opponent_turns.append(OpponentTurn(opponent, len(self._rollout.turns), text, prompt, completion))
 
     def close(self) -> None:
-        """Ends the rollout's calls and sets its branches, which are thus built once.
+        """Ends the rollout's calls and sets its branches, so that they are built once.
 
         Later calls, and earlier calls that still wait for their answer, raise `RuntimeError` in the environment's task.
         """
@@ -214,13 +214,13 @@ class PolicyModel:
         return answer
 
     def excuse(self) -> None:
-        """Notes that the rollout fails for want of what is elsewhere (`Unavailable`)."""
+        """Notes that the rollout fails for want of something elsewhere (`Unavailable`)."""
         self._unanswered = True
 
     def inference_failed(self, rollout_seconds: float) -> bool:
         """Whether a rollout with the deadline `rollout_seconds` failed because of inference.
 
-        That is so if its newest call got no answer after all retries, or if a call waited for one during more than half of that
+        It did if its newest call got no answer after all retries, or if a call waited for one during more than half of that
         time. A refused request is the environment's failure.
         """
         return self._unanswered or self._cancelled_after >= _WAITED_SHARE * rollout_seconds
@@ -290,11 +290,11 @@ def _take_over(rollout: Rollout, shown: Rollout, rewards: Rewards) -> None:
 
 
 async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:
-    """Awaits an environment's `work` within its deadline; returns what went wrong, for a person, or None.
+    """Awaits an environment's `work` within its deadline. Returns the failure, for a person, or None.
 
-    The work has a task of its own, which distinguishes our cancellation from the environment's, and can be given up: a bare
-    `except` in a loop that tries again swallows every cancellation. Raises `CancelledError` only when this task is cancelled from
-    outside.
+    The work has a separate task, which distinguishes our cancellation from the environment's, and which can be given up: a bare
+    `except` in a loop that tries again swallows every cancellation. Raises `CancelledError` only when this task is cancelled
+    from outside.
     """
     seconds = loaded.config.rollout_timeout_seconds
     ours = asyncio.current_task()
@@ -315,7 +315,7 @@ async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]
 
 
 async def _cancel(theirs: asyncio.Task[BaseException | None], loaded: LoadedEnvironment) -> bool:
-    """Cancels an environment's task; returns whether it has ended. One that does not is given up, and goes on by itself."""
+    """Cancels an environment's task, and returns whether it has ended. One that does not is given up, and goes on by itself."""
     theirs.cancel()
     try:
         await asyncio.wait({theirs}, timeout=_CANCELLING_SECONDS)
@@ -334,7 +334,7 @@ async def _cancel(theirs: asyncio.Task[BaseException | None], loaded: LoadedEnvi
 
 
 async def _raised(work: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """Returns what `work` raised, or None. Catches every exception: one task's `SystemExit` would end the loop."""
+    """Returns the exception of `work`, or None. Catches every exception: one task's `SystemExit` would end the loop."""
     try:
         await work()
     except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout

@@ -1,6 +1,6 @@
-"""Further models of one rollout: the policy as a player with a reward of its own, and opponents, which the run does not train.
+"""Further models of one rollout: the policy as a player with a separate reward, and opponents, which the run does not train.
 
-`play.PolicyModel` makes them (`Model.player`, `Model.opponent`) and keeps what they record.
+`play.PolicyModel` makes them (`Model.player`, `Model.opponent`) and keeps their records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GeneratingPool(Protocol):
 
 
 class GroupsPool(GeneratingPool, Protocol):
-    """The part of `inference.pool.pool.Served` that whoever plays whole groups uses."""
+    """The part of `inference.pool.pool.Served` for playing whole groups."""
 
     def forget_group(self, affinity: str) -> None:
         """Notes that all rollouts of a group have ended. `affinity` is that of any of them."""
@@ -91,7 +91,7 @@ class OpponentModel(PlayerModel):
         self._pool = pool
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
-        """Calls the opponent with the environment's sampling parameters; returns its turn, which no sample will have."""
+        """Calls the opponent with the environment's sampling parameters, and returns its turn, which no sample will have."""
         prompt = as_prompt(prompt_ids)
         turn = await self._policy.call(self._pool, prompt, sampling, routed_experts_start=len(prompt))
         self._policy.note(self._name, turn)

@@ -1,4 +1,4 @@
-"""What a run plays its rollouts with: environments, chat templates, the policy's servers, opponents, a teacher, and traces."""
+"""Plays a run's rollouts with their environments, chat templates, the policy's servers, opponents, a teacher, and traces."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Playing:
         self.opponents: Mapping[str, GroupsPool] = {}
         """Other policies by name, set before the first rollout."""
         self.teacher: Teacher | None = None
-        """Asked about each completed rollout; set with the opponents."""
+        """Asked about each completed rollout, and set with the opponents."""
         self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
         """Chat template and sampling parameters by environment."""
         self.reconfigure(config, chats)
 
     def reconfigure(self, config: RunConfig, chats: Mapping[str, Chat]) -> None:
-        """Uses this configuration for the rollouts that begin from now on."""
+        """Uses this configuration for rollouts that begin from now on."""
         for environment in config.environments:
             chat = chats[environment.name]
             self._calling[environment.name] = chat, sampling_parameters(config.sampling_of(environment), chat)
@@ -48,7 +48,7 @@ class Playing:
             await self.teacher.ask(rollout)
 
     def forget_group(self, rollout: Rollout) -> None:
-        """Forgets which servers the group of a rollout was played at, once all of the group have ended."""
+        """Forgets the servers of a rollout's group, once all of the group have ended."""
         for pool in (self._pool, *self.opponents.values()):
             pool.forget_group(rollout.rollout_id)
         if self.teacher is not None:

@@ -49,13 +49,13 @@ _APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches", "opponent_turns
 
 
 class StateError(ValueError):
-    """A `state` or `metrics` of an environment that is not JSON; the message is for a person."""
+    """A `state` or `metrics` of an environment that is not JSON. The message is for a person."""
 
 
 def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """Writes a new file, which the caller flushes. Blocks: call it in a thread.
 
-    Raises `OSError`, and `StateError` for a rollout that was not finalized and whose state cannot be saved.
+    Raises `OSError`, and `StateError` for a rollout that was not finalized and has a state that cannot be saved.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -73,7 +73,7 @@ def in_portions(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
 
 
 def read_rollouts(path: Path) -> list[Rollout]:
-    """Reads the rollouts of a file, in order. Raises `OSError`, or `ValueError` naming the file when it is damaged."""
+    """Reads the rollouts of a file, in order. Raises `OSError`, or `ValueError` naming the file if it is damaged."""
     try:
         return parse_rollouts(memoryview(path.read_bytes()))
     except ValueError as error:
@@ -159,7 +159,7 @@ def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], 
     apart = (*_ARRAYS, "untrained", "columns", "alternatives")
     plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in apart}
     arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
-    if turn.untrained:  # of turns that are trained as a whole, nothing: as before there was a mask
+    if turn.untrained:  # nothing for turns that are trained as a whole: as before there was a mask
         arrays["untrained"] = np.frombuffer(bytes(turn.untrained), np.uint8)
     arrays |= turn.columns
     start = None if tokens is None else _start_within(tokens, turn)
@@ -222,7 +222,7 @@ _TYPES: dict[type, dict[str, Any]] = {
     kind: {name: _without_elements(hint) for name, hint in get_type_hints(kind).items()}
     for kind in (Rollout, Turn, OpponentTurn)
 }
-"""The declared types of fields; of arrays, lists and dictionaries without those of their elements."""
+"""The declared types of fields, without those of the elements of arrays, lists and dictionaries."""
 
 
 def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:

@@ -1,6 +1,6 @@
 """`tokens.bin`: the token ids and log-probabilities of a step's recorded completions, for people who look at single tokens.
 
-It lies beside `rollouts.jsonl` and is bounded as its text is: of a long rollout the first and the last tokens are kept
+It lies beside `rollouts.jsonl` and is bounded as its text is: of a long rollout it has the first and the last tokens
 (`transcripts.py`). For each rollout, in the order of the lines, it has one frame of `transport.arrays.pack_arrays` after its
 length as a little-endian uint64: `kept` int32 `[turns, 3]` (tokens kept at the beginning, at the end, and of the completion in
 all), and for the kept tokens one after the other `token_ids` int32, `log_probabilities` float32 and `untrained` uint8. A reader
@@ -28,17 +28,17 @@ from counterpoint.transport.records import Float32Array, Int32Array, Rollout, Tu
 TOKENS_FILE = "tokens.bin"
 
 MAX_FRAME_BYTES = 64 * 2**20
-"""Most bytes of one rollout's frame that are read."""
+"""Most bytes of a rollout's frame that a reader accepts."""
 
 MAX_ROLLOUTS = 1_000_000
-"""Most frames that are passed over to reach one."""
+"""Most frames that a reader passes over to reach one."""
 
 _LENGTH = struct.Struct("<Q")
 _NOTHING = (0, 0, 0)
 
 
 class TokenFileError(ValueError):
-    """A file that is not as `write_tokens` writes it; the message says where."""
+    """A file that is not as `write_tokens` writes it. The message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class CompletionTokens:
     """The kept tokens of one turn's completion."""
 
     first: int
-    """Tokens kept at its beginning; those after them are from its end."""
+    """Tokens kept at its beginning. Those after them are from its end."""
     total: int
-    """Tokens of the whole completion; 0 where nothing could be recorded."""
+    """Tokens of the whole completion, or 0 if nothing could be recorded."""
     token_ids: Int32Array
     log_probabilities: Float32Array
     """Log-probabilities at sampling, as in `Turn`."""
     untrained: UInt8Array
-    """1 where a token is left out of training by its environment."""
+    """1 for a token that its environment left out of training."""
 
     @property
     def positions(self) -> Int32Array:
@@ -65,7 +65,7 @@ class CompletionTokens:
 
 
 def write_tokens(file: BinaryIO, rollout: Rollout, texts: Sequence[TurnText]) -> None:
-    """Appends one rollout's frame. `texts` say what is kept of each turn. Raises `OSError`. Blocks: call it in a thread."""
+    """Appends one rollout's frame. `texts` have the kept ranges of each turn. Raises `OSError`. Blocks: call it in a thread."""
     kept: list[tuple[int, int, int]] = []
     parts: tuple[list[AnyArray], ...] = ([], [], [])
     for turn, text in zip(rollout.turns, texts, strict=True):
@@ -87,7 +87,7 @@ def write_tokens(file: BinaryIO, rollout: Rollout, texts: Sequence[TurnText]) ->
 
 
 def _columns(turn: Turn) -> tuple[AnyArray, AnyArray, AnyArray] | None:
-    """Returns ids, log-probabilities and mask of a completion; None for a failed rollout's arrays that do not fit each other."""
+    """Returns ids, log-probabilities and mask of a completion, or None if arrays of a failed rollout do not fit together."""
     tokens = len(turn.completion_ids)
     if turn.completion_ids.ndim != 1 or turn.log_probabilities.shape != (tokens,):
         return None
@@ -98,9 +98,9 @@ def _columns(turn: Turn) -> tuple[AnyArray, AnyArray, AnyArray] | None:
 
 
 def read_tokens(path: Path, number: int) -> tuple[str, list[CompletionTokens]]:
-    """Returns the id and the turns of the rollout whose line has that number, from 0.
+    """Returns the id and the turns of the rollout with line `number`, from 0.
 
-    Raises `OSError` for a missing file, `TokenFileError` for a damaged one, and `UntrustedFileError` for what is no file.
+    Raises `OSError` for a missing file, `TokenFileError` for a damaged one, and `UntrustedFileError` if it is no file.
     """
     with open_regular(path) as file:
         data = _frame(file.fileno(), number, path)

@@ -1,26 +1,26 @@
 """Merges turns into samples: a prompt that extends earlier turns continues a sample, any other begins one.
 
 A rollout's turns may come from several agents, interleaved or at the same time. An *open branch* is a token sequence that a
-later turn may extend; at the end each branch is one sample. `play.py` opens the branches while the rollout is played, and asks
+later turn may extend. At the end each branch is one sample. `play.py` opens the branches while the rollout is played, and asks
 `OpenBranches.rows_held` which routing an answer need not contain. `boundary.py` turns the branches of a batch's rollouts into
 samples with `merge_rollout` and joins these with `assemble_batch`, in a worker thread.
 
 **Which branch a turn extends.** The longest one of the turn's temperature and player that is a prefix, token for token, of its
-prompt; of equally long ones the first opened. So a sample has one temperature, at which it is trained, and one advantage. Only a
-turn's completion is trained by that turn, so no token is trained twice. What the environment left untrained of it
-(`Turn.untrained`) is not.
+prompt, or the first opened of equally long ones. So a sample has one temperature, at which it is trained, and one advantage. A
+turn trains only its completion, so no token is trained twice, and leaves out the tokens that the environment excluded
+(`Turn.untrained`).
 
 **Routed experts.** Position i's row is decided by tokens 0..i alone, and the last token of a turn has none, since it was never
-fed back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it; rows
-that it sends again are left out, since the first ones are those that generated the tokens. A turn whose rows begin later than the
-branch it extends has rows (it was one of several turns sent at once from one state, and another extended the branch first) takes
-the rows in between from any branch that begins with the same tokens. If there is none, the rollout fails: a sample with missing
-rows cannot be replayed. Rows are slices of the arrays as received, never copies.
+fed back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it. Rows
+that it sends again are left out, since the first ones are those that generated the tokens. A turn may bring rows that begin
+after its branch's end: for example, several turns were sent at once from one state, and another extended the branch first. It
+takes the rows in between from any branch that begins with the same tokens. If there is none, the rollout fails: a sample with
+missing rows cannot be replayed. Rows are slices of the arrays as received, never copies.
 
 Each token is in memory once: a branch grows in place while the rollout is played, and finalizing its group stores all branches
-side by side. The work is linear in the tokens received. Tokens are compared as bytes, and the end first, where a branch that is
-not a prefix almost always differs. Bytes and not numpy arrays, because numpy releases the GIL for every operation on 500 elements
-or more, and acquiring it again beside a busy loop costs more than the operation.
+side by side. The work is linear in the tokens received. Tokens are compared as bytes, and the end first, which almost always
+differs in a branch that is not a prefix. Bytes and not numpy arrays, because numpy releases the GIL for every operation on 500
+elements or more, and acquiring it again beside a busy loop costs more than the operation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class OpenBranch:
     """
 
     turns: list[Turn] = field(default_factory=list)
-    """The merged turns; prompt and completion of the last one are all tokens of the branch."""
+    """The merged turns. Prompt and completion of the last one are all tokens of the branch."""
     routed_experts: list[RoutingArray] = field(default_factory=list)
     rows: int = 0
     """Rows in `routed_experts`: tokens - 1, or 0 without routing."""
@@ -82,7 +82,7 @@ class OpenBranch:
         return memoryview(self._memory)[: self.length * _INT32_BYTES]
 
     def extend(self, turn: Turn, prompt: bytes, chunks: Sequence[RoutingArray]) -> None:
-        """Appends `turn`; its ids become views of the branch's memory. `chunks` are the rows of routing that it adds.
+        """Appends `turn`, and makes its ids views of the branch's memory. `chunks` are the rows of routing that it adds.
 
         `prompt` are the bytes of its prompt.
         """
@@ -128,7 +128,7 @@ class OpenBranches:
         self.branches: list[OpenBranch] = []
 
     def rows_held(self, prompt_ids: Int32Array) -> int:
-        """Returns how many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
+        """Returns the number of rows of routing that a call with this prompt need not return: its `routed_experts_start`."""
         if not any(branch.rows for branch in self.branches):  # of a model without experts
             return 0
         branch = self._extended_by(prompt_ids.tobytes())
@@ -139,8 +139,8 @@ class OpenBranches:
 
         Its last turn is `turn`, with ids as views.
 
-        Raises `ValueError`, saying which rows, when the turn's routing has the wrong number of rows or leaves a gap; the
-        branches are then as before.
+        Raises `ValueError`, saying which rows, if the turn's routing has the wrong number of rows or leaves a gap, and changes
+        nothing.
         """
         if not len(turn.prompt_ids):
             raise ValueError("prompt_ids is empty; expected at least one token")
@@ -218,7 +218,7 @@ def merge_turns(rollout: Rollout) -> None:
 
 
 def share_tokens(rollout: Rollout) -> None:
-    """Holds each token of a rollout once, in `tokens`; the ids of its turns become views of it. Its routing may have gaps."""
+    """Holds each token of a rollout once, in `tokens`, with the ids of its turns as views. Its routing may have gaps."""
     if rollout.branches is not None:
         _share(rollout, rollout.branches)
         return
@@ -239,7 +239,7 @@ def _opened(turns: Sequence[Turn]) -> tuple[Branch, ...]:
 
 
 def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
-    """Stores the tokens of all branches, one after the other, read-only; turns and branches become views of them."""
+    """Stores the tokens of all branches, one after the other, read-only, with turns and branches as views."""
     rollout.tokens = np.frombuffer(b"".join(branch.token_ids_T.data for branch in branches), dtype=np.int32)
     shared: list[Branch] = []
     start = 0
@@ -253,10 +253,10 @@ def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
 
 
 def merge_rollout(rollout: Rollout) -> list[Sample]:
-    """Returns the samples of a finalized rollout, in the order of their first turns; none for a branch without a trained token.
+    """Returns the samples of a finalized rollout, in the order of their first turns, without branches that train no token.
 
-    A sample's policy version is that of its oldest turn; its advantage is the rollout's, or that of its player, on every trained
-    token and 0 elsewhere. Routed experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap, which
+    A sample has the policy version of its oldest turn. Its advantage is the rollout's, or that of its player, on every trained
+    token and 0 elsewhere. Routed experts are slices of the turns' arrays. Raises `ValueError` if routing has a gap, which
     `finalize.py` rules out.
     """
     if rollout.branches is None:  # from a file, where it may be written again: its turns stay views of its own tokens
@@ -290,7 +290,7 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
 
 
 def _columns(branch: Branch) -> tuple[UInt8Array, Float32Array]:
-    """Returns the loss mask and the log-probabilities of a branch's tokens, zeros where they are not trained.
+    """Returns the loss mask and the log-probabilities of a branch's tokens, zeros for untrained ones.
 
     Joined as bytes, like the tokens: an assignment for each turn would release the GIL each time.
     """
@@ -319,7 +319,7 @@ def join_floats(arrays: Iterable[Float32Array]) -> Float32Array:
 
 
 def _optional_column(branch: Branch, name: str) -> AnyArray:
-    """Returns the values of an optional column for a branch's tokens, zeros where they are not trained."""
+    """Returns the values of an optional column for a branch's tokens, zeros for untrained ones."""
     column_T = np.zeros(len(branch.token_ids_T), COLUMNS[name].dtype)
     for turn in branch.turns:
         begin = len(turn.prompt_ids)
@@ -334,7 +334,7 @@ def _optional_column(branch: Branch, name: str) -> AnyArray:
 def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
     """Returns the batch of `step`: the samples' columns, one after the other, and their routing by reference.
 
-    Each column is allocated once. Raises `ValueError` when there is no sample, or an optional column of some only.
+    Allocates each column once. Raises `ValueError` if there is no sample, or only some have an optional column.
     """
     if not samples:
         raise ValueError(f"run {run_id}, step {step}: a batch needs at least one sample to train on")

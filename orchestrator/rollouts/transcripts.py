@@ -47,7 +47,7 @@ class Transcriber:
         return list(map(TurnText, whole[::2], whole[1::2], kept[1::2]))
 
     def _kept(self, ids: Int32Array, start: int, total: int) -> tuple[int, int]:
-        """Returns how many tokens are kept at both ends of a piece that begins at token `start` of `total`."""
+        """Returns the numbers of kept tokens at both ends of a piece that begins at token `start` of `total`."""
         if total <= self.tokens:
             return len(ids), 0
         first, last = self.tokens - self.tokens // 2, total - self.tokens // 2
@@ -57,7 +57,7 @@ class Transcriber:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A piece of a transcript; its middle may be left out."""
+    """A piece of a transcript, possibly without its middle."""
 
     ids: Int32Array
     first: int

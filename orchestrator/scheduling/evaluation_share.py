@@ -1,9 +1,10 @@
-"""How many rollouts of an evaluation may be in flight beside those of training. Pure; the scheduler's rules use it.
+"""Decides how many rollouts of an evaluation may be in flight beside training's. Pure: the scheduler's rules use it.
 
-One evaluation is played at a time. While training has work, an evaluation takes at most its share of the capacity, rounded down,
-at least one rollout, and leaves room for one group. That much is reserved for it as long as it has rollouts to start, or groups
-would take every place that becomes free. Where capacity holds one group only, the two take turns. Once training has started all
-its groups, the evaluation takes what is free.
+One evaluation is played at a time. While training has work, an evaluation takes at most its share of the capacity, rounded
+down, at least one rollout, and leaves room for one group. That much is reserved for it as long as it has rollouts to start, or
+groups would take every free place. If capacity holds one group only, the two take turns. Once training has started all its
+groups, the evaluation takes all free places. For example, with a capacity of 64, a share of 0.25 and groups of 8, it gets 16
+places.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class EvaluationShare:
         self.in_flight: set[tuple[int, int]] = set()
         """Evaluation and index of each rollout."""
         self.is_next = False
-        """Whether a place that becomes free is the evaluation's, where it cannot be both's: the last to start was a group."""
+        """Whether the evaluation gets the next free place, if it cannot be both's: the last to start was a group."""
 
     @property
     def in_progress(self) -> int | None:
@@ -53,7 +54,7 @@ class EvaluationShare:
         return evaluation_id
 
     def ended(self, evaluation_id: int, index: int) -> bool:
-        """Counts a rollout's end; returns whether it was the last of the evaluation in progress. Raises `ValueError`."""
+        """Counts a rollout's end, and returns whether it was the last of the evaluation in progress. Raises `ValueError`."""
         if (evaluation_id, index) not in self.in_flight:
             raise ValueError(f"rollout {index} of evaluation {evaluation_id} ended, but it is not in flight")
         self.in_flight.remove((evaluation_id, index))
@@ -70,13 +71,13 @@ class EvaluationShare:
         return max(1, min(int(self._played.share * capacity), capacity - group_size))
 
     def reserved(self, capacity: int, group_size: int) -> int:
-        """The places that training leaves to the evaluation, those it takes included."""
+        """The places that training leaves to the evaluation, including those that it has taken."""
         wanted = len(self.in_flight) + self.to_start
         reserved = min(wanted, max(len(self.in_flight), self.allowed(capacity, group_size)))
         return max(len(self.in_flight), min(reserved, capacity - group_size))
 
     def start(self, most: int) -> tuple[int, int, int] | None:
-        """Starts up to `most` rollouts; returns the evaluation's id, the first one's index and their number."""
+        """Starts up to `most` rollouts, and returns the evaluation's id, the first one's index and their number."""
         played = self._played
         count = min(most, self.to_start)
         if played is None or count < 1:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from counterpoint.orchestrator.scheduling.giving_up import Failure
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 
-# --- events: what happened ---
+# --- events ---
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyUpdated:
-    """What is asked from now on is answered with policy version `version`. The first one starts the scheduling."""
+    """From now on inference answers with policy version `version`. The first one starts the scheduling."""
 
     version: int
 
@@ -36,7 +36,7 @@ class RolloutEnded:
     rollout_id: str
     outcome: RolloutOutcome
     oldest_policy_version: int | None
-    """The oldest policy version of its turns; None without turns."""
+    """The oldest policy version of its turns, or None without turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class GroupFinalized:
     kept: int
     filtered: int
     dropped: DropReason | None = None
-    """Why the whole group was dropped: `FAILED`, `INFERENCE_FAILED`, `INCOMPLETE` or `ADVANTAGE`; None where it was not."""
+    """Why the whole group was dropped: `FAILED`, `INFERENCE_FAILED`, `INCOMPLETE` or `ADVANTAGE`. None if it was not."""
     detail: str = ""
     """Why the group was dropped, or why all its rollouts were filtered, for a person."""
     failure: Failure | None = None
-    """Why every rollout of it failed, or it has no advantages, where that cannot pass by itself."""
+    """Why every rollout of it failed, or it has no advantages, if that cannot pass by itself."""
     at: float = 0.0
     """The time of the event, in seconds of any clock that only rises."""
     rewards: tuple[float, ...] = ()
-    """The rewards of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
+    """The rewards of the kept and filtered rollouts, for the curriculum. Empty if the group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class PatienceEnded:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Start nothing more (shutdown). The dispatcher cancels what is in flight."""
+    """Start nothing more (shutdown). The dispatcher cancels the rollouts in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseRequested:
-    """Start nothing until `ResumeRequested`. What is in flight goes on, and batches ship."""
+    """Start nothing until `ResumeRequested`. Rollouts in flight go on, and batches ship."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class LimitChanged:
-    """The configured limit, `ScheduleConfig.most_in_flight`, is another one; at least one group fits."""
+    """The configured limit, `ScheduleConfig.most_in_flight`, has changed. At least one group fits."""
 
     rollouts: int
 
@@ -120,7 +120,7 @@ class EvaluationRequested:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRolloutEnded:
-    """A rollout of an evaluation has ended, however it did."""
+    """A rollout of an evaluation has ended, with any outcome."""
 
     evaluation_id: int
     index: int
@@ -143,12 +143,12 @@ Event = (
     | EvaluationRolloutEnded
 )
 
-# --- instructions: what to do about it ---
+# --- instructions ---
 
 
 @dataclass(frozen=True, slots=True)
 class StartGroup:
-    """Start `size` rollouts of one example; their ids are `f"{group_id}-{index}"`."""
+    """Start `size` rollouts of one example, with the ids `f"{group_id}-{index}"`."""
 
     group_id: int
     environment: str
@@ -201,7 +201,7 @@ class AwaitStragglers:
 
 @dataclass(frozen=True, slots=True)
 class BoundRaised:
-    """`max_off_policy_steps = "auto"` has become `steps`: say so."""
+    """Log that `max_off_policy_steps = "auto"` has become `steps`."""
 
     steps: int
     reason: str

@@ -1,4 +1,4 @@
-"""What the scheduler needs of the source of examples, which `counterpoint/environments/mix.py` is."""
+"""The scheduler's view of the source of examples, `counterpoint/environments/mix.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExampleSource(Protocol):
         """A group of the environment was dropped as too stale: it does not count towards the environment's share."""
 
     def take_metrics(self) -> dict[str, float]:
-        """Returns metrics by name, of what happened since the last call."""
+        """Returns metrics by name, of events since the last call."""
 
     def state(self) -> dict[str, Any]:
         """Returns its position, for msgpack."""

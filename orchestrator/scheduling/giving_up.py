@@ -1,7 +1,7 @@
-"""When a run gives up: nothing has succeeded since its process began, and what fails cannot pass by itself.
+"""Decides when a run gives up: nothing has succeeded since its process began, and the failures cannot pass by themselves.
 
-The scheduler's rule, pure: `docs/scheduling.md` explains it. A failure that may pass never counts: a model call without an
-answer, a missed deadline, a connection, any exception but those below. Nor does a run give up once one group has ended
+The scheduler's rule, pure: `docs/scheduling.md` explains it. A failure that may pass never counts, such as a model call without
+an answer, a missed deadline, a connection, or any exception but those below. Nor does a run give up once one group has ended
 otherwise, or while a group is played that had begun when enough had failed.
 """
 
@@ -15,23 +15,23 @@ from enum import StrEnum
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 
 GROUPS = 32
-"""The first groups of a process, of which no rollout completed. Where one example in five can succeed, one run in 1,000 begins
+"""The first groups of a process, without any completed rollout. If one example in five can succeed, one run in 1,000 begins
 so."""
 
 REFUSED_SECONDS = 30.0
-"""The time that refusals have to last, in seconds: a proxy before servers that begin, too, may refuse everything for a while."""
+"""Seconds that refusals have to last: a proxy before servers that are still starting may refuse everything for a while."""
 
 SECONDS = 300.0
-"""The time that failures of code have to last, in seconds: what the code asks may be away for a while, and answer nonsense."""
+"""Seconds that failures of code have to last: a service that the code calls may be away for a while, and answer nonsense."""
 
 
 class Lasting(StrEnum):
     """Why a failure cannot pass by itself."""
 
     REFUSED = "refused"
-    """A server or the gateway refused the request for what it asks; it refuses it each time."""
+    """A server or the gateway refused the request's content, and refuses it each time."""
     CODE = "code"
-    """Code raised an exception that speaks of an error in it, or a request was refused that followed answered ones."""
+    """Code raised an exception for an error in it, or a request was refused that followed answered ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(slots=True)
 class GivingUp:
-    """Counts the groups of which every rollout failed, from the begin of the process on."""
+    """Counts the groups in which every rollout failed, from the start of the process."""
 
     _is_off: bool = False
     _groups: int = 0
@@ -61,9 +61,9 @@ class GivingUp:
     def group_finalized(
         self, dropped: DropReason | None, failure: Failure | None, at: float, *, begun: int, unfinished: Iterable[int]
     ) -> str | None:
-        """Counts a group that was finalized at that time, in seconds; returns why the run gives up, for a person, or None.
+        """Counts a group that was finalized at that time, in seconds. Returns why the run gives up, for a person, or None.
 
-        `begun` groups have ids so far, of which those of `unfinished` have not ended: what takes longer may yet succeed.
+        `begun` groups have ids so far, and those of `unfinished` have not ended: they may yet succeed.
         """
         if self._is_off or dropped is DropReason.INFERENCE_FAILED:
             return None

@@ -36,7 +36,7 @@ class Group:
 
     @property
     def version(self) -> int:
-        """The policy version that its staleness is computed from: a lower bound while it runs, then that of its oldest turn."""
+        """The policy version for its staleness: a lower bound while it runs, then that of its oldest turn."""
         if self.phase == "ready" and self.oldest_version is not None:
             return self.oldest_version
         return self.started_version
@@ -83,7 +83,7 @@ class Snapshot:
     groups: dict[Phase, int]
     """Number of groups by phase."""
     staleness_bound: int
-    """`max_off_policy_steps`, or what `"auto"` has become."""
+    """`max_off_policy_steps`, or the present value of `"auto"`."""
     paused: bool
     waiting_for: tuple[str, ...]
-    """Sentences; they stay the same until something changes."""
+    """Sentences, which stay the same until something changes."""

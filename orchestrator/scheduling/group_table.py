@@ -1,7 +1,7 @@
 """The scheduler's groups, with aggregates for its rules: their number, the oldest, the rollouts to expect.
 
-The aggregates are updated as each group moves from phase to phase, so that an event costs O(log n) with n groups.
-The phases and the rules are in `scheduler.py`.
+A group that moves from phase to phase updates the aggregates, so that an event costs O(log n) with n groups. The phases and the
+rules are in `scheduler.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class GroupTable:
         self.ready_rollouts = 0
         """Rollouts of ready groups that count towards a batch."""
         self._under_way: Counter[int] = Counter()
-        """Rollouts to expect of running and finalizing groups, by version; no zeros."""
+        """Rollouts to expect of running and finalizing groups, by version, without zeros."""
         self._ready: Counter[int] = Counter()
-        """`ready_rollouts` by version; no zeros."""
+        """`ready_rollouts` by version, without zeros."""
         for group in groups:
             self.add(group)
 
@@ -38,7 +38,7 @@ class GroupTable:
         return iter(self._groups.values())
 
     def get(self, group_id: int) -> Group | None:
-        """Returns the group; None if it was removed or never added."""
+        """Returns the group, or None if it was removed or never added."""
         return self._groups.get(group_id)
 
     def add(self, group: Group) -> None:
@@ -64,7 +64,7 @@ class GroupTable:
         self._count(group, 1)
 
     def counts(self, group: Group) -> int:
-        """Returns how many rollouts of a finalized group count towards a batch."""
+        """Returns the number of a finalized group's rollouts that count towards a batch."""
         return group.kept + (group.filtered if self._schedule.on_filtered == "ship" else 0)
 
     def sizes(self) -> dict[Phase, int]:
@@ -72,13 +72,13 @@ class GroupTable:
         return {phase: len(groups) for phase, groups in self._phases.items() if len(groups)}
 
     def oldest(self, phase: Phase) -> Group | None:
-        """Returns the group of `phase` with the oldest version, then the lowest id; None if there is none."""
+        """Returns the group of `phase` with the oldest version, then the lowest id, or None."""
         return self._phases[phase].first()
 
     def straggling(self, step: int) -> int | None:
-        """Returns the version up to which the batch of `step` must wait for groups; None if it may ship without any.
+        """Returns the version up to which the batch of `step` must wait for groups, or None if it may ship without any.
 
-        It must where the groups up to a version that it would leave are more than the batches after it can take in time.
+        It must wait if the groups up to a version that it would leave are more than the batches after it can take in time.
         """
         size, under_way, ready = self._schedule.rollouts_per_step, 0, 0
         for version in sorted(self._under_way | self._ready):
@@ -134,7 +134,7 @@ class _OldestFirst:
         heappush(self._heap, (group.version, group.group_id))
 
     def remove(self, group: Group) -> None:
-        """Removes a group; O(1) on average."""
+        """Removes a group, O(1) on average."""
         del self._groups[group.group_id]
         if len(self._heap) > 2 * len(self._groups):
             self._heap = [(each.version, each.group_id) for each in self._groups.values()]

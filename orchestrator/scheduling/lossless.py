@@ -1,11 +1,12 @@
-"""The smallest `max_off_policy_steps` that loses no rollout, and what today's loses, computed from measured durations.
+"""Computes the smallest `max_off_policy_steps` that loses no rollout, and today's loss, from measured durations.
 
-A group for step t may start under version t - lead. If its last rollout ends d seconds later, at most ceil(d / wall) other
-batches have shipped meanwhile, where a step lasts `wall`: its oldest turn is then at most lead + ceil(d / wall) steps old. So
-that many `max_off_policy_steps` suffice; where generation is the bottleneck, the lead is not used in full, and one less may do.
-`wall` is that of a step without waits for stragglers, which nobody makes who sets that many. After such waits batches are full at
-once; so a step is at least as long as the trainer's, and as its rollouts take with all in flight that may be (Little's law).
-`tests/orchestrator/scheduling/test_lossless.py` compares this with the scheduler.
+A group for step t may start under version t - lead. If its last rollout ends d seconds later, and a step lasts `wall`, at most
+ceil(d / wall) other batches have shipped meanwhile: its oldest turn is then at most lead + ceil(d / wall) steps old. So that
+many `max_off_policy_steps` suffice. For example, with a lead of 1, steps of 60 s and a rollout of 150 s, 4 do. If generation is
+the bottleneck, the lead is not used in full, and one less may do. `wall` is that of a step without waits for stragglers, which
+a run with that many never makes. After such waits batches are full at once, so a step is at least as long as the trainer's, and
+as its rollouts take with all in flight that may be (Little's law). `tests/orchestrator/scheduling/test_lossless.py` compares
+this with the scheduler.
 """
 
 from __future__ import annotations
@@ -40,36 +41,36 @@ _WALL, _WAIT = "wall_seconds", "phase/wait_stragglers"
 """Metrics of `step/phases.py`."""
 
 SAID_SHARE = 0.01
-"""The least share of lost rollouts that is said."""
+"""The least share of lost rollouts for a log line."""
 
 SAID_WAIT = 0.1
-"""The least share of a step's time that waits for stragglers take before they are said."""
+"""The least share of a step's time in waits for stragglers for a log line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a schedule needs, and what it loses."""
+    """The needs of a schedule, and its losses."""
 
     bound: int
-    """The smallest `max_off_policy_steps` that loses nothing; while something is lost, at least so many, since nobody knows how
-    long a rollout would have lasted that was cancelled."""
+    """The smallest `max_off_policy_steps` that loses nothing. While rollouts are lost, a lower bound, since nobody knows how
+    long a cancelled rollout would have lasted."""
     lead: int
-    """The largest `max_lead_steps` with which today's `max_off_policy_steps` loses nothing; 0 if none does."""
+    """The largest `max_lead_steps` with which today's `max_off_policy_steps` loses nothing, or 0 if none does."""
     lost: float
     """The share of the rollouts that are too old today, of 1."""
     lost_staleness: float
-    """The mean staleness that these would have at least, in steps; 0 if none are lost."""
+    """The least mean staleness that these would have, in steps, or 0 if none are lost."""
 
 
 def bound_of(seconds: float, wall: float, lead: int) -> int:
-    """Returns the `max_off_policy_steps` with which a rollout of so many seconds is trained; a step lasts `wall` seconds."""
+    """Returns the `max_off_policy_steps` with which a rollout of `seconds` is trained, if a step lasts `wall` seconds."""
     return lead + math.ceil(seconds / wall)
 
 
 def need_of(kept: Sequence[float], lost: Sequence[float], wall: float, lead: int, limit: int) -> Need:
-    """Returns what the rollouts need that were `kept` and `lost`, each with its seconds to its end or until it was dropped.
+    """Returns the needs of `kept` and `lost` rollouts, each with its seconds to its end or until it was dropped.
 
-    A step lasts `wall` seconds, above 0; `lead` and `limit` are today's `max_lead_steps` and `max_off_policy_steps`. There is
+    A step lasts `wall` seconds, above 0. `lead` and `limit` are today's `max_lead_steps` and `max_off_policy_steps`. There is
     at least one rollout.
     """
     longest = max([*kept, *lost])
@@ -97,14 +98,14 @@ class LosslessBound:
         self._steps = deque([_Step()], maxlen=STEPS)
 
     def add(self, seconds: Iterable[float | None], *, lost: bool) -> None:
-        """Takes up the rollouts of a group, which was kept or lost; of None the time is not known."""
+        """Takes up the rollouts of a group, which was kept or lost. None stands for an unknown time."""
         step = self._steps[-1]
         (step.lost if lost else step.kept).extend(each for each in seconds if each is not None)
 
     def take(self, phases: Mapping[str, float], trainer: float, schedule: ScheduleConfig) -> dict[str, float]:
-        """Returns the metrics at the end of a step, and begins the next; none of too few rollouts.
+        """Returns the metrics at the end of a step, and begins the next. Returns none for too few rollouts.
 
-        `phases` are those of the step (`step/phases.py`); the trainer takes `trainer` seconds for one.
+        `phases` are those of the step (`step/phases.py`). The trainer takes `trainer` seconds for one.
         """
         self._steps[-1].wall = phases.get(_WALL, 0.0) - phases.get(_WAIT, 0.0)
         steps = list(self._steps)
@@ -120,7 +121,7 @@ class LosslessBound:
 
 
 def in_words(line: Mapping[str, Any]) -> str:
-    """Returns what a step's metrics line says is lost, or waited for, and what would mend it; empty if that is not worth it."""
+    """Returns a sentence on a step's lost rollouts or waits, and their remedy, or an empty text for small ones."""
     if any(name not in line for name in (BOUND, LEAD, LOST, LOST_MEAN, "staleness/mean")):
         return ""
     lost, now, waited = line[LOST], line["staleness/mean"], line.get(_WAIT, 0.0)
@@ -137,13 +138,13 @@ def in_words(line: Mapping[str, Any]) -> str:
 
 
 class Said:
-    """What was said of a run: it is said again once the bound is a higher one."""
+    """The last bound in a run's log. A new line follows once the bound is higher."""
 
     def __init__(self) -> None:
         self._bound = 0
 
     def news(self, line: Mapping[str, Any]) -> str:
-        """Returns what is new in a step's line, in words."""
+        """Returns the new sentence for a step's line, or an empty text."""
         if not (words := in_words(line)) or line[BOUND] <= self._bound:
             return ""
         self._bound = line[BOUND]

@@ -1,4 +1,4 @@
-"""How a rollout ended, and why a group was dropped: the enums that events, instructions and reports carry."""
+"""How a rollout ended, and why a group was dropped: the enums of events, instructions and reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DropReason(StrEnum):
     FAILED = "failed"
     """No rollout of it can be trained on."""
     INFERENCE_FAILED = "inference_failed"
-    """The same as `FAILED` or `INCOMPLETE`, where every failed rollout failed because a model call got no answer."""
+    """The same as `FAILED` or `INCOMPLETE`, if every failed rollout failed because a model call got no answer."""
     INCOMPLETE = "incomplete"
     """It is scored as a group, and a rollout failed."""
     ADVANTAGE = "advantage"

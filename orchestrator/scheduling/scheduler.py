@@ -1,43 +1,44 @@
 """The scheduler: a pure state machine that decides which groups start, which are dropped and which ship.
 
-`handle(event) -> instructions`: no clock, no I/O, no tasks; the same events give the same instructions. The vocabulary is
-`events.py`; the dispatcher executes the instructions. `docs/scheduling.md` has an example. No rule iterates over all groups:
+`handle(event) -> instructions` has no clock, no I/O and no tasks: the same events give the same instructions. The vocabulary is
+`events.py`. The dispatcher executes the instructions. `docs/scheduling.md` has an example. No rule iterates over all groups:
 `group_table.py` has the aggregates.
 
-A group is *running* from `StartGroup` until its last rollout ended, *finalizing* until `GroupFinalized`, and *ready* until
-a batch takes it; then it is forgotten. It is *waiting* when a checkpoint says that it must start again. The rules, with s the
+A group is *running* from `StartGroup` until its last rollout ended, *finalizing* until `GroupFinalized`, and *ready* until a
+batch takes it and the table forgets it. It is *waiting* when a checkpoint says that it must start again. The rules, with s the
 next step to ship and v the newest loaded policy version:
 
 - **Capacity.** A group starts only when all its rollouts fit beside those in flight, cancelled ones included until they end.
-- **Lead.** It starts for step t = s + (rollouts expected of groups in progress) // rollouts_per_step, and only while
-  t - v <= max_lead_steps and t <= steps. Expected are the rollouts of a running group that have not failed, and those of a ready
-  group that count.
-- **Pace.** One event starts at most `starts_an_event` groups, which bounds its duration; `MoreToStart` requests an event for
+- **Lead.** It starts for step t = s + (rollouts expected of groups in progress) // rollouts_per_step, and only while t - v <=
+  max_lead_steps and t <= steps. Expected are the rollouts of a running group that have not failed, and those of a ready group
+  that count. For example, with s = 5, 64 rollouts_per_step and 130 expected, it starts for step 7.
+- **Pace.** One event starts at most `starts_an_event` groups, which bounds its duration. `MoreToStart` requests an event for
   more.
-- **Staleness.** A turn of version o in the batch of step s has staleness s - o <= max_off_policy_steps. Of a running group
-  o is the version it started under, of a ready group that of its oldest turn. A group that is too stale for the next step cannot
+- **Staleness.** A turn of version o in the batch of step s has staleness s - o <= max_off_policy_steps. Of a running group o
+  is the version it started under, of a ready group that of its oldest turn. A group that is too stale for the next step cannot
   ship in a later one either: it is dropped when s becomes the next step. That is before newer weights load, since those of
-  step s - 1 cannot exist earlier. With `max_off_policy_steps = "auto"` the limit is `off_policy_limit`, and `BoundRaised` tells
-  how much of it has been needed: a group is trained as with that limit, so the state of a resume lacks it.
-- **Stragglers.** With `stragglers = "wait"` a full batch waits while running and finalizing groups need it: those that the later
-  batches could not all take before they are too stale (`GroupTable.straggling`). `PatienceEnded` ends the wait of one step.
-- **Counting.** A batch takes whole ready groups, those with the oldest turns first (then by id), until rollouts_per_step count:
-  kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
-- **Replacement.** Failed rollouts never count. A group of which no rollout counts, or a whole batch of which none is kept, is
-  dropped, and the rules above start others.
-- **Giving up.** While nothing has succeeded yet, and what fails cannot pass by itself, the run ends (`giving_up.py`).
-- **Shares.** The source of examples learns of each group that is dropped as too stale, and draws another one of its environment
-  in its place, up to a bound: ratios are of what is trained (`counterpoint/environments/mix.py`).
+  step s - 1 cannot exist earlier. With `max_off_policy_steps = "auto"` the limit is `off_policy_limit`, and `BoundRaised`
+  tells how much of it has been needed: a group is trained as with that limit, so the state of a resume lacks it.
+- **Stragglers.** With `stragglers = "wait"` a full batch waits while running and finalizing groups need it: those that the
+  later batches could not all take before they are too stale (`GroupTable.straggling`). `PatienceEnded` ends the wait of one
+  step.
+- **Counting.** A batch takes whole ready groups, those with the oldest turns first (then by id), until rollouts_per_step
+  count: kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
+- **Replacement.** Failed rollouts never count. A group without a rollout that counts is dropped, and so is a whole batch
+  without a kept one. The rules above start others.
+- **Giving up.** While nothing has succeeded yet, and the failures cannot pass by themselves, the run ends (`giving_up.py`).
+- **Shares.** The source of examples learns of each group that is dropped as too stale, and draws another one of its
+  environment in its place, up to a bound: ratios are of trained groups (`counterpoint/environments/mix.py`).
 - **Curriculum.** The source of examples learns a group's rewards when the group ships, or is dropped after it was finalized.
 - **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and at no other time.
-- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain, ready
-  groups stay ready; any other starts again, with the same id and example. After a kill ready groups start again, too: the commit
-  of a step does not hold their rollouts.
+- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain,
+  ready groups stay ready, and any other starts again, with the same id and example. After a kill ready groups start again,
+  too: the commit of a step does not hold their rollouts.
 - **Evaluations.** Their rollouts take a share of the capacity (`evaluation_share.py`) and are in no batch. They are the first
   that a drain cancels, and no checkpoint has them.
-- **Pause.** Nothing starts, no evaluation either; rollouts and batches in progress go on. No checkpoint knows of it. Since the
+- **Pause.** Nothing starts, no evaluation either. Rollouts and batches in progress go on. No checkpoint knows of it. Since the
   examples wait, too, a run has the order of examples that it would have without pauses.
-- **Drain.** Nothing starts or ships any more. Groups that complete are still finalized; interrupted ones wait to start again.
+- **Drain.** Nothing starts or ships any more. Groups that complete are still finalized. Interrupted ones wait to start again.
 """
 
 from __future__ import annotations
@@ -94,17 +95,17 @@ _SHOWN_ENTRIES = 20
 """Log entries in the message of an error."""
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
-"""Phases in which staleness is checked. A group that is being finalized is checked once it is ready."""
+"""Phases in which staleness is checked. A finalizing group is checked once it is ready."""
 
 _IN_PROGRESS: tuple[Phase, ...] = ("running", "finalizing")
 
 Awaited = Literal["generation", "finalize", "wait_stragglers", "wait_trainer", "wait_inference", "paused"]
-"""What a batch waits for: rollouts in flight; groups being finalized; stragglers, though it is full; newer weights, without which
-nothing may start or ship; servers, or the loading of weights; somebody who resumes the run."""
+"""A batch waits for: rollouts in flight; finalizing groups; stragglers, though it is full; newer weights, without which nothing
+may start or ship; servers, or the loading of weights; somebody who resumes the run."""
 
 
 class Scheduler:
-    """Decides by the rules above. `mix` is changed by its rules alone, so both are saved as one state."""
+    """Decides by the rules above. They alone change `mix`, so both are saved as one state."""
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int = 64) -> None:
         self._schedule = schedule
@@ -123,7 +124,7 @@ class Scheduler:
         self._giving_up = GivingUp()
         self._shipping: int | None = None
         self._waiting_step = self._impatient_step = 0
-        """The newest step whose batch has waited for stragglers, and the newest whose patience has ended."""
+        """The newest step with a wait for stragglers, and the newest with an ended patience."""
         self._draining = False
         self._paused = False
         self._finished = False
@@ -135,7 +136,7 @@ class Scheduler:
     # --- events ---
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Returns the instructions, to be executed in order. Raises `ValueError` for an event that contradicts earlier ones."""
+        """Returns the instructions, in order of execution. Raises `ValueError` for an event that contradicts earlier ones."""
         instructions = self._decide(event)
         self.log.append((event, tuple(instructions)))
         return instructions
@@ -287,7 +288,7 @@ class Scheduler:
 
     @property
     def _awaited_stragglers(self) -> int | None:
-        """The version up to which groups are stragglers that the next batch waits for; None if it waits for none."""
+        """The version up to which the next batch waits for stragglers, or None if it waits for none."""
         if self._schedule.stragglers == "drop" or self._impatient_step == self._next_step:
             return None
         return self._groups.straggling(self._next_step)
@@ -362,7 +363,7 @@ class Scheduler:
         yield Finish()
 
     def _start_blocker(self) -> str | None:
-        """Returns why no group may start now, as a sentence; None if one may."""
+        """Returns why no group may start now, as a sentence, or None if one may."""
         schedule, in_flight, step = self._schedule, len(self._in_flight), self._step_to_start
         if self._draining:
             return "shutting down: nothing more is started"
@@ -387,7 +388,7 @@ class Scheduler:
             )
         return None
 
-    # --- what the rules use ---
+    # --- shared by the rules ---
 
     @property
     def _step_to_start(self) -> int:
@@ -405,8 +406,8 @@ class Scheduler:
     def capacity(self) -> int:
         """Rollouts that may be in flight: the lower of the configured limit and the servers'.
 
-        While there is a server it is at least one group (whose requests may queue in the pool), since with less nothing could
-        start.
+        While there is a server it is at least one group, since with less nothing could start. Its requests may queue in the
+        pool.
         """
         if self._server_capacity <= 0:
             return 0
@@ -455,7 +456,10 @@ class Scheduler:
         return self._next_step - self._version <= self._schedule.max_lead_steps
 
     def awaited(self) -> Awaited:
-        """Returns what the next batch waits for. `wait_trainer`: it cannot ship before newer weights come."""
+        """Returns the part of the run that the next batch waits for.
+
+        `wait_trainer`: it cannot ship before newer weights come.
+        """
         if self._version is None or self._loading is not None or self.capacity == 0:
             return "wait_inference"
         if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
@@ -532,13 +536,13 @@ class Scheduler:
         }
 
     def ready_group_ids(self) -> list[int]:
-        """Returns the groups whose rollouts must be saved with `state()`, in the order in which they would ship."""
+        """Returns the groups to save with `state()`, in the order in which they would ship."""
         return [group.group_id for group in self._groups.ready()]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores `state` in a new scheduler. The first `PolicyUpdated` then starts the scheduling.
 
-        Raises `ValueError`, changing nothing, for a state of another format or one that is damaged.
+        Raises `ValueError`, changing nothing, for a state of another format or a damaged one.
         """
         check_format(state.get("format"), STATE_FORMAT)
         try:

@@ -1,9 +1,9 @@
 """Advantages from the rewards of a group or of a step: built-in functions, and any other by import path.
 
 An advantage function gets the completed rollouts of a group and returns one number for each. `load_advantage` turns the
-configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a result that could not be
-trained on. `finalize.py` calls it in a worker thread. What is relative to a whole step is computed from that once the step's
-groups are known: `batch_form.py` calls `Advantage.over_step` at the step boundary.
+configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a result that cannot be
+trained on. `finalize.py` calls it in a worker thread. An advantage relative to a whole step needs all groups of the step, so
+`batch_form.py` calls `Advantage.over_step` at the step boundary.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 
 
 class AdvantageError(ValueError):
-    """A failed advantage function, or a result that cannot be trained on; the message names the function."""
+    """A failed advantage function, or a result that cannot be trained on. The message names the function."""
 
 
 def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -86,19 +86,19 @@ def _rewards(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 
 def _over_deviation(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns values over their (population) standard deviation; zeros if all are equal, as what is left of a step may be."""
+    """Returns values over their (population) standard deviation, or zeros if all are equal."""
     return values / values.std() if differ(values) else np.zeros_like(values)
 
 
 def _standardised(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns values minus their mean, over their (population) standard deviation; zeros if all are equal."""
+    """Returns values minus their mean, over their (population) standard deviation, or zeros if all are equal."""
     return _over_deviation(_centred(values))
 
 
 def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns rewards minus their mean, `[rollouts]`; exactly zero if all are equal, up to `ROUNDING`.
+    """Returns rewards minus their mean, `[rollouts]`, exactly zero if all are equal, up to `ROUNDING`.
 
-    A rounding error would pass the zero-advantage filter, and divided by its own deviation, or a step's, it would become 1.
+    A rounding error would pass the zero-advantage filter, and divided by its deviation, or a step's, it would become 1.
     """
     if not differ(rewards):
         return np.zeros_like(rewards)
@@ -120,9 +120,8 @@ OVER_STEP: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]
     "batch_standardised": _standardised,
     "group_mean_batch_scaled": _over_deviation,
 }
-"""Functions over a step, by name: from what the group's function gave the rollouts of a step, to their advantages
-(REINFORCE++ and its variant with the group's mean as baseline, Hu et al., arXiv:2501.03262; there over tokens, here
-over rollouts)."""
+"""Functions over a step, by name: from the group function's results for a step's rollouts to their advantages (REINFORCE++ and
+its variant with the group's mean as baseline, Hu et al., arXiv:2501.03262, there over tokens, here over rollouts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Advantage:
     """A run's advantage function with its length penalty."""
 
     name: str
-    """The configured name; errors contain it."""
+    """The configured name, for errors."""
     function: AdvantageFunction
     length_penalty: float = 0.0
     overlong: OverlongConfig | None = None
@@ -141,9 +140,9 @@ class Advantage:
         return self.name in BUILT_IN
 
     def compute(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """Returns one advantage for each of a group's completed rollouts, in order; does not change the rollouts.
+        """Returns one advantage for each of a group's completed rollouts, in order. Does not change the rollouts.
 
-        Raises `AdvantageError` when the function raises, or returns a wrong type or number, or a value that is not finite.
+        Raises `AdvantageError` if the function raises, or returns a wrong type or number, or a value that is not finite.
         """
         try:
             outputs = self.function(AdvantageInputs(self._penalised(rollouts)))
@@ -154,10 +153,10 @@ class Advantage:
             raise AdvantageError(f"advantage function {self.name!r} raised {describe_error(error)}") from error
 
     def over_step(self, rollouts: Sequence[Rollout]) -> None:
-        """Makes the advantages of a step's rollouts relative to all that are trained, if that is what the function is about.
+        """Makes advantages relative to all trained rollouts of a step, if the function is one over a step.
 
-        Players with rewards of their own are each relative to themselves. After a change of the function, rollouts that another
-        one has finalized are relative to one another, by that. Call it once for a step.
+        Players with separate rewards are each relative to themselves. After a change of the function, rollouts that another one
+        has finalized are relative to one another, by that. Call it once for a step.
         """
         trained = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
         for kind, function in OVER_STEP.items():
@@ -230,12 +229,13 @@ class Advantage:
 def length_penalties(
     coefficient: float, rewards: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Returns what to subtract from each reward of a group, `[rollouts]`.
+    """Returns the numbers to subtract from each reward of a group, `[rollouts]`.
 
-    It is the coefficient, times the pass rate, times the rollout's completion tokens over those of the longest successful one.
-    Only successful rollouts are penalised: those with the group's best reward, if it is above zero. The pass rate is the mean
-    reward, within 0 and 1. So a group that never succeeds is not trained to fail in fewer tokens, and one that always succeeds
-    has the largest penalty. These two gates are those of prime-rl's linear length penalty (`coef` and `gate_by_correctness`,
+    Each is the coefficient, times the pass rate, times the rollout's completion tokens over those of the longest successful
+    one. Only successful rollouts are penalised: those with the group's best reward, if it is above zero. The pass rate is the
+    mean reward, within 0 and 1. So a group that never succeeds is not trained to fail in fewer tokens, and one that always
+    succeeds has the largest penalty. For example, with a coefficient of 0.2 and a pass rate of 0.5, the longest successful
+    rollout loses at most 0.1. These two gates are those of prime-rl's linear length penalty (`coef` and `gate_by_correctness`,
     https://github.com/PrimeIntellect-ai/prime-rl/pull/2702), which divides by the sequence length instead. The limit is ours: a
     penalty is at most half of the lead over the others' best reward, so that a better reward never ranks below a worse one.
     """
@@ -250,7 +250,7 @@ def length_penalties(
 
 
 def overlong_penalties(config: OverlongConfig, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Returns what to subtract from rewards for the lengths of completions, `[rollouts]`.
+    """Returns the numbers to subtract from rewards for the lengths of completions, `[rollouts]`.
 
     Nothing up to `longest - buffer` tokens, `penalty` from `longest` on, and linear in between: the soft overlong punishment of
     DAPO (Yu et al., arXiv:2503.14476, equation 13).
@@ -281,7 +281,7 @@ def _fits_float32(value: object) -> bool:
 def load_advantage(config: AdvantageConfig) -> Advantage:
     """Loads the configured function: a built-in by name, or `module:function`.
 
-    Raises `ValueError` naming the value and what was expected when name, module or function do not exist.
+    Raises `ValueError` if name, module or function do not exist, with the value and the expectation.
     """
     function = BUILT_IN.get(config.kind) or _imported(config.kind)
     return Advantage(config.kind, function, config.length_penalty, config.overlong)
@@ -290,8 +290,8 @@ def load_advantage(config: AdvantageConfig) -> Advantage:
 def try_advantage(advantage: Advantage, group_size: int) -> None:
     """Calls an operator's function once, with a made-up group of `group_size` rollouts that differ in reward and length.
 
-    Raises `ValueError` for a result that would be refused, and for a use of the rollouts that fails with any. What else the
-    function raises is only logged, since a made-up rollout has no state.
+    Raises `ValueError` for a result that `Advantage` refuses, and for a use of the rollouts that fails with any. Only logs any
+    other exception of the function, since a made-up rollout has no state.
     """
     if advantage.is_built_in:
         return
@@ -310,7 +310,7 @@ def try_advantage(advantage: Advantage, group_size: int) -> None:
 
 
 def _is_misuse(error: BaseException) -> bool:
-    """Whether an operator's function took a rollout or a turn for what it is not: for a dictionary, or one with other fields."""
+    """Whether an operator's function took a rollout or a turn for a dictionary, or for an object with other fields."""
     if isinstance(error, AttributeError):
         return isinstance(error.obj, Rollout | Turn | AdvantageInputs)
     return isinstance(error, TypeError) and str(error).startswith(("'Rollout' object", "'Turn' object"))

@@ -1,7 +1,7 @@
-"""The steps that somebody asked to have dumped: `control/dumps.json`, and what has come of each request.
+"""The steps that somebody asked to have dumped: `control/dumps.json`, and the result of each request.
 
-The step of a request is decided and written before the step begins its boundary. So after a kill the same step is dumped, when it
-is taken again, and a request is answered once its step is committed. (A resume removes dumps of steps that are not.)
+The step of a request is decided and written before the step begins its boundary. So after a kill the same step is dumped, when
+it is taken again. The request gets its answer once the step is committed. (A resume removes dumps of uncommitted steps.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AskedDumps:
         return step in self._asked.values()
 
     async def take(self, request_id: str) -> Answer | None:
-        """Returns the answer to a request; None until its step is committed. Raises `OSError`."""
+        """Returns the answer to a request, or None until its step is committed. Raises `OSError`."""
         if request_id not in self._asked:
             async with self._between_steps:
                 step = self._steps.newest_step + 1
@@ -81,7 +81,7 @@ class AskedDumps:
 
 
 def _read(run_dir: Path) -> dict[str, int]:
-    """Returns the file's steps; none if it is damaged: the requests that wait are then taken up anew."""
+    """Returns the file's steps, or none if it is damaged: then the waiting requests are taken up anew."""
     try:
         return _File.model_validate(read_json(_path(run_dir), MAX_BYTES)).steps
     except FileNotFoundError:

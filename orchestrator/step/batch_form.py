@@ -23,7 +23,7 @@ def choose_trained(step: int, rollouts: Sequence[Rollout], advantage: Advantage)
 
 
 def fail_other_forms(step: int, rollouts: Sequence[Rollout]) -> None:
-    """Sets `error` of the rollouts to train on that have another form than most of them; logs a warning with the first one."""
+    """Sets `error` of the rollouts with another form than most of them, and logs a warning with the first one."""
     kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
     forms = Counter(map(_form, kept))
     if len(forms) < 2:

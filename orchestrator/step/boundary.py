@@ -1,9 +1,9 @@
 """The step boundary, phase by phase, each one timed: merge, records, commit, trim. A replay uses it, too.
 
-The order is the contract (`docs/contracts.md`, "Order of a step"): after a kill a step either does not exist, or is committed and
-will be trained. The merged batch travels to the trainer while the records are written. Bulk bytes are never copied. Every phase
-runs in a thread, in calls that hold the GIL shortly, and all that follow the merge in one thread call, since each return to a
-busy loop takes time.
+The order is the contract (`docs/contracts.md`, "Order of a step"): after a kill a step either does not exist, or is committed
+and will be trained. The merged batch travels to the trainer while the records are written. Bulk bytes are never copied. Every
+phase runs in a thread, in calls that hold the GIL shortly. All phases after the merge run in one thread call, since each return
+to a busy loop takes time.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ class StepBoundary:
     keep_checkpoints: int = 2
     keep_rollouts: int = 1000
     dump: DumpHeader | None = None
-    """The dumps' header, without `step` and `shipped`; None: no dumps."""
+    """The dumps' header, without `step` and `shipped`, or None for no dumps."""
     merge_chunk: MergeChunk | None = None
-    """Merges rollouts in a process; None: they are merged in a thread."""
+    """Merges rollouts in a process, or None to merge them in a thread."""
     transcribe: Transcriber | None = None
-    """Decodes rollouts for the records; None: records have no text."""
+    """Decodes rollouts for the records, or None for records without text."""
 
     def begin_record(self, most_rollouts: int) -> RoutingAhead | None:
-        """Begins the record of a step with at most so many rollouts. None with a process that merges: it copies their routing."""
+        """Begins the record of a step with at most `most_rollouts`.
+
+        None with a process that merges: it copies their routing.
+        """
         return RoutingAhead(self.run_dir / "rollouts", most_rollouts) if self.merge_chunk is None else None
 
     def begin(
@@ -72,10 +75,10 @@ class StepBoundary:
         clock: PhaseClock | None = None,
         ahead: RoutingAhead | None = None,
     ) -> StepInProgress:
-        """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
+        """Returns step `step` with `rollouts` (all of the groups that ship, in order), before its first phase.
 
         `discarded` are the rollouts discarded since the last step: they are recorded and not trained on. `unrecorded` has the
-        counts of those that are only counted (`DiscardedRollouts.take`). `clock` is the run's; it has timed what came before.
+        counts of those that are only counted (`DiscardedRollouts.take`). `clock` is the run's, and has timed the phases before.
         `ahead` has the routing of groups that was written before.
         """
         return StepInProgress(self, step, rollouts, discarded, unrecorded or {}, clock or PhaseClock(), ahead)
@@ -108,7 +111,7 @@ class StepBoundary:
         discarded: Sequence[Rollout],
         ahead: RoutingAhead | None = None,
     ) -> MetricsLine:
-        """Writes what `write_rollouts` does; returns the metrics of the step. Blocks."""
+        """Does as `write_rollouts`, and returns the metrics of the step. Blocks."""
         self.write_rollouts(batch, rollouts, discarded, ahead)
         return {"step": batch.step, **step_metrics(batch, [*rollouts, *discarded])}
 
@@ -140,8 +143,8 @@ class StepBoundary:
 class StepInProgress:
     """A step on its way through the boundary.
 
-    Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order: `merge`, whose batch the caller sends, and
-    `complete`, which takes the others. A measurement takes them one by one.
+    Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order. The caller sends the batch of `merge`,
+    and `complete` takes the other phases. A measurement takes them one by one.
     """
 
     boundary: StepBoundary
@@ -157,16 +160,16 @@ class StepInProgress:
     """Whether the caller was cancelled, which ends no thread."""
 
     async def merge(self) -> tuple[Batch, int]:
-        """The batch, to be sent, and its bytes. Raises `ValueError` when no rollout is left to train on."""
+        """Returns the batch to send, and its bytes. Raises `ValueError` if no rollout is left to train on."""
         with self._timed("merge"):
             self._batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
         return self._batch, nbytes
 
     async def complete(self, checkpoint: Checkpoint, announce: Callable[[], None]) -> MetricsLine:
-        """Takes the phases after the merge, in one thread call; returns the step's metrics line. Raises as they do.
+        """Takes the phases after the merge, in one thread call, and returns the step's metrics line. Raises their errors.
 
-        `announce` is called on the loop as soon as the step is committed, while the last phase goes on. When it is cancelled
-        before the records are written, the step is not committed.
+        Calls `announce` on the loop as soon as the step is committed, while the last phase goes on. When it is cancelled before
+        the records are written, the step is not committed.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -204,13 +207,13 @@ class StepInProgress:
             write_checkpoint(self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
 
     def finish(self) -> MetricsLine:
-        """Appends the step's metrics line and returns it; prunes old records and gives freed memory back. Blocks."""
+        """Appends the step's metrics line and returns it. Prunes old records and gives freed memory back. Blocks."""
         with self._timed("malloc_trim"):
             give_memory_back()
             # Appended last, so that it has every phase. After a kill before this, a resume restores it from the checkpoint.
             assert self._line is not None
             line = self._line | self.clock.take()
-            # Flushed as seldom as possible: lines since the last flush are all in checkpoints that are still kept.
+            # Flushed as seldom as possible: the kept checkpoints have all lines since the last flush.
             durable = self.step % self.boundary.keep_checkpoints == 0
             append_line(self.boundary.run_dir / "metrics.jsonl", line, durable=durable)
             prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
@@ -230,7 +233,7 @@ def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:
 
 @cache
 def _malloc_trim_function() -> Any:
-    """Returns the C library's `malloc_trim`; None unless it is glibc."""
+    """Returns the C library's `malloc_trim`, or None unless it is glibc."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 

@@ -2,9 +2,9 @@
 
 `checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), `waiting-<k>.bin`, which it names, with the rollouts that
 wait, and `metrics.json`. At a commit few rollouts wait: those discarded since the step was put together. Ready groups are not
-written, as they would be written at every commit, as much as a batch each time; they start again after a kill. A shutdown
-rewrites the newest step's state, with rollouts discarded since and the ready groups: first a new `waiting` file, then
-`orchestrator.msgpack` in one rename.
+written, as each commit would write them, as much as a batch each time. They start again after a kill. A shutdown rewrites the
+newest step's state, with rollouts discarded since and the ready groups: first a new `waiting` file, then `orchestrator.msgpack`
+in one rename.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WEIGHTS = "training.lora"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read; the message names the file."""
+    """A checkpoint that cannot be read. The message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Checkpoint:
     waiting: list[Rollout]
     """Rollouts of finalized groups that no step has counted: discarded ones and, at a shutdown, those ready to ship."""
     line: MetricsLine | None = None
-    """The step's metrics; None at step 0 and in a state written at shutdown."""
+    """The step's metrics, or None at step 0 and in a state written at shutdown."""
 
 
 def identity_of(config: RunConfig) -> dict[str, Any]:
-    """Returns what a resume must not change: what the order of examples depends on, and which weights are trained."""
+    """Returns the values that a resume must not change: those that decide the order of examples, and the trained weights."""
     environments = [
         environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"}) | _curriculum(environment)
         for environment in config.environments
@@ -78,7 +78,7 @@ def identity_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
-    """Returns the shape of the adapter that is trained; empty without one."""
+    """Returns the shape of the trained adapter, or nothing without one."""
     return {} if lora is None else {"rank": lora.rank, "target_modules": sorted(set(lora.target_modules))}
 
 
@@ -103,10 +103,10 @@ def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def load_newest(config: RunConfig) -> Checkpoint | None:
-    """Loads the newest checkpoint; None without any.
+    """Loads the newest checkpoint, or None without any.
 
-    Raises `ConfigurationError` when seed or environments differ from it, or a later one was lost, `CheckpointError` when it
-    cannot be read.
+    Raises `ConfigurationError` if seed or environments differ from it, or a later one was lost, `CheckpointError` if it cannot
+    be read.
     """
     directory = _newest(config)
     _refuse_lost(config.run_dir, directory)
@@ -165,7 +165,7 @@ def _in_words(error: Exception) -> str:
 
 
 def committed_lines(run_dir: Path) -> list[MetricsLine]:
-    """Returns the metrics lines that the checkpoints hold, in the order of steps."""
+    """Returns the checkpoints' metrics lines, in the order of steps."""
     checkpoints = run_dir / "checkpoints"
     files = [checkpoints / f"step_{step}" / "metrics.json" for step in published_steps(checkpoints)]
     return [orjson.loads(file.read_bytes()) for file in files if file.exists()]

@@ -1,11 +1,12 @@
-"""Decides what to send to the trainer and keeps track of what it has: a pure state machine that `sender.py` executes.
+"""Decides what to send to the trainer, and tracks which batches it has: a pure state machine that `sender.py` executes.
 
-Sessions: every READY of the trainer opens a session and numbers it, on a new connection or not. Every message names its session,
-and messages of another session are dropped, by the link, by the trainer and here. So a batch that was in transit while the
+Sessions: every READY of the trainer opens a session and numbers it, on a new connection or not. Every message names its
+session, and the link, the trainer and this file drop messages of another session. So a batch that was in transit while the
 trainer restarted neither exceeds the credit nor causes an eviction.
 
-Offered and committed: a batch is offered before its step is committed, so that it travels while the disk is awaited. The trainer
-trains it once a COMMIT of the same session covers its step. At a session's end it drops batches that no COMMIT covers.
+Offered and committed: a batch is offered before its step is committed, so that it travels while the disk is awaited. The
+trainer trains it once a COMMIT of the same session covers its step. At a session's end it drops batches that no COMMIT covers.
+For example, after a kill between offer and commit of step 7 the trainer drops batch 7.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from counterpoint.transport.messages import Acknowledged, Bye, Evicted, Ready, R
 
 
 class EvictedError(RuntimeError):
-    """The trainer accepts nothing more from this run; the message is its reason."""
+    """The trainer accepts nothing more from this run. The message is its reason."""
 
 
 class RejectedError(RuntimeError):
@@ -62,20 +63,20 @@ class Delivery:
         self._offered = newest_step
         """The last step that was offered."""
         self.session: Ready | None = None
-        """The READY that opened the present session; None while the trainer is disconnected or makes the run wait."""
+        """The READY that opened the present session, or None while the trainer is disconnected or makes the run wait."""
         self._sent = 0
         """The last step that was sent in this session, or that the trainer had at its beginning."""
         self.acknowledged = 0
-        """The last step that the trainer has, by its newest message; it has earlier ones, too. 0 until its first READY."""
+        """The last step that the trainer has, by its newest message, and it has earlier ones, too. 0 until its first READY."""
         self._ever_sent = newest_step
-        """The last step that this process has sent; those of before, another may have sent."""
+        """The last step that this process has sent. Another process may have sent earlier ones."""
         self._announced: int | None = None
-        """The last step whose commit was announced in this session; None before the first announcement, which is always sent:
+        """The last step with a commit announced in this session, or None before the first announcement, which is always sent:
         from it on the trainer hears no older process of this run."""
 
     @property
     def gone(self) -> int:
-        """The last committed step whose batch is gone, as a trainer has reported it durable; before any message of this one."""
+        """The last committed step without a batch: a trainer reported it durable before any message of this one."""
         return next((step for step in range(self.newest_step, 0, -1) if step not in self.sizes), 0)
 
     # --- events ---
@@ -88,7 +89,7 @@ class Delivery:
             case Waiting() | Bye():
                 self.session = None
             case Acknowledged(step):
-                # It trains step by step, so this covers earlier steps, whose own messages may be lost.
+                # It trains step by step, so this covers earlier steps, whose messages may be lost.
                 self.acknowledged = max(self.acknowledged, min(step, self.newest_step))
                 self._sent = max(self._sent, self.acknowledged)
             case Rejected(step, reason, session):
@@ -134,10 +135,10 @@ class Delivery:
         self._sent = self.acknowledged = ready.next_step - 1
         self._announced = None
 
-    # --- what is due ---
+    # --- due messages ---
 
     def next(self) -> Due | None:
-        """Returns what to send now, and counts it as sent; None when nothing is due."""
+        """Returns the next message to send, and counts it as sent, or None when nothing is due."""
         if self.session is None:
             return None
         if self._announced is None or self._announced < self.newest_step:

@@ -1,10 +1,10 @@
-"""Groups in a row of which nothing can be learned, since they show no difference: a run may generate such groups for ever.
+"""Finds groups in a row that teach nothing, since they show no difference: a run may generate such groups for ever.
 
-After the first `rollouts_per_step` rollouts of a process, if none of their groups shows one, after `GROUPS` of them later, and
-whenever their number has doubled, a notice says so, with the commonest reason and what to do, in the
-log and in a file that console, page and `counterpoint status` read. Beside it are the records of three of the worst rollouts, for
-`counterpoint show`: perhaps no step ever ships that would have any. The next group with a difference removes both files.
-A run whose first `schedule.give_up_after` groups all show none ends.
+A notice says so after the first `rollouts_per_step` rollouts of a process, if none of their groups shows a difference, after
+`GROUPS` of them later, and whenever their number has doubled. It has the commonest reason and advice, in the log and in a file
+that console, page and `counterpoint status` read. Beside it are the records of three of the worst rollouts, for `counterpoint
+show`: perhaps no step with such records ever ships. The next group with a difference removes both files. A run ends if its
+first `schedule.give_up_after` groups show none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTICE_FILE = "no_difference.json"
 """The notice, in the run's directory, as long as it is true."""
 
 MOST_NOTICE_BYTES, LONGEST_TEXT = 2**14, 1000
-"""The size of a notice that is read, and the characters of each of its texts."""
+"""The size of a notice that a reader accepts, and the characters of each of its texts."""
 
 EXAMPLES_FILE = "no_difference.jsonl"
 """Records of the worst rollouts, as in `rollouts.jsonl`."""
@@ -44,18 +44,19 @@ GROUPS = 64
 """Groups without a difference in a row before a notice."""
 
 FIRST_GROUPS = 4
-"""Groups before the first notice of a process at least, where none showed a difference yet, however small a batch is."""
+"""The least number of groups before the first notice of a process, if none showed a difference yet, however small a batch
+is."""
 
 EXAMPLES = 3
 
 EXAMINED_GROUPS = 8
-"""Groups before a notice of which the worst rollouts are kept."""
+"""The newest groups before a notice, which keeps the worst of their rollouts."""
 
 GIVE_UP_SECONDS = 60.0
-"""A run does not give up before so many seconds without a difference: fast groups are many before anybody has looked."""
+"""Seconds without a difference before which a run does not give up: fast groups are many before anybody has looked."""
 
 CUT_SHARE = 0.5
-"""The share of completions from which on a cut by `max_tokens` is named as part of the reason."""
+"""The share of completions cut by `max_tokens` from which on the reason names the cut."""
 
 _MAX_REASONS = 256
 """Reasons that are counted apart."""
@@ -74,14 +75,14 @@ class NothingLearnedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What is known of the groups without a difference."""
+    """A notice about the groups without a difference."""
 
     groups: int
-    """How many in a row."""
+    """Their number in a row."""
     reason: str
     """The commonest one, for a person."""
     advice: str
-    """What to do, for a person."""
+    """Advice, for a person."""
     since: float
     """The time when the first of them was finalized, in Unix seconds."""
 
@@ -95,7 +96,7 @@ def show_command(output_dir: Path, run_id: str) -> str:
 
 
 def compared(config: RunConfig) -> Literal["group", "run"] | None:
-    """Returns among which rollouts rewards must differ for something to be learned; None where there is another signal."""
+    """Returns the rollouts among which rewards must differ for the run to learn, or None if there is another signal."""
     if config.training.loss.kind == "distillation":
         return None
     over_steps = config.training.value_head is not None or config.advantage.kind == "batch_standardised"
@@ -106,7 +107,7 @@ class Differences:
     """Counts groups without a difference. Pure but for the clock."""
 
     def __init__(self, clock: Callable[[], float] = time.time, first: int = GROUPS) -> None:
-        """`first`: the groups of one batch, after which a run that has shown no difference yet says so."""
+        """`first`: the groups of one batch. A run that has shown no difference after them gets a notice."""
         self._clock = clock
         self._has_differed = False
         self._begin(min(GROUPS, max(FIRST_GROUPS, first)))
@@ -119,12 +120,12 @@ class Differences:
         self._since = 0.0
         self._due = due
         self._learned_from: tuple[object, ...] | None = None
-        """What the newest completed rollout is compared with, where it is compared with those of other groups."""
+        """The key of the rollouts with which the newest completed one is compared, if those are of other groups."""
         self._reasons: Counter[tuple[str, str]] = Counter()
         self._completions = self._cut = 0
 
     def add(self, rollouts: Sequence[Rollout], among: Literal["group", "run"]) -> bool:
-        """Counts a finalized group with its failed rollouts; returns whether `notice` is a new one, or has become None."""
+        """Counts a finalized group with its failed rollouts. Returns whether `notice` is a new one, or has become None."""
         completed = [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
         if not completed:
             return False  # that is a failure, and is reported as one
@@ -201,7 +202,7 @@ class Differences:
 class DifferenceWatch:
     """Logs and writes the notices of one run.
 
-    `record` encodes a rollout as a line, and blocks; `in_background` runs what blocks in a thread.
+    `record` encodes a rollout as a line, and blocks. `in_background` runs a blocking call in a thread.
     """
 
     def __init__(
@@ -215,12 +216,12 @@ class DifferenceWatch:
         self._in_background = in_background
         self._differences = Differences(first=-(-config.schedule.rollouts_per_step // config.schedule.group_size))
         self._due: tuple[Notice | None, Sequence[Rollout]] | None = None
-        """What is to be written."""
+        """The notice and the rollouts to write."""
         self._lock = threading.Lock()
-        """Held while a thread writes, so that what is newest is written last."""
+        """Held while a thread writes, so that the newest notice is written last."""
 
     def group_finalized(self, config: RunConfig, rollouts: Sequence[Rollout], *, may_give_up: bool) -> str | None:
-        """Takes up a group that was finalized by this configuration; returns why the run gives up, for a person, or None."""
+        """Takes up a group that was finalized by this configuration. Returns why the run gives up, for a person, or None."""
         among = compared(config)
         if among is None:
             return None
@@ -261,7 +262,7 @@ def forget(run_dir: Path) -> None:
 
 
 def _learned_from(rollout: Rollout) -> tuple[object, ...]:
-    """The advantage has the penalties for length, and players of a game may differ where their mean does not."""
+    """The advantage has the penalties for length, and players of a game may differ though their mean does not."""
     return rollout.reward, rollout.player_rewards, rollout.advantage
 
 
@@ -275,7 +276,7 @@ def _example_of(rollout: Rollout) -> tuple[str, int]:
 
 
 def read_notice(run_dir: Path) -> Notice | None:
-    """Returns the notice, which a guest may have written; None without a usable one. Raises `OSError`."""
+    """Returns the notice, which a guest may have written, or None without a usable one. Raises `OSError`."""
     try:
         values = read_json(run_dir / NOTICE_FILE, MOST_NOTICE_BYTES)
     except (FileNotFoundError, UntrustedFileError):

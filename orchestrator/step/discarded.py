@@ -1,8 +1,8 @@
 """Rollouts discarded since the last step: those of finalized groups that were dropped.
 
-They are recorded with the next step, counted exactly, and logged rarely: an environment that always fails, or filters that leave
-nothing, discard thousands a minute, and there may never be a next step. While every rollout fails, the pause after each grows, so
-that failures do not use up the CPU.
+They are recorded with the next step, counted exactly, and logged rarely: an environment that always fails, or filters that
+leave nothing, discard thousands a minute, and there may never be a next step. While every rollout fails, the pause after each
+grows, so that failures do not use up the CPU.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ DROPPED_FILE = "discarded.jsonl"
 """The file with the record of a rollout of the group that was dropped last, as in `rollouts.jsonl`."""
 
 RECORDED_BATCHES = 64
-"""Discarded rollouts, in batches, whose records one step keeps; further ones are only counted."""
+"""Discarded rollouts, in batches, that one step records. Further ones are only counted."""
 
 WARN_BATCHES = 8
-"""Rollouts discarded since the last step, in batches, that are notable; the log repeats it whenever they have doubled."""
+"""Rollouts discarded since the last step, in batches, that are notable. The log repeats it whenever they have doubled."""
 
 FAILING_GROUPS = 4
-"""Groups in a row whose rollouts all failed, that are notable."""
+"""Groups in a row with only failed rollouts that are notable."""
 
 REPORT_SECONDS = 2.0
-"""The shortest time from one report to the next; what is dropped meanwhile is in the next one."""
+"""The shortest time from one report to the next. Groups dropped meanwhile are in the next one."""
 
 FAILURE_SECONDS = 60.0
-"""The seconds from the line about a failure to the next line about the same cause; they double each time."""
+"""Seconds from the line about a failure to the next line about the same cause. They double each time."""
 
 PAUSE_SECONDS = (0.1, 10.0)
 """Pause after a failed rollout before another may start: the first and the longest."""
@@ -90,10 +90,10 @@ class DiscardedRollouts:
         self._failures: dict[str, _Failures] = {}
         """The failures, by their cause."""
 
-    # --- what happens ---
+    # --- events ---
 
     def add(self, rollouts: Sequence[Rollout], dropped: DropReason, reason: str) -> None:
-        """Counts a finalized group that is discarded, and notes in its rollouts why; `reason` is for a person."""
+        """Counts a finalized group that is discarded, and notes why in its rollouts. `reason` is for a person."""
         for rollout in rollouts:
             rollout.dropped = dropped.value
         self.rollouts += rollouts
@@ -114,7 +114,7 @@ class DiscardedRollouts:
         self.changed.set()
 
     def rollout_failed(self, error: str) -> float:
-        """Logs and counts a rollout that its environment failed; returns the seconds to wait before another may start."""
+        """Logs and counts a rollout that its environment failed. Returns the seconds to wait before another may start."""
         self._failed_in_a_row += 1
         self._log_failure("rollout failed", error)
         first, longest = PAUSE_SECONDS
@@ -145,9 +145,9 @@ class DiscardedRollouts:
             logger.warning("%s, %d times for this reason so far: %s", what, known.number, known.error)
 
     def rollout_completed(self) -> float:
-        """Resets the number of failures in a row; returns the seconds to wait before another rollout may start.
+        """Resets the number of failures in a row. Returns the seconds to wait before another rollout may start.
 
-        That is nothing, unless all that completes is failed when its group is finalized, such as by a reward that is no number.
+        That is 0, unless every completed rollout fails when its group is finalized, such as by a reward that is no number.
         """
         self._failed_in_a_row = 0
         excess = self._groups_failed_in_a_row - FAILING_GROUPS
@@ -155,11 +155,11 @@ class DiscardedRollouts:
         return 0.0 if excess < 0 else min(longest, first * 2.0 ** min(excess // PAUSE_DOUBLES_AFTER_GROUPS, 32))
 
     def group_finalized(self, *, failed: bool) -> None:
-        """Counts a group of which rollouts completed. `failed`: nothing is left of it, as they were failed then."""
+        """Counts a group with completed rollouts. `failed`: finalizing failed them, and nothing is left of the group."""
         self._groups_failed_in_a_row = self._groups_failed_in_a_row + 1 if failed else 0
 
     def take(self, step: int) -> tuple[list[Rollout], Mapping[str, int]]:
-        """Returns the rollouts to record with `step`, and the additive metrics of those not recorded; resets both."""
+        """Returns the rollouts to record with `step`, and the additive metrics of the others. Resets both."""
         taken = self.rollouts, self.counts()
         for known in self._failures.values():
             known.since_step = 0
@@ -202,7 +202,7 @@ class DiscardedRollouts:
         return self._totals["tokens/completion"]
 
     def restore(self, step: int, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> None:
-        """Restores what a checkpoint of `step` holds."""
+        """Restores the discarded rollouts of a checkpoint of `step`."""
         self._step, self.rollouts = step, list(rollouts)
         self._unrecorded = Counter(
             {name.removeprefix(_COUNTED): count for name, count in counts.items() if name.startswith(_COUNTED)}
@@ -218,7 +218,7 @@ class _Failures:
     """Failed rollouts of one cause."""
 
     error: str
-    """The first one's, in full."""
+    """The first one's error, in full."""
     due: float
     """The time of the next line."""
     seconds: float = FAILURE_SECONDS
@@ -261,8 +261,8 @@ def in_words(report: Report) -> str:
 def save(report: Report, run_dir: Path, record: Callable[[], bytes] | None = None) -> None:
     """Writes the report for `counterpoint status` and the job's summary, unless a later one is there. Blocks.
 
-    `record` encodes a rollout of the group that was dropped last; without one the file of an earlier one is removed.
-    A failure is only logged. Threads that save are not in the reports' order: on a busy machine an earlier one may be last.
+    `record` encodes a rollout of the group that was dropped last. Without one, removes the file of an earlier one. A failure is
+    only logged. Threads that save are not in the reports' order: on a busy machine an earlier one may be last.
     """
     path = run_dir / DISCARDED_FILE
     try:
@@ -280,5 +280,5 @@ def save(report: Report, run_dir: Path, record: Callable[[], bytes] | None = Non
 
 
 def _place(report: Report) -> tuple[int, int]:
-    """Returns what rises from one report of a process to the next. The file of another process is removed at the start."""
+    """Returns a number that rises with each report of a process. The file of another process is removed at the start."""
     return report["step"], report["discarded"]

@@ -1,8 +1,8 @@
-"""Finalizes a group whose rollouts have all ended: check, advantages, filters. One function, run in a worker thread.
+"""Finalizes a group after its last rollout's end: check, advantages, filters. One function, run in a worker thread.
 
-A rollout whose data cannot be trained on (arrays that disagree, a log-probability or reward that is not finite) is failed here,
-with a reason for a person, before it reaches a batch. The group's other rollouts and the run continue. The dispatcher reports the
-result to the scheduler as `GroupFinalized`.
+It fails a rollout that cannot be trained on (arrays that disagree, a log-probability or reward that is not finite), with a
+reason for a person, before the rollout reaches a batch. The group's other rollouts and the run continue. The dispatcher reports
+the result to the scheduler as `GroupFinalized`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Finalizer:
             if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
                 share_tokens(rollout)
             if not self.keep_routing and (dropped or rollout.error is not None or rollout.filtered_by is not None):
-                # Only its record is needed; the routing would fill memory and checkpoints.
+                # Only its record is needed. The routing would fill memory and checkpoints.
                 rollout.turns = [_without_routing(turn) for turn in rollout.turns]
                 rollout.branches = None
         return outcome
@@ -96,7 +96,7 @@ def _own(rollout: Rollout) -> Rollout:
 
 
 def _without_alternatives(turn: Turn) -> Turn:
-    """Returns the turn without what else might have been sampled, nor the answer that holds it: that was for its environment."""
+    """Returns the turn without the other likely tokens and the answer that holds them, which only its environment uses."""
     if turn.alternatives is None:
         return turn
     return replace(turn, alternatives=None, log_probabilities=turn.log_probabilities.copy())
@@ -108,7 +108,7 @@ def _without_routing(turn: Turn) -> Turn:
 
 
 async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
-    """Finalizes a group in a thread. An operator's advantage function may hang, so it has threads of its own."""
+    """Finalizes a group in a thread. An operator's advantage function may hang, so it has separate threads."""
     if finalizer.advantage.is_built_in:
         return await run_cpu_bound(finalizer, rollouts, group_scoring)
     return await advantage_in_thread(finalizer, rollouts, group_scoring)
@@ -117,11 +117,10 @@ async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], 
 def finalize_group(
     rollouts: Sequence[Rollout], advantage: Advantage, filters: Sequence[FilterConfig], *, group_scoring: bool = False
 ) -> GroupOutcome:
-    """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
+    """Finalizes all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage`, `filtered_by`.
 
     With `group_scoring` one failed rollout drops the whole group, since the others' rewards are relative to it. Never raises
-    for bad data or a failing advantage function: such a group is dropped, and `event.dropped` and
-    `event.detail` say why.
+    for bad data or a failing advantage function: such a group is dropped, and `event.dropped` and `event.detail` say why.
     """
     group_id = rollouts[0].group_id
     survivors = [rollout for rollout in rollouts if rollout.error is None]
@@ -159,7 +158,7 @@ def _why_filtered(rollouts: Sequence[Rollout]) -> str:
 
 
 def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[DropReason, str] | None:
-    """Returns why the whole group is dropped, with a detail for a person; None if it is not."""
+    """Returns why the whole group is dropped, with a detail for a person, or None if it is not."""
     failures = [rollout for rollout in rollouts if rollout.error is not None]
     inference_failed = all(rollout.inference_failed for rollout in failures)
     if len(failures) == len(rollouts):
@@ -173,7 +172,7 @@ def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[D
 
 
 def _fail_the_faulty(rollouts: Sequence[Rollout]) -> int:
-    """Sets `error` of the completed rollouts of a group that `find_fault` finds fault with; returns their number.
+    """Sets `error` of a group's completed rollouts that have a fault (`find_fault`), and returns their number.
 
     It reads the values of the whole group in one go, and only searches them for the culprit if something is wrong. For each
     rollout, numpy would release the GIL, which takes a switch interval to get back beside a busy loop.
@@ -188,7 +187,7 @@ def _fail_the_faulty(rollouts: Sequence[Rollout]) -> int:
 
 
 def find_fault(rollout: Rollout) -> str | None:
-    """Returns why a completed rollout cannot be trained on, for a person; None if it can: its turns are then merged."""
+    """Returns why a completed rollout cannot be trained on, for a person, or None if it can: its turns are then merged."""
     return _fault_of_structure(rollout) or _fault_of_values(rollout)
 
 
@@ -254,7 +253,7 @@ def _fault_of_form(turn: Turn) -> str | None:
 
 
 def _fault_of_tokens(rollout: Rollout) -> str | None:
-    """Checks every token once; reads the turns, which repeat tokens, only for the message."""
+    """Checks every token once. Reads the turns, which repeat tokens, only for the message."""
     assert rollout.tokens is not None
     if rollout.tokens.min() >= 0:
         return None

@@ -33,7 +33,7 @@ _STOP_SECONDS = 5.0
 
 
 class MergeProcess:
-    """The daemon's end: an asynchronous context manager; on entry it starts the process. Calls run one after the other."""
+    """The daemon's end: an asynchronous context manager, which starts the process on entry. Calls run one after the other."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -50,7 +50,7 @@ class MergeProcess:
         await in_thread(self._stop)
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Sample]:
-        """Returns the samples of `rollouts`, in order. Raises `RuntimeError` when the process has died."""
+        """Returns the samples of `rollouts`, in order. Raises `RuntimeError` if the process has died."""
         async with self._turn:
             return await in_thread(self._exchange, rollouts)
 
@@ -103,7 +103,7 @@ def _send(descriptor: int, buffers: list[Buffer]) -> None:
 
 
 def _receive(descriptor: int) -> memoryview | None:
-    """Returns the next message; None when the other end was closed."""
+    """Returns the next message, or None when the other end was closed."""
     head = _read(descriptor, _LENGTH.size)
     return None if head is None else _read(descriptor, _LENGTH.unpack(head)[0])
 

@@ -1,7 +1,7 @@
-"""How long a full batch may wait for stragglers: so many steps of the length that steps have without such waits.
+"""How long a full batch may wait for stragglers: a number of steps of the length that steps have without such waits.
 
-After a wait later batches are full at once. The time until a batch is full is thus no measure where many wait: a step is at
-least as long as the trainer's.
+After a wait later batches are full at once. The time until a batch is full is thus no measure if many wait: a step is at least
+as long as the trainer's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 _TIMED_STEPS = 8
-"""The newest steps whose mean or median is the length of a step."""
+"""The newest steps for the mean or median length of a step."""
 
 
 class Timer(Protocol):
-    """What `call_later` returns."""
+    """The handle that `call_later` returns."""
 
     def cancel(self) -> None:
         """Prevents the call."""
@@ -29,7 +29,7 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 
 class Patience:
-    """Times the steps of one run, and one wait at a time. `ended` is called with the step and its seconds when a wait is over."""
+    """Times the steps of one run, and one wait at a time. Calls `ended` with the step and its seconds when a wait is over."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Patience:
         self._version: int | None = None
         self._loaded_at = 0.0
         self._shipped_at: dict[int, float] = {}
-        """The steps whose weights are not loaded yet."""
+        """The steps without loaded weights yet."""
         self._wait: Timer | None = None
         self._waited = False
 
@@ -67,7 +67,7 @@ class Patience:
 
     @property
     def trainer_seconds(self) -> float:
-        """How long the trainer takes for a step; before its first one has ended, how long that has taken."""
+        """Seconds that the trainer takes for a step. Before its first one has ended, the seconds so far."""
         if self._trainer:
             return statistics.median(self._trainer)
         first = min(self._shipped_at.values(), default=None)
@@ -97,7 +97,7 @@ class Patience:
         self._seconds.append(self._clock() - self._began)
 
     def _look(self, step: int, steps: int, since: float, seconds: float) -> None:
-        """Ends the wait after `seconds`, or goes on where steps turned out to be longer."""
+        """Ends the wait after `seconds`, or goes on if steps turned out to be longer."""
         longest = steps * max(statistics.fmean(self._seconds), self.trainer_seconds)
         if longest > seconds:
             left = max(0.0, since + longest - self._clock())

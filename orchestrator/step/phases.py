@@ -1,7 +1,8 @@
 """Times the phases of steps: the clock is in exactly one phase at a time, so a step's phases add up to its wall time.
 
-A step lasts from the end of the previous one, or from the daemon's start of work, to its own end. During its boundary the phases
-are the boundary's (`boundary.py`). At any other time the phase is what its batch waits for (`Scheduler.awaited`).
+A step lasts from the end of the previous one, or from the daemon's start of work, to its end. During its boundary the phases
+are the boundary's (`boundary.py`). At any other time the phase is the one that its batch waits for (`Scheduler.awaited`), such
+as generation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _WORTH_SAYING = 0.005
 
 
 class PhaseClock:
-    """Sums seconds by phase, and keeps when each phase was. `clock` is in seconds. Time before the first phase is not counted."""
+    """Sums seconds by phase, and keeps each phase's times.
+
+    `clock` is in seconds. Time before the first phase does not count.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

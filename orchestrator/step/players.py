@@ -1,6 +1,7 @@
-"""Advantages of rollouts with several players, each with a reward of its own: relative to the same player's in the group.
+"""Advantages of rollouts with several players, each with a separate reward: relative to the same player's in the group.
 
-`finalize.py` calls it for every group, in a worker thread; without rewards by player it is the group's advantage function alone.
+`finalize.py` calls it for every group, in a worker thread. Without rewards by player it is the group's advantage function
+alone.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from counterpoint.transport.records import Rollout
 
 
 def set_advantages(advantage: Advantage, rollouts: Sequence[Rollout]) -> None:
-    """Sets `advantage` of a group's completed rollouts and, where players have rewards of their own, `player_advantages`.
+    """Sets `advantage` of a group's completed rollouts and, if players have separate rewards, `player_advantages`.
 
-    For each player, the advantage function gets copies of the rollouts with that player's reward and turns; rollouts in which it
-    has no turn are left out. Raises `AdvantageError`, then setting nothing.
+    For each player, the advantage function gets copies of the rollouts with that player's reward and turns, without rollouts in
+    which it has no turn. Raises `AdvantageError`, then setting nothing.
     """
     players = sorted({player for rollout in rollouts for player in rollout.player_rewards})
     if not players:
@@ -46,7 +47,7 @@ def _of_player(rollout: Rollout, player: str) -> Rollout:
 
 
 def fault_of_players(rollout: Rollout) -> str | None:
-    """Returns why the rewards by player cannot be trained on, for a person; None if they can, or there are none."""
+    """Returns why the rewards by player cannot be trained on, for a person, or None if they can, or there are none."""
     if not rollout.player_rewards:
         return None
     for player, reward in rollout.player_rewards.items():

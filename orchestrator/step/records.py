@@ -33,10 +33,10 @@ LONGEST_VALUE = 1000
 """Characters of one value of a state that exceeds these: its JSON, cut."""
 
 MOST_READ_STATE = 128 * 2**10
-"""Bytes of a state that is read for its record without `state_columns`: longer ones would hold the GIL over a millisecond."""
+"""Bytes of a state that is read for its record without `state_columns`. Longer ones would hold the GIL over a millisecond."""
 
 OTHERS = "(others)"
-"""The key of the note that a record's state has in place of what is left out."""
+"""The key of the note about columns that a record leaves out of its state."""
 
 _said: set[tuple[str, str]] = set()
 """Environments and columns that the log has named."""
@@ -89,7 +89,7 @@ def rollout_record(
 
 
 def _recorded_state(rollout: Rollout, encoded: bytes, names: Sequence[str]) -> dict[str, Any] | orjson.Fragment:
-    """Returns the columns `names` of the state, whole, and of what else it holds as much as `STATE_BYTES` allow."""
+    """Returns the columns `names` of the state, whole, and as much of the others as `STATE_BYTES` allow."""
     if not names and len(encoded) <= STATE_BYTES:
         return orjson.Fragment(encoded)
     # A state of any size must not be read with the GIL. Written again, a deeply nested value would exceed the encoder's depth.
@@ -126,7 +126,7 @@ def _line(rollout: Rollout, state_columns: Mapping[str, Sequence[str]], texts: S
 
 
 def _say_missing(rollout: Rollout, names: Sequence[str], columns: Mapping[str, Any]) -> None:
-    """Warns once of a column that the state of a rollout which did not fail lacks, since its name is most likely misspelt."""
+    """Warns once of a column that the state of a rollout lacks without having failed: its name is most likely misspelt."""
     for name in names if rollout.error is None else ():
         if name not in columns and (said := (rollout.environment, name)) not in _said:
             _said.add(said)
@@ -150,8 +150,8 @@ def write_records(
 ) -> None:
     """Writes a new JSON Lines file, which the caller flushes. Blocks: call it in a thread.
 
-    `state_columns` is by environment. Without `transcribe` the turns have no text. With `tokens_path`, the tokens of that text
-    are written there (`orchestrator/rollouts/token_file.py`).
+    `state_columns` is by environment. Without `transcribe` the turns have no text. With `tokens_path`, writes the tokens of
+    that text there (`orchestrator/rollouts/token_file.py`).
     """
     with ExitStack() as files:
         file = files.enter_context(path.open("xb"))

@@ -1,8 +1,8 @@
 """Writes the routing of a step's groups to the disk as they are finalized, so that the boundary has little left to write.
 
 With experts, routing is nearly all of a batch, and groups are finalized long before the boundary of their step. The file has no
-name until it is the step's record: a process that is killed leaves nothing of it. It is only a gain of time: where it cannot be
-written, or holds what the batch has not, the boundary writes the whole record.
+name until it is the step's record: a killed process leaves nothing of it. It only saves time: if it cannot be written, or holds
+routing that the batch lacks, the boundary writes the whole record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RoutingAhead:
     """The record of one step, begun before its batch is known. `add` and `publish` block: call them in threads."""
 
     def __init__(self, directory: Path, most_rollouts: int) -> None:
-        """The file is made in `directory`, with the first routing. Once it holds `most_rollouts`, no more are added."""
+        """Makes the file in `directory`, with the first routing. Once it holds `most_rollouts`, adds no more."""
         self._directory = directory
         self._room = most_rollouts
         self._turn = Lock()
@@ -64,8 +64,8 @@ class RoutingAhead:
     def publish(self, path: Path, batch: Batch) -> bool:
         """Makes the record of `batch` appear as `path`, which the caller flushes. The object is of no use after that.
 
-        Returns False, with nothing at `path`, where the caller has to write it: the file holds routing that the batch has not,
-        or less than half of the batch's, or the disk has refused it.
+        Returns False, with nothing at `path`, if the caller has to write it: the file holds routing that the batch lacks, or
+        less than half of the batch's, or the disk has refused it.
         """
         with self._turn:
             try:
@@ -78,7 +78,7 @@ class RoutingAhead:
 
     def _write(self, rollouts: Sequence[Rollout]) -> None:
         if self._file < 0:
-            self._directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted stays so
+            self._directory.mkdir(exist_ok=True)  # not its parents: a deleted run stays deleted
             self._file = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
             self._close_file = weakref.finalize(self, os.close, self._file)
             self._append([codec.INDEXED_MAGIC])
@@ -113,7 +113,7 @@ class RoutingAhead:
         return True
 
     def _append(self, buffers: Sequence[Buffer]) -> list[codec.Place]:
-        """Writes each buffer, padded; returns where they are."""
+        """Writes each buffer, padded, and returns their places."""
         places: list[codec.Place] = []
         padded: list[Buffer] = []
         for view in map(as_bytes_view, buffers):

@@ -1,8 +1,8 @@
 """Owns the link to the trainer: sends batches within its credit and resends those that a reconnected trainer lacks.
 
-`delivery.py` decides what is sent when. A batch is held in memory until the trainer has it and as `batch.bin` until it is
-durable, so that every `READY` can be answered with the batches from its `next_step` on. A rejection or an eviction ends `run`
-with an exception.
+`delivery.py` decides which message is due. A batch stays in memory until the trainer has it and as `batch.bin` until it is
+durable, so that the sender can answer every `READY` with the batches from its `next_step` on. A rejection or an eviction ends
+`run` with an exception.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class NoTrainerError(ConnectionError):
 class Sender:
     """Sends one run's batches.
 
-    `newest_step` is the last committed step (0 for none); batches that are not durable are on disk. `on_waiting` is called with
-    the reason every few seconds while the trainer makes the run wait.
+    `newest_step` is the last committed step (0 for none). Batches that are not durable are on disk. Calls `on_waiting` with the
+    reason every few seconds while the trainer makes the run wait.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Sender:
         self._run_id = run_id
         self._largest_batch = largest_batch
         self._trainers_largest = NO_LIMIT
-        """The limit of its last READY; it also holds while the trainer is away: a larger batch would meet it when it is back. A
+        """The limit of its last READY. It also holds while the trainer is away: a larger batch would meet it when it is back. A
         larger limit is known with the next READY."""
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
@@ -92,18 +92,17 @@ class Sender:
         self._digests: dict[int, str] = {}
         """The digests of the batches that the trainer has, from the newest durable one on."""
         self._offered: dict[int, tuple[float, int]] = {}
-        """The time when each of these was offered, in Unix seconds, and its bytes."""
+        """The time of each one's offer, in Unix seconds, and its bytes."""
         self._spans = spans
         self._on_waiting = on_waiting
         self._waiting = ""
         """The trainer's last reason to make the run wait."""
         self.last_message_at = time.monotonic()
-        """The time when the trainer's last message arrived, or this object was created; on the monotonic clock, in
-        seconds."""
+        """The time when the trainer's last message arrived, or this object was created, on the monotonic clock, in seconds."""
         self.had_trainer = False
         """Whether a READY has ever arrived."""
         self.published = -1
-        """The newest policy version that is published, by the trainer's messages; -1 before the first."""
+        """The newest published policy version, by the trainer's messages, or -1 before the first."""
         self._due = asyncio.Event()
         self._changed = asyncio.Condition()
         self.durable_step = 0
@@ -148,7 +147,7 @@ class Sender:
         return ready
 
     def no_trainer(self, patience: float) -> NoTrainerError:
-        """Returns the error that no trainer was ready for `patience` seconds, with what kept it away."""
+        """Returns the error that no trainer was ready for `patience` seconds, with the reason that is known."""
         return NoTrainerError(self._run_id, patience, self._link.outage)
 
     async def wait_durable(self, step: int) -> None:
@@ -239,7 +238,7 @@ class Sender:
             )
 
     async def _note_digest(self, step: int) -> None:
-        """Notes the digest of a batch that is in memory or on the disk; of one that was durable there is none."""
+        """Notes the digest of a batch in memory or on the disk. A durable one has none."""
         try:
             batch = self._in_memory.get(step)
             if batch is None:
@@ -293,7 +292,7 @@ class Sender:
                 await self._send(due)
 
     async def _send(self, due: Due) -> None:
-        """Passes what is due to the link."""
+        """Passes a due message to the link."""
         message: Offer | Commit = Commit(due.step, due.session)
         if isinstance(due, SendBatch):
             batch = self._in_memory.get(due.step)
@@ -306,7 +305,7 @@ class Sender:
             await self._link.send(message)
 
     async def _read(self, due: SendBatch) -> Batch | None:
-        """Reads the batch's file; None if it is not due any more."""
+        """Reads the batch's file, or returns None if it is not due any more."""
         path = self._batch_file(due.step)
         try:
             batch = await in_thread(codec.read_file, path, self._largest_batch)

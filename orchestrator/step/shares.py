@@ -1,8 +1,8 @@
-"""What was trained and what was too old to be, by environment and by length, and what is short of its share for it.
+"""Counts trained and too old rollouts by environment and by length, and finds environments that are short of their share.
 
 A rollout's length is its time from the start of its group to its end, or to the moment when it was dropped: nobody knows the
-tokens of a model call that is under way. The counts are metrics, `trained/<environment>/<length>` and
-`stale/<environment>/<length>`. The log says once what they show; the page says it of the newest steps.
+tokens of a model call in progress. The counts are metrics, `trained/<environment>/<length>` and `stale/<environment>/<length>`,
+such as `stale/math/64-128s`. The log reports a shortfall once. The page reports those of the newest steps.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ LONGEST = 14
 """The last length is from 2 to the power of this one less, in seconds."""
 
 LEAST_ROLLOUTS = 50
-"""Nothing is said of fewer rollouts."""
+"""Fewer rollouts get no report."""
 
 LEAST_STEPS = 20
-"""The log says nothing of fewer steps: by then what was too old at first has been made up for, if it can be."""
+"""The log reports nothing before so many steps: by then the run has made up for rollouts that were too old at first, if it
+can."""
 
 SHORT = 0.8
-"""An environment is short of its share if what is trained of it is less than so much of that."""
+"""An environment is short of its share if its trained share is less than this part of it."""
 
 NOTABLE_SHARE = 0.2
-"""Something is said if at least this share of an environment's rollouts, or of its long ones, was too old."""
+"""The least share of an environment's rollouts, or of its long ones, that is too old for a report."""
 
 LENGTH_MATTERS = 0.25
-"""Least difference between the shares that are too old, of long rollouts and of others, that is reported."""
+"""Least difference between the shares that are too old, of long rollouts and of others, for a report."""
 
 REMEDY = (
     "let them be older (raise schedule.max_off_policy_steps), wait for them, and longer (schedule.stragglers, "
@@ -46,7 +47,7 @@ REMEDY = (
 
 
 class ShortfallLog:
-    """Says once what is short of its share, since the process began or the ratios changed. Not for several threads."""
+    """Logs each shortfall once, since the process began or the ratios changed. Not for several threads."""
 
     def __init__(self) -> None:
         self._totals: Counter[str] = Counter()
@@ -85,7 +86,7 @@ def metric_of(fate: Fate, environment: str, seconds: float | None) -> str:
 
 
 def shortfalls(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns what is short of its share because it was too old, in words, by what is short.
+    """Returns sentences about environments and lengths that are short of their share because rollouts were too old.
 
     `lines` are metrics lines, with `examples/<environment>/share` in the last.
     """
@@ -144,7 +145,7 @@ def _short_lengths(counts: Mapping[tuple[str, str, str], int]) -> Iterator[tuple
 def _stale_share(
     counts: Mapping[tuple[str, str, str], int], environment: str, bound: int, *, above: bool
 ) -> float | None:
-    """Returns the share that was too old of the rollouts on one side of a length; None of too few."""
+    """Returns the share of too old rollouts on one side of a length, or None for too few rollouts."""
     fates = Counter[str]()
     for (fate, each, length), count in counts.items():
         if each == environment and length[:1].isdecimal() and (int(length.partition("-")[0]) >= bound) == above:

@@ -25,13 +25,13 @@ MAX_ENVIRONMENT_METRICS = 64
 """Most metrics of one environment in a line: those that come first."""
 
 MAX_NAME = 64
-"""Characters of a metric's name; the rest is cut off."""
+"""Characters of a metric's name, which is cut there."""
 
 RESTORED_TOKENS = "tokens/restored"
 """The part of `tokens/completion` that an earlier process of the run generated."""
 
 _MAX_BYTES = 65536
-"""The size of a rollout's encoded metrics; of larger ones none count."""
+"""The size of a rollout's encoded metrics. Larger ones do not count."""
 
 _NO_PART_OF_A_NAME = re.compile(r"[^A-Za-z0-9_./-]")
 
@@ -73,12 +73,12 @@ def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
 
 
 def completion_tokens(rollouts: Sequence[Rollout]) -> int:
-    """Returns how many tokens the model wrote in all turns of these rollouts."""
+    """Returns the number of tokens that the model wrote in all turns of these rollouts."""
     return sum(len(turn.completion_ids) for rollout in rollouts for turn in rollout.turns)
 
 
 def _cache_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns the share of prompt tokens that servers had cached, of those turns whose server says so; nothing without any."""
+    """Returns the share of prompt tokens that servers had cached, over turns with a server that reports it, if any."""
     turns = [turn for rollout in rollouts for turn in rollout.turns if turn.cached_tokens is not None]
     prompt = sum(len(turn.prompt_ids) for turn in turns)
     return {"inference/cache_hit_share": sum(turn.cached_tokens or 0 for turn in turns) / prompt} if prompt else {}
@@ -111,8 +111,8 @@ def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
 def environment_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
     """Returns the mean of each metric over the completed rollouts of its environment that have it.
 
-    These are foreign data. Their number, their names and their size are bounded here, and only finite numbers count, so that no
-    environment can fill the line or name a metric of ours.
+    These are foreign data. This bounds their number, names and size, and only finite numbers count, so that no environment can
+    fill the line or name a metric of ours.
     """
     values: dict[str, dict[str, list[float]]] = {}
     for rollout in completed:

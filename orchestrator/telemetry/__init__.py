@@ -1,1 +1,1 @@
-"""What the orchestrator of a run shows to Prometheus."""
+"""The metrics of a run's orchestrator for Prometheus."""

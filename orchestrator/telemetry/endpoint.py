@@ -1,7 +1,7 @@
-"""`RunTelemetry`: what the orchestrator of a run shows to Prometheus (`orchestrator/telemetry/catalogue.py`).
+"""`RunTelemetry`: the orchestrator's endpoint for Prometheus (`orchestrator/telemetry/catalogue.py`).
 
-The values of a step come from its metrics line. Once a second the loop also notes how its servers and rollouts are; a scrape
-reads that note, and touches nothing that the loop works with.
+The values of a step come from its metrics line. Once a second the loop also notes the state of its servers and rollouts. A
+scrape reads that note, and touches none of the loop's objects.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ class RunTelemetry:
         self._values.set(catalogue.STEPS_PLANNED, config.steps)
         self._lines = LineReader(self._values, catalogue.LINES)
         self._noted: float | None = None
-        """The time when the loop last noted its servers and rollouts, on the monotonic clock; None while it does
-        not."""
+        """The time of the loop's last note, on the monotonic clock, or None while it makes none."""
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port of the endpoint."""
         return self._endpoint.port
 
     def publish(self, line: Mapping[str, Any]) -> None:
@@ -70,7 +69,7 @@ class RunTelemetry:
         self._lines.take(values, "evaluations", lasting=True)
 
     async def watch(self, pool: Served, scheduler: Scheduler, outages: Outages) -> None:
-        """Notes how servers and rollouts are, until cancelled."""
+        """Notes the state of servers and rollouts, until cancelled."""
         meters = pool.meters
         self._values.attach(of_pool.TURN_SECONDS, meters.turn_seconds)
         self._values.attach(of_pool.UPDATE_SECONDS, meters.update_seconds)
@@ -118,7 +117,7 @@ def _of(outages: Outages) -> dict[tuple[Metric, Labels], float]:
 
 
 def _now(pool: Served, scheduler: Scheduler) -> dict[tuple[Metric, Labels], float]:
-    """Returns how servers and rollouts are at this moment."""
+    """Returns the present state of servers and rollouts."""
     servers, snapshot = pool.status(), scheduler.snapshot()
     states = Counter(dict.fromkeys(SERVER_STATES, 0))
     states.update(server.state for server in servers)
