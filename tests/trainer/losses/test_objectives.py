@@ -13,7 +13,7 @@ import torch
 from counterpoint.run.loss import KINDS, LossConfig, Objective
 from counterpoint.trainer.losses.contract import Gradients, LossOutputs
 from counterpoint.trainer.losses.load import load_loss
-from counterpoint.trainer.losses.objectives import OBJECTIVES, divergence, divisor, token_weights
+from counterpoint.trainer.losses.objectives import OBJECTIVES, clipped, divergence, divisor, token_weights
 from tests.trainer.losses.tokens import Tokens, make_tokens
 
 
@@ -115,6 +115,23 @@ def test_gradient_is_that_of_the_formula(
         assert gradients.log_probabilities_P[index].item() == pytest.approx(slope * share_P[index], abs=1e-6)
         assert gradients.entropies_P[index].item() == pytest.approx(-0.3 * share_P[index], abs=1e-6)
     assert weight is plain or len(seen) > 2
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual", "objective", "flat"),
+    [
+        (0.5, 2.0, None, 1.0, False), (1.1, 2.0, None, 2.2, False), (1.5, 2.0, None, 2.6, True),
+        (0.5, -2.0, None, -1.6, True), (1.1, -2.0, None, -2.2, False), (4.0, -2.0, None, -8.0, False),
+        (4.0, -2.0, 3.0, -6.0, True), (2.0, -2.0, 3.0, -4.0, False),
+    ],
+)  # fmt: skip
+def test_ppo_takes_the_worse_of_the_ratio_and_the_clipped_ratio(
+    ratio: float, advantage: float, dual: float | None, objective: float, flat: bool
+) -> None:
+    inputs = replace(make_tokens().inputs(), advantages_P=torch.tensor([advantage]))
+    config = LossConfig(kind="grpo", clip_low=0.2, clip_high=0.3, clip_dual=dual)
+    computed_P, flat_P = clipped(torch.tensor([ratio]), inputs, config)
+    assert (computed_P.item(), flat_P.item()) == (pytest.approx(objective), flat)
 
 
 REINFORCED = [kind for kind in KINDS if kind not in ("distillation", "sft")]
