@@ -18,6 +18,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "reporting.md",
     "perf/README.md": "benchmarks.md",
+    "findings/README.md": "surprises.md",
 }
 """Pages outside of docs/, and their names in the site."""
 

@@ -27,6 +27,7 @@ PAGES = sorted(
         REPOSITORY / "CONTRIBUTING.md",
         REPOSITORY / "SECURITY.md",
         REPOSITORY / "perf/README.md",
+        REPOSITORY / "findings/README.md",
         REPOSITORY / "tests/conformance/README.md",
         REPOSITORY / "tests/security/README.md",
     ]
@@ -120,7 +121,7 @@ def test_every_page_is_in_the_site_s_navigation() -> None:
     named = re.findall(
         r"^ +- (?:\w.*: )?(\S+\.md)$|^  - (\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.MULTILINE
     )
-    outside = {"contributing.md", "benchmarks.md"}  # docs/site.py makes them
+    outside = {"contributing.md", "benchmarks.md", "surprises.md"}  # docs/site.py makes them
     assert {inner or outer for inner, outer in named} - outside == {path.name for path in REPOSITORY.glob("docs/*.md")}
 
 
