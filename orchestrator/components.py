@@ -58,7 +58,7 @@ from counterpoint.orchestrator.teacher import teacher_of
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.changes import Change
 from counterpoint.run.config import RunConfig
-from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.pause import Pause
 from counterpoint.transport.wires.open import open_link
 
@@ -114,7 +114,7 @@ class Components:
         self,
         start: Start,
         reports: Reports,
-        health: LoopHealth,
+        health: LoopMonitors,
         signals: ShutdownSignals,
         *,
         merge_chunk: MergeProcess | None,

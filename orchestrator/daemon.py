@@ -34,7 +34,7 @@ from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.run.changes import JOURNAL, Change
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
-from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.loop_health.threads import in_thread, prompt_switching
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.run.pause import read_pause
@@ -111,7 +111,7 @@ class Daemon:
         self._on_ready = on_ready
         self._signals = signals
         self._reports = Reports(config, lambda: "not started yet" if self._run is None else self._run.describe())
-        self._health = LoopHealth(config.lag, self._reports.watchdog.beat)
+        self._health = LoopMonitors(config.lag, self._reports.watchdog.beat)
         self._run: Components | None = None
 
     async def serve(self) -> bool:

@@ -65,7 +65,7 @@ from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.orchestrator.step.shares import Fate, metric_of
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS, completion_tokens
 from counterpoint.run.config import RunConfig
-from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.loop_health.threads import in_thread, record_in_thread
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.records import Rollout
@@ -125,7 +125,7 @@ class Dispatcher:
         advantage: Advantage,
         sender: Sender,
         boundary: StepBoundary,
-        health: LoopHealth,
+        health: LoopMonitors,
         decisions: DecisionLog,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],

@@ -40,7 +40,7 @@ _REMEMBERED_REASONS = 16
 """The most reasons of one outage that are logged; further ones are shown in reminders alone."""
 
 
-class Kind(StrEnum):
+class OutageKind(StrEnum):
     """What the outage is of."""
 
     SERVER = "server"
@@ -49,10 +49,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class OpenOutage:
     """One outage that lasts."""
 
-    kind: Kind
+    kind: OutageKind
     who: str
     """Kind and address, for people: "the trainer at ipc:///a/b"."""
     what: str
@@ -79,7 +79,7 @@ class Outages:
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._current: dict[str, Outage] = {}
+        self._current: dict[str, OpenOutage] = {}
         self._logged: dict[str, set[str]] = {}
         """The reasons, by `who`, that the log has, without their numbers."""
         self._levels: dict[str, int] = {}
@@ -87,8 +87,15 @@ class Outages:
         """The time between two reminders, and when the next one is due, on the monotonic clock."""
 
     def begin(
-        self, kind: Kind, who: str, what: str, reason: str, *, since: float | None = None, level: int | None = None
-    ) -> Outage:
+        self,
+        kind: OutageKind,
+        who: str,
+        what: str,
+        reason: str,
+        *,
+        since: float | None = None,
+        level: int | None = None,
+    ) -> OpenOutage:
         """Notes an outage, or what is new of one that lasts, and returns it.
 
         `since` is when `who` was last known to be well, in unix seconds; None: now. One that lasts keeps its own, if that is
@@ -100,7 +107,7 @@ class Outages:
             former = self._current.get(who)
             if former is not None:
                 since = min(since, former.since)
-            outage = self._current[who] = Outage(kind, who, what, since, reason)
+            outage = self._current[who] = OpenOutage(kind, who, what, since, reason)
             level = self._levels[who] = self._levels.get(who, logging.ERROR) if level is None else level
             is_new = self._is_new(outage)
             expected = level <= logging.INFO
@@ -127,11 +134,11 @@ class Outages:
                 logger.info("The outage is over: %s", outage)
             self._on_change()
 
-    def of(self, who: str) -> Outage | None:
+    def of(self, who: str) -> OpenOutage | None:
         """Returns the outage of `who`; None if there is none."""
         return self._current.get(who)
 
-    def current(self) -> list[Outage]:
+    def current(self) -> list[OpenOutage]:
         """Returns the outages, the oldest first."""
         with self._lock:
             return sorted(self._current.values(), key=lambda outage: outage.since)
@@ -150,7 +157,7 @@ class Outages:
         more = [f"and {len(current) - _DESCRIBED} more"] if len(current) > _DESCRIBED else []
         return "; ".join([*map(self._in_words, current[:_DESCRIBED]), *more])
 
-    def _in_words(self, outage: Outage) -> str:
+    def _in_words(self, outage: OpenOutage) -> str:
         if self._levels.get(outage.who, logging.ERROR) > logging.INFO:
             return str(outage)
         words = f"waiting for {outage.who} since {outage.clock}"
@@ -166,7 +173,7 @@ class Outages:
         logger.log(level, "still out: %s", self.describe())
         self._on_change()  # what is expected has its reason by now
 
-    def _is_new(self, outage: Outage) -> bool:
+    def _is_new(self, outage: OpenOutage) -> bool:
         """Whether the log lacks this reason; whoever retries is likely to report a number that differs each time."""
         logged = self._logged.setdefault(outage.who, set())
         words = f"{outage.what}: {re.sub(r'[0-9.]+', '0', outage.reason)}"

@@ -15,7 +15,7 @@ from counterpoint.job.admin.ask import checked
 from counterpoint.job.admin.stop import Eviction, evict_run, stop_run
 from counterpoint.job.number_format import duration
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.lock import Holder
+from counterpoint.transport.files.lock import LockHolder
 from counterpoint.transport.printable import printable
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     return 0 if ended.has_ended else 1
 
 
-def _print_beginning(run_id: str, holder: Holder, timeout: float) -> None:
+def _print_beginning(run_id: str, holder: LockHolder, timeout: float) -> None:
     print(f"run {run_id} (process {holder.pid}) is to end, within {duration(timeout)}", flush=True)
 
 

@@ -18,7 +18,7 @@ from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.config import IDENTIFIER_PATTERN, Identifier
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.exact_json import JsonError, loads
-from counterpoint.transport.files.lock import Holder, holder_of
+from counterpoint.transport.files.lock import LockHolder, holder_of
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_toml
 from counterpoint.transport.files.wrong_types import first_wrong
 
@@ -95,7 +95,7 @@ def is_running(directory: Path) -> bool:
     return holder_of(directory / JOB_LOCK) is not None
 
 
-def orchestrator_of(directory: Path, run_id: str) -> Holder | None:
+def orchestrator_of(directory: Path, run_id: str) -> LockHolder | None:
     """Returns the process that holds the run's lock, of the job or of a guest; None if there is none."""
     return holder_of(lock_file_of(directory, run_id))
 

@@ -21,7 +21,7 @@ Objective = Literal["clipped", "truncated", "softened", "proximal", "plain", "li
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LossKind:
     """A built-in kind of loss."""
 
     objective: Objective
@@ -57,20 +57,20 @@ _TRUNCATE = {"ratio_level": "token", "ratio_low": None, "ratio_high": None}
 _WITHIN_BOUNDS = {**_TRUNCATE, "ratio_clip": 2.0, "ratio_low": 0.125, "ratio_high": 8.0}
 _BY_SAMPLE = {"normalisation": "sequence"}
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, LossKind] = {
     # A truncated importance weight on REINFORCE that, unlike PPO's clipping, keeps the gradient of every token it weighs (CISPO;
     # truncated importance sampling: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025).
     # At a larger distance the correction is noise (IcePop: Ling Team, "Every Step Evolves", 2025).
-    "importance_ratio": Kind("truncated", _WITHIN_BOUNDS),
+    "importance_ratio": LossKind("truncated", _WITHIN_BOUNDS),
     # Shao et al., arXiv:2402.03300.
-    "grpo": Kind("clipped", _CLIP, "standardised", changed=_BY_SAMPLE),
+    "grpo": LossKind("clipped", _CLIP, "standardised", changed=_BY_SAMPLE),
     # Neither the length of a sample nor the spread of its group's rewards weighs it (Liu et al., arXiv:2503.20783).
-    "dr_grpo": Kind("clipped", _CLIP, changed={"normalisation": "sample"}),
+    "dr_grpo": LossKind("clipped", _CLIP, changed={"normalisation": "sample"}),
     # A higher upper clip. Overlong completions are penalised (`advantage.overlong`), groups of equal rewards replaced
     # (`schedule.on_filtered = "refill"`): Yu et al., arXiv:2503.14476.
-    "dapo": Kind("clipped", {**_CLIP, "clip_high": 0.28}, "standardised", overlong=True),
+    "dapo": LossKind("clipped", {**_CLIP, "clip_high": 0.28}, "standardised", overlong=True),
     # The ratio of the sample, (p(y) / p_old(y))^(1/|y|), on each of its tokens (Zheng et al., arXiv:2507.18071).
-    "gspo": Kind(
+    "gspo": LossKind(
         "clipped",
         {**_CLIP, "ratio_level": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
         "standardised",
@@ -78,33 +78,33 @@ KINDS: dict[str, Kind] = {
     ),
     # The ratio of the sample, p(y) / p_old(y), on each of its tokens: at 1 the gradient is that of -A log p(y). A is the reward
     # minus the mean of the group's others (Ahmadian et al., arXiv:2402.14740; with PPO's clipping, as TRL has it).
-    "rloo": Kind("clipped", {**_CLIP, "ratio_level": "sequence"}, "leave_one_out", changed=_BY_SAMPLE),
+    "rloo": LossKind("clipped", {**_CLIP, "ratio_level": "sequence"}, "leave_one_out", changed=_BY_SAMPLE),
     # Without a `correction` the tokens are taken as sampled by the weights that are trained (Williams, "Simple Statistical
     # Gradient-Following Algorithms for Connectionist Reinforcement Learning", 1992).
-    "reinforce": Kind("plain", _CORRECTION),
+    "reinforce": LossKind("plain", _CORRECTION),
     # A is the reward, standardised over the whole step; or the reward minus its group's mean, over the deviation of that in the
     # whole step (Hu et al., arXiv:2501.03262).
-    "reinforce_plus_plus": Kind("clipped", _CLIP, "batch_standardised"),
-    "reinforce_plus_plus_baseline": Kind("clipped", _CLIP, "group_mean_batch_scaled"),
+    "reinforce_plus_plus": LossKind("clipped", _CLIP, "batch_standardised"),
+    "reinforce_plus_plus_baseline": LossKind("clipped", _CLIP, "group_mean_batch_scaled"),
     # The ratio to the weights before the step: for several updates in a step, and for advantages from a value head, which has its
     # own loss (Schulman et al., arXiv:1707.06347).
-    "ppo": Kind("clipped", {**_CLIP, "ratio_to": "old"}),
+    "ppo": LossKind("clipped", {**_CLIP, "ratio_to": "old"}),
     # MiniMax, arXiv:2506.13585; 5: ScaleRL, arXiv:2510.13786.
-    "cispo": Kind("truncated", {**_TRUNCATE, "ratio_clip": 5.0, "ratio_clip_low": None}, "standardised"),
+    "cispo": LossKind("truncated", {**_TRUNCATE, "ratio_clip": 5.0, "ratio_clip_low": None}, "standardised"),
     # Wu et al., arXiv:2505.24034.
-    "aipo": Kind("truncated", {**_TRUNCATE, "ratio_clip": 4.0}),
+    "aipo": LossKind("truncated", {**_TRUNCATE, "ratio_clip": 4.0}),
     # A gate in place of the clip (Gao et al., arXiv:2511.20347).
-    "sapo": Kind(
+    "sapo": LossKind(
         "softened", {**_RATIO, "soft_positive": 1.0, "soft_negative": 1.05}, "standardised", changed=_BY_SAMPLE
     ),
     # A quadratic penalty in place of a clip (Richemond et al., arXiv:2405.19107, without their value function; Kimi Team,
     # arXiv:2501.12599).
-    "dro": Kind("proximal", {"proximity": 0.05}),
+    "dro": LossKind("proximal", {"proximity": 0.05}),
     # With the teacher's advantage (`counterpoint/trainer/losses/objectives.py`:`distillation`).
-    "distillation": Kind("truncated", {**_WITHIN_BOUNDS, "reward_coefficient": 0.0}),
+    "distillation": LossKind("truncated", {**_WITHIN_BOUNDS, "reward_coefficient": 0.0}),
     # Tokens that `counterpoint sft` takes from data. The mean over a step's trained tokens is the cross entropy that Hugging
     # Face's and TRL's trainers minimise (`ForCausalLMLoss` with `num_items_in_batch`).
-    "sft": Kind("likelihood", {}),
+    "sft": LossKind("likelihood", {}),
 }
 
 

@@ -67,7 +67,7 @@ class LossInput(msgspec.Struct, frozen=True):
     rank: Literal[0, 1, 2]
 
 
-class Node(msgspec.Struct, frozen=True):
+class GraphNode(msgspec.Struct, frozen=True):
     """One step; `args` and `kwargs` are as the SDK encodes them."""
 
     op: str
@@ -83,7 +83,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class _Nodes(msgspec.Struct, frozen=True):
-    nodes: list[Node]
+    nodes: list[GraphNode]
     format: Literal[1] = 1
 
 
@@ -94,7 +94,7 @@ class LossGraph(msgspec.Struct, frozen=True):
     graph: _Nodes
 
     @property
-    def steps(self) -> list[Node]:
+    def steps(self) -> list[GraphNode]:
         """The nodes that compute something, in order."""
         return self.graph.nodes[len(self.inputs) : -1]
 
@@ -148,7 +148,7 @@ def check_graph(given: LossGraph) -> None:
     _check_result(nodes[-1])
 
 
-def _check_operation(node: Node, where: str) -> None:
+def _check_operation(node: GraphNode, where: str) -> None:
     if node.op not in ("call_function", "call_method"):
         raise ValueError(f"{where}: {node.op[:80]!r} is not served; expected functions and methods")
     prefix = node.target.removesuffix(node.operation)
@@ -192,7 +192,7 @@ def _is_constant(kind: str, content: Any) -> bool:
     return any(type(each) is type(content) and each == content for each in known.get(kind, ()))
 
 
-def _check_result(output: Node) -> None:
+def _check_result(output: GraphNode) -> None:
     (result,) = output.args if len(output.args) == 1 else [None]
     pair = result.get("tuple") if isinstance(result, dict) else result
     if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], dict) and "ref" in pair[0]):

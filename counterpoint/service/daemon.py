@@ -24,7 +24,7 @@ from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.run.config import LagConfig
 from counterpoint.run.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
-from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
@@ -126,7 +126,7 @@ async def _serve(
 @asynccontextmanager
 async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
     """Measures the loop during the block, and says what it was like in the lines of a file."""
-    health, lines = LoopHealth(LagConfig()), RotatedLines(path, "lines about the loop", MOST_HEALTH_BYTES)
+    health, lines = LoopMonitors(LagConfig()), RotatedLines(path, "lines about the loop", MOST_HEALTH_BYTES)
 
     async def write() -> None:
         counts = {"pending": service.results.pending, "resident_bytes": resident_bytes(), **service.replays.counts}

@@ -21,7 +21,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from counterpoint.sweep.identity import Identity
 from counterpoint.sweep.interruption import Interruptions, running_task
-from counterpoint.sweep.lease import Done, Held, StaysFailed, Terms, monotonic
+from counterpoint.sweep.lease import Done, StaysFailed, TargetHeld, Terms, monotonic
 from counterpoint.sweep.lock import (
     REAL_CLOCKS,
     Claim,
@@ -36,7 +36,7 @@ from counterpoint.sweep.open_store import open_proven
 from counterpoint.sweep.protocol import LeaseLost, Observer, OwnedLease, perform
 from counterpoint.sweep.record import RecordError, checked_id
 from counterpoint.sweep.store import StoreError
-from counterpoint.sweep.target_queue import TargetQueue, Wait
+from counterpoint.sweep.target_queue import TargetQueue, WaitSeconds
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def claim_and_run(
     with Interruptions() as interruptions:
         while (step := worker.queue.next()) is not None:
             interruptions.check()
-            if isinstance(step, Wait):
+            if isinstance(step, WaitSeconds):
                 worker.log_waiting()
                 interruptions.sleep(step.seconds)
                 continue
@@ -203,7 +203,7 @@ class _Worker(Generic[C]):
             case StaysFailed(record):
                 previous = PreviousTaskFailed(f"{target_id}: {describe_holder(record)}: {record.error}")
                 self.queue.failed(target_id, self._errors.get(target_id, previous))
-            case Held(seconds, record):
+            case TargetHeld(seconds, record):
                 self._waiting_for[target_id] = describe_holder(record)
                 self.queue.later(target_id, seconds)
         return None
@@ -338,7 +338,7 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
             raise asyncio.CancelledError
         if (step := worker.queue.next()) is None:
             return worker.raise_failures()
-        if isinstance(step, Wait):
+        if isinstance(step, WaitSeconds):
             worker.log_waiting()
             await asyncio.sleep(step.seconds)
             continue

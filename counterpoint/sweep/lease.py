@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 
 from counterpoint.sweep.identity import Identity
-from counterpoint.sweep.record import Record, State
+from counterpoint.sweep.record import Record, RecordState
 
 MARGIN = 1 / 6
 """The last share of a lease, before which its owner has stopped: time for a body to end, and for clocks that drift."""
@@ -68,7 +68,7 @@ class MarkFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TargetHeld:
     """A peer holds the target, or it pauses after a failure. Check again after `seconds`."""
 
     seconds: float
@@ -89,7 +89,7 @@ class StaysFailed:
     record: Record
 
 
-Assessment = Take | MarkFailed | Held | Done | StaysFailed
+Assessment = Take | MarkFailed | TargetHeld | Done | StaysFailed
 
 
 def assess(record: Record | None, unchanged_seconds: float, wall_time: float, terms: Terms) -> Assessment:
@@ -98,22 +98,22 @@ def assess(record: Record | None, unchanged_seconds: float, wall_time: float, te
     Its `record` is unchanged for `unchanged_seconds`, by the observer's own monotonic clock; `wall_time` is in seconds since
     the epoch.
     """
-    if record is None or record.state is State.INTERRUPTED:
+    if record is None or record.state is RecordState.INTERRUPTED:
         return Take()
-    if record.state is State.SUCCESS:
+    if record.state is RecordState.SUCCESS:
         return Done(record)
     exhausted = terms.max_attempts is not None and record.attempts >= terms.max_attempts
-    if record.state is State.RUNNING:
+    if record.state is RecordState.RUNNING:
         remaining = record.lease_seconds - unchanged_seconds
         if remaining > 0:
-            return Held(remaining, record)
+            return TargetHeld(remaining, record)
         return MarkFailed() if exhausted else Take()
     if exhausted or not terms.force_run_failed:
         return StaysFailed(record)
     # A wrong wall clock makes a retry too soon, or the whole pause begin again by our clock: neither is unsafe.
     rested = max(unchanged_seconds, wall_time - (record.finished_at or wall_time))
     remaining = backoff_seconds(record.attempts, terms) - rested
-    return Held(remaining, record) if remaining > 0 else Take()
+    return TargetHeld(remaining, record) if remaining > 0 else Take()
 
 
 def backoff_seconds(attempts: int, terms: Terms) -> float:
@@ -159,7 +159,7 @@ def claimed(
     """Returns the record of a new claim, which must replace exactly `previous`."""
     return Record(
         target_id=target_id,
-        state=State.RUNNING,
+        state=RecordState.RUNNING,
         owner=owner,
         token=(previous.token if previous else 0) + 1,
         attempts=(previous.attempts if previous else 0) + 1,
@@ -183,14 +183,14 @@ def with_heartbeat(record: Record, wall_time: float) -> Record:
 
 def succeeded(record: Record, wall_time: float) -> Record:
     """Returns the record after the body returned."""
-    return replace(_ended(record, State.SUCCESS, wall_time), error=None, traceback=None)
+    return replace(_ended(record, RecordState.SUCCESS, wall_time), error=None, traceback=None)
 
 
 def failed(record: Record, error: str, traceback: str, wall_time: float) -> Record:
     """Returns the record after the body raised. The end of the traceback is kept, which has the error."""
     shown = error[:ERROR_CHARACTERS]
     return replace(
-        _ended(record, State.FAILED, wall_time), error=shown, traceback=traceback[-TRACEBACK_CHARACTERS:] or None
+        _ended(record, RecordState.FAILED, wall_time), error=shown, traceback=traceback[-TRACEBACK_CHARACTERS:] or None
     )
 
 
@@ -199,20 +199,20 @@ def interrupted(record: Record, wall_time: float) -> Record:
 
     The claim is given back, and does not count as an attempt.
     """
-    return replace(_ended(record, State.INTERRUPTED, wall_time), attempts=record.attempts - 1)
+    return replace(_ended(record, RecordState.INTERRUPTED, wall_time), attempts=record.attempts - 1)
 
 
 def marked_failed(record: Record, owner: str, wall_time: float) -> Record:
     """Returns the record that an observer writes after the owner of the last attempt vanished."""
-    return replace(_ended(record, State.FAILED, wall_time), owner=owner, error=_vanished(record), traceback=None)
+    return replace(_ended(record, RecordState.FAILED, wall_time), owner=owner, error=_vanished(record), traceback=None)
 
 
-def _ended(record: Record, state: State, wall_time: float) -> Record:
+def _ended(record: Record, state: RecordState, wall_time: float) -> Record:
     return replace(record, state=state, revision=record.revision + 1, heartbeat_at=wall_time, finished_at=wall_time)
 
 
 def _last_error(previous: Record | None) -> str | None:
-    if previous is not None and previous.state is State.RUNNING:
+    if previous is not None and previous.state is RecordState.RUNNING:
         return _vanished(previous)
     return previous.error if previous else None
 

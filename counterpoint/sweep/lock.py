@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from counterpoint.sweep.interruption import Interruptions
-from counterpoint.sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
+from counterpoint.sweep.lease import Done, StaysFailed, TargetHeld, Terms, failed, interrupted, monotonic, succeeded
 from counterpoint.sweep.open_store import open_proven
 from counterpoint.sweep.protocol import Clocks, LeaseLost, Observer, OwnedLease, perform
 from counterpoint.sweep.record import Record, RecordError, checked_id
@@ -271,7 +271,7 @@ def step_lock(
     backoff = Backoff(heartbeat, random.Random())
     give_up = None if timeout is None else monotonic() + timeout
     waits = False
-    while isinstance(found := patiently(lambda: perform(store, observer.acquire(target_id))), Held):
+    while isinstance(found := patiently(lambda: perform(store, observer.acquire(target_id))), TargetHeld):
         if found.record.owner in _held.get() and found.record.pid == os.getpid():
             raise StepHeld(f"{name}: {describe_holder(found.record)}, which is this caller: it would wait for itself")
         remaining = float("inf") if give_up is None else give_up - monotonic()

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from counterpoint.sweep.store import Busy, Conflict, Store, Stored, UnsafeStoreError, patiently
+from counterpoint.sweep.store import Conflict, Store, StoreBusy, Stored, UnsafeStoreError, patiently
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(.*)", re.DOTALL)
 
 SCHEMES = "a local path, file://, memory://, s3:// and gs://"
 
 BUSY_TRIES = 5
-"""How often `prove` tries a request while the store answers `Busy`; each pause is twice as long as the one before."""
+"""How often `prove` tries a request while the store answers `StoreBusy`; each pause is twice as long as the one before."""
 
 
 def open_store(root: str | os.PathLike[str]) -> Store:
@@ -117,7 +117,7 @@ def _write(store: Store, key: str, data: bytes, version: str | None) -> str:
         time.sleep(pause)
         try:
             return store.write(key, data, version)
-        except Busy:
+        except StoreBusy:
             pause *= 2
     time.sleep(pause)
     return store.write(key, data, version)

@@ -1,6 +1,6 @@
 """The protocol of a lease as exchanges with a store: claim, heartbeat, end. No I/O: each is a generator of requests.
 
-An exchange yields a `Read`, a `Write` or a `Pause` and is sent the answer, or `Conflict` or `StoreError` is thrown into it.
+An exchange yields a `Read`, a `Write` or a `WaitRequest` and is sent the answer, or `Conflict` or `StoreError` is thrown into it.
 `perform` carries one out; tests carry out many at once, a request at a time, in every order and with every fault.
 `counterpoint/sweep/lease.py` has the rules.
 """
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from counterpoint.sweep import lease
 from counterpoint.sweep.identity import Identity
-from counterpoint.sweep.record import Record, RecordError, State
+from counterpoint.sweep.record import Record, RecordError, RecordState
 from counterpoint.sweep.store import Conflict, Store, Stored, StoreError
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -46,14 +46,14 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class WaitRequest:
     """A request to wait, answered by None after so many seconds."""
 
     seconds: float
 
 
 T = TypeVar("T")
-Request = Read | Write | Pause
+Request = Read | Write | WaitRequest
 Exchange = Generator[Request, Any, T]
 
 
@@ -100,15 +100,15 @@ def answer_of(store: Store, request: Request) -> Any:
             return store.read(key)
         case Write(key, data, version):
             return store.write(key, data, version)
-        case Pause(seconds):
+        case WaitRequest(seconds):
             return time.sleep(seconds)
 
 
-def pauses() -> Iterator[Pause]:
+def pauses() -> Iterator[WaitRequest]:
     """Yields the pause before each further try, with jitter."""
     pause = FIRST_PAUSE_SECONDS
     while True:
-        yield Pause(pause * _CHANCE.uniform(0.5, 1.0))
+        yield WaitRequest(pause * _CHANCE.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
@@ -196,7 +196,7 @@ class OwnedLease:
         if stored is None:
             raise LeaseLost(f"{self.record.target_id}: its record was deleted")
         found = Record.of_bytes(stored.data, self.record.target_id)
-        if found.owner != self.record.owner or found.state is not State.RUNNING:
+        if found.owner != self.record.owner or found.state is not RecordState.RUNNING:
             raise LeaseLost(
                 f"{found.target_id}: attempt {self.record.attempts} (token {self.record.token}) was taken over: "
                 f"it is {found.state} by process {found.pid} on {found.host} (token {found.token})"
@@ -216,7 +216,7 @@ class Observer:
 
     def acquire(
         self, target_id: str, terms: lease.Terms | None = None, identity: Identity | None = None
-    ) -> Exchange[OwnedLease | lease.Held | lease.Done | lease.StaysFailed]:
+    ) -> Exchange[OwnedLease | lease.TargetHeld | lease.Done | lease.StaysFailed]:
         """Claims a target if that is allowed (`lease.assess`), as a new owner each time.
 
         `terms` replace the observer's own. Raises `StoreError` when it cannot be known whether the target is claimed (it
@@ -230,7 +230,7 @@ class Observer:
         if (
             record is not None
             and identity is not None
-            and record.state is State.SUCCESS
+            and record.state is RecordState.SUCCESS
             and not identity.is_that_of(record.config, record.field_names)
         ):
             raise RecordError(
@@ -250,7 +250,7 @@ class Observer:
                     Write(target_id, new.to_bytes(), version), self.clocks.monotonic, give_up
                 )
                 return (yield from self._in_time(OwnedLease(new, version, started, terms, self.clocks)))
-            if isinstance(assessment, lease.Held | lease.Done | lease.StaysFailed):
+            if isinstance(assessment, lease.TargetHeld | lease.Done | lease.StaysFailed):
                 return assessment
             assert record is not None
             new = lease.marked_failed(record, owner, self.clocks.wall())
@@ -258,17 +258,17 @@ class Observer:
             return lease.StaysFailed(new)
         except Superseded as superseded:
             winner = self._record(target_id, superseded.stored)
-            return lease.Held(0.0, winner or new)
+            return lease.TargetHeld(0.0, winner or new)
 
-    def _in_time(self, owned: OwnedLease) -> Exchange[OwnedLease | lease.Held]:
+    def _in_time(self, owned: OwnedLease) -> Exchange[OwnedLease | lease.TargetHeld]:
         """Gives a claim back that was confirmed so late that its owner would have to stop at once."""
         if self.clocks.monotonic() < owned.deadline:
             return owned
         try:
             yield from owned.end(lease.interrupted, min(CLAIM_SECONDS, owned.terms.safe_seconds))
         except LeaseLost:
-            return lease.Held(0.0, owned.record)
-        return lease.Held(owned.terms.heartbeat, owned.record)
+            return lease.TargetHeld(0.0, owned.record)
+        return lease.TargetHeld(owned.terms.heartbeat, owned.record)
 
     def _record(self, target_id: str, stored: Stored | None) -> Record | None:
         if stored is None:

@@ -28,7 +28,7 @@ _LATER = ("config", "field_names")
 """What the records of earlier releases lack."""
 
 
-class State(StrEnum):
+class RecordState(StrEnum):
     """The state in which the last writer left a record."""
 
     RUNNING = "RUNNING"
@@ -38,8 +38,8 @@ class State(StrEnum):
     """Given back before its body ended: any worker may take it."""
 
 
-STATUS_SUCCESS = State.SUCCESS
-STATUS_FAILED = State.FAILED
+STATUS_SUCCESS = RecordState.SUCCESS
+STATUS_FAILED = RecordState.FAILED
 
 
 class RecordError(ValueError):
@@ -54,7 +54,7 @@ class Record:
     """
 
     target_id: str
-    state: State
+    state: RecordState
     owner: str
     """A uuid made for this one claim; never a host, process or thread, whose names are used again."""
     token: int
@@ -116,7 +116,7 @@ class Record:
                 raise ValueError(f"{name} is {value!r}, not a number of at least 0")
             if name in _TEXTS and not isinstance(value, str):
                 raise ValueError(f"{name} is {value!r}, not a text")
-        return cls(**{**given, "state": State(given["state"]), "target_id": checked_id(given["target_id"])})
+        return cls(**{**given, "state": RecordState(given["state"]), "target_id": checked_id(given["target_id"])})
 
 
 def checked_id(target_id: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from counterpoint.sweep.lock import missing_output
 from counterpoint.sweep.open_store import open_store
-from counterpoint.sweep.record import Record, RecordError, State, checked_id
+from counterpoint.sweep.record import Record, RecordError, RecordState, checked_id
 from counterpoint.sweep.store import Store, patiently
 
 
@@ -66,7 +66,7 @@ def _look(store: Store, target_id: str) -> TargetStatus:
         record = Record.of_bytes(stored.data, target_id, store.root)
     except RecordError as error:
         return TargetStatus(target_id, "UNREADABLE", error=str(error))
-    gone = missing_output(store, record) if record.state is State.SUCCESS else None
+    gone = missing_output(store, record) if record.state is RecordState.SUCCESS else None
     return replace(status_of(record), error=gone or record.error)
 
 

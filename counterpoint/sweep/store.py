@@ -17,11 +17,11 @@ class StoreError(OSError):
     """The store did not answer, or reported an error. The request may have been carried out all the same."""
 
 
-class Unavailable(StoreError):
+class StoreUnavailable(StoreError):
     """The store did not answer in time, or with an error that passes, such as HTTP 503."""
 
 
-class Busy(StoreError):
+class StoreBusy(StoreError):
     """The store refused a request because of its rate limit: nothing was written."""
 
 
@@ -84,15 +84,16 @@ Answer = TypeVar("Answer")
 
 
 def patiently(request: Callable[[], Answer]) -> Answer:
-    """Returns what `request` returns, tried again after `Unavailable`. Raises the last `Unavailable`, and any other error.
+    """Returns what `request` returns, tried again after `StoreUnavailable`.
 
-    It is for requests outside the protocol, which repeats its own: it knows how long a lease has left.
+    Raises the last `StoreUnavailable`, and any other error. It is for requests outside the protocol, which repeats its own: it
+    knows how long a lease has left.
     """
     pause = FIRST_PAUSE_SECONDS
     for _ in range(TRIES - 1):
         try:
             return request()
-        except Unavailable:
+        except StoreUnavailable:
             time.sleep(pause)
             pause *= 2
     return request()

@@ -50,7 +50,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitSeconds:
     """Do nothing for so many seconds."""
 
     seconds: float
@@ -70,7 +70,7 @@ class TargetQueue:
         self.failures: dict[str, Exception] = {}
         """The targets that stay failed, with their errors."""
 
-    def next(self) -> Try | Wait | None:
+    def next(self) -> Try | WaitSeconds | None:
         """Returns the next step; None when no target is open any more."""
         if self._this_pass:
             return Try(self._this_pass.popleft())
@@ -80,7 +80,7 @@ class TargetQueue:
         self._this_pass.extend(self._next_pass)
         self._next_pass.clear()
         self._soonest = math.inf
-        return Wait(seconds)
+        return WaitSeconds(seconds)
 
     def done(self, target_id: str) -> None:
         """Notes that the target reads SUCCESS."""

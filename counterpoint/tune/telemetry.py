@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint, as_user_error
 from counterpoint.transport.telemetry.metric import Metric, Process
 from counterpoint.tune.callbacks.callback import Callback
 from counterpoint.tune.config import TuneConfig
@@ -58,7 +58,7 @@ class ExperimentTelemetry(Callback):
 
     def __init__(self, config: TuneConfig, directory: Path) -> None:
         self._config, self._directory = config, directory
-        self._endpoint = Endpoint(config.prometheus_port, TUNE, {"experiment": config.name})
+        self._endpoint = MetricsEndpoint(config.prometheus_port, TUNE, {"experiment": config.name})
         self._values = self._endpoint.values
         self._best: float | None = None
         self._counted = -math.inf

@@ -41,7 +41,7 @@ from counterpoint.transport.messages import (
     Ready,
     Waiting,
 )
-from counterpoint.transport.outages import Outage
+from counterpoint.transport.outages import OpenOutage
 from counterpoint.transport.records import Batch
 from counterpoint.transport.telemetry.spans import SpanLog, now
 from counterpoint.transport.wires.link import TrainerLink
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 class NoTrainerError(ConnectionError):
     """No trainer accepted the run in time."""
 
-    def __init__(self, run_id: str, seconds: float, outage: Outage | None) -> None:
+    def __init__(self, run_id: str, seconds: float, outage: OpenOutage | None) -> None:
         because = f": {outage}" if outage is not None else ""
         super().__init__(
             f"no trainer was ready for run {run_id!r} within trainer_timeout_seconds = {seconds:g}{because}; does it run, with "

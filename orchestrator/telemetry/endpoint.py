@@ -24,7 +24,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.lag import LAG, EventLoopLagMonitor
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.process.permanent_errors import is_permanent
-from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint
 from counterpoint.transport.telemetry.lines import LineReader
 from counterpoint.transport.telemetry.metric import Metric
 from counterpoint.transport.telemetry.values import Labels
@@ -43,7 +43,7 @@ class RunTelemetry:
 
     def __init__(self, config: RunConfig, lag: EventLoopLagMonitor) -> None:
         self._config = config
-        self._endpoint = Endpoint(
+        self._endpoint = MetricsEndpoint(
             config.prometheus_port, catalogue.ORCHESTRATOR, {"run": config.run_id}, host=config.prometheus_host
         )
         self._values = self._endpoint.values

@@ -20,7 +20,7 @@ from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.gc_tuning import RolloutCounts
-from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.transport.records import Batch
 
 
@@ -33,7 +33,7 @@ async def run_to_the_end(
     """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
     trainer = _InstantTrainer()
     (entry,) = config.environments
-    health = LoopHealth(config.lag)
+    health = LoopMonitors(config.lag)
     health.rollout_counts = rollout_counts
     with health.blame:
         async with asyncio.TaskGroup() as tasks:

@@ -14,7 +14,7 @@ from counterpoint.job.reading.status import read_status
 from counterpoint.orchestrator.daemon import run
 from counterpoint.run.config import RunConfig
 from counterpoint.serve.readers.problems import problems_of
-from counterpoint.transport.outages import Outage
+from counterpoint.transport.outages import OpenOutage
 from counterpoint.transport.process.notify import NotifySocket
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
@@ -28,7 +28,7 @@ def state(output_dir: Path) -> str:
         return ""
 
 
-def outages_of(output_dir: Path) -> list[Outage]:
+def outages_of(output_dir: Path) -> list[OpenOutage]:
     return read_status(output_dir).outages_of("one")
 
 

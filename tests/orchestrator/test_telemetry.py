@@ -16,7 +16,7 @@ from counterpoint.inference.pool.meters import PoolMeters
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.config import LagConfig, RunConfig
 from counterpoint.run.loop_health.lag import EventLoopLagMonitor
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 
 
 def samples(port: int) -> dict[str, dict[tuple[str, ...], float]]:
@@ -86,7 +86,7 @@ class Pool:
 def test_servers_are_as_the_loop_noted_them(make_config: Callable[..., RunConfig]) -> None:
     pool: Any = Pool()
     outages = Outages()
-    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "it left", since=1234.5)
+    outages.begin(OutageKind.TRAINER, "the trainer at x", "is not connected", "it left", since=1234.5)
     scheduler: Any = SimpleNamespace(
         snapshot=lambda: SimpleNamespace(capacity=32, in_flight_rollouts=7, evaluation_rollouts=1, paused=False)
     )

@@ -29,7 +29,7 @@ from counterpoint.transport.loopback import is_loopback
 from counterpoint.transport.process.keeper import main as keeper
 from counterpoint.transport.process.notify import NotifySocket, notify
 from counterpoint.transport.rpc import stream
-from counterpoint.transport.rpc.connection import Ask, RpcError
+from counterpoint.transport.rpc.connection import PeerAsk, RpcError
 from counterpoint.transport.rpc.stream import UnixListener, connect_unix
 from counterpoint.transport.telemetry import endpoint
 from counterpoint.transport.wires.endpoint import socket_path
@@ -102,7 +102,7 @@ async def test_the_masters_control_socket_answers_its_user_alone(monkeypatch: py
 
 
 async def test_calls_of_another_user_are_not_heard(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
-    asked: list[Ask] = []
+    asked: list[PeerAsk] = []
     listener = UnixListener(asked.append, most_asks=4)
     await listener.start(str(short / "calls"))
     try:

@@ -16,7 +16,7 @@ from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway import Gateway
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.transport.http.listening import listening
-from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint
 from counterpoint.transport.telemetry.metric import Process
 from tests.serve.api_client import app_of
 
@@ -44,7 +44,7 @@ async def page(directory: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def metrics(directory: Path) -> AsyncIterator[int]:
-    with Endpoint(0, Process("test", "test", "A process.", {}, ())) as endpoint:
+    with MetricsEndpoint(0, Process("test", "test", "A process.", {}, ())) as endpoint:
         yield endpoint.port
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from counterpoint.sweep.claim import SweepTarget, claim_and_run
 from counterpoint.sweep.lock import step_lock
-from counterpoint.sweep.record import State
+from counterpoint.sweep.record import RecordState
 from counterpoint.sweep.status import sweep_status
-from counterpoint.sweep.store import Busy, Store, Unavailable
+from counterpoint.sweep.store import Store, StoreBusy, StoreUnavailable
 from counterpoint.sweep.stores.gs import GoogleStore
 from counterpoint.sweep.stores.s3 import S3Store
 from tests.sweep.faulty_wire import CUT_ANSWERS, NO_ANSWERS, OTHER_ANSWERS, Wire, faulty_wire
@@ -76,7 +76,7 @@ def test_a_fault_of_the_wire_passes_or_changes_nothing(
             with monkeypatch.context() as patch:
                 patch.setattr("counterpoint.sweep.stores.gs.TIMEOUT", (5, PATIENCE_SECONDS))
                 result = OPERATIONS[operation](faulty.store, key, version)
-        except (Unavailable, Busy):
+        except (StoreUnavailable, StoreBusy):
             pass
         else:
             written = faulty.true.read(f"new-{key}" if operation == "create" else key)
@@ -106,4 +106,4 @@ def test_a_sweep_and_a_lock_outlast_a_fault_of_the_wire(faulty: Faulty, fault: s
     with step_lock(f"{faulty.root}/c", heartbeat=0.5, lease=20.0):
         ran.append("c")
     faulty.wire.spoil(fault, 2)
-    assert [each.state for each in sweep_status(faulty.root)] == [State.SUCCESS] * 3
+    assert [each.state for each in sweep_status(faulty.root)] == [RecordState.SUCCESS] * 3

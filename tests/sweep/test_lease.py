@@ -10,11 +10,11 @@ from counterpoint.sweep.lease import (
     LONGEST_BACKOFF_SECONDS,
     Assessment,
     Done,
-    Held,
     MarkFailed,
     RecordAges,
     StaysFailed,
     Take,
+    TargetHeld,
     Terms,
     assess,
     backoff_seconds,
@@ -40,16 +40,16 @@ LAST = replace(RUNNING, attempts=2)
         (None, 0, 0, TERMS, Take()),
         (interrupted(RUNNING, 1100.0), 0, 0, TERMS, Take()),
         (succeeded(RUNNING, 1100.0), 1e9, 1e9, TERMS, Done(succeeded(RUNNING, 1100.0))),
-        (RUNNING, 0, 1e9, TERMS, Held(90, RUNNING)),
-        (RUNNING, 89.5, 1e9, TERMS, Held(0.5, RUNNING)),
+        (RUNNING, 0, 1e9, TERMS, TargetHeld(90, RUNNING)),
+        (RUNNING, 89.5, 1e9, TERMS, TargetHeld(0.5, RUNNING)),
         (RUNNING, 90, 0, TERMS, Take()),
         (RUNNING, 90, 0, LIMITED, Take()),
         (LAST, 90, 0, LIMITED, MarkFailed()),
-        (LAST, 89, 0, LIMITED, Held(1, LAST)),
-        (FAILED, 0, 1110.0, TERMS, Held(20, FAILED)),
+        (LAST, 89, 0, LIMITED, TargetHeld(1, LAST)),
+        (FAILED, 0, 1110.0, TERMS, TargetHeld(20, FAILED)),
         (FAILED, 0, 1130.0, TERMS, Take()),
         (FAILED, 30, 0.0, TERMS, Take()),
-        (FAILED, 10, 0.0, TERMS, Held(20, FAILED)),
+        (FAILED, 10, 0.0, TERMS, TargetHeld(20, FAILED)),
         (FAILED, 1e9, 1e9, replace(TERMS, force_run_failed=False), StaysFailed(FAILED)),
         (replace(FAILED, attempts=2), 1e9, 1e9, LIMITED, StaysFailed(replace(FAILED, attempts=2))),
         (replace(FAILED, attempts=1), 1e9, 1e9, LIMITED, Take()),
@@ -62,7 +62,7 @@ def test_what_an_observer_may_do(
 
 
 def test_the_lease_counts_as_its_owner_wrote_it_and_not_as_the_observer_would() -> None:
-    assert assess(RUNNING, 10, 0, Terms(heartbeat=1, lease=2)) == Held(80, RUNNING)
+    assert assess(RUNNING, 10, 0, Terms(heartbeat=1, lease=2)) == TargetHeld(80, RUNNING)
 
 
 def test_a_sighting_begins_anew_with_every_change() -> None:

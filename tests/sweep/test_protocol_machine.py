@@ -29,8 +29,18 @@ from hypothesis.stateful import (
 )
 
 from counterpoint.sweep.lease import Terms, failed, interrupted, succeeded
-from counterpoint.sweep.protocol import Clocks, Exchange, LeaseLost, Observer, OwnedLease, Pause, Read, Request, Write
-from counterpoint.sweep.record import Record, State
+from counterpoint.sweep.protocol import (
+    Clocks,
+    Exchange,
+    LeaseLost,
+    Observer,
+    OwnedLease,
+    Read,
+    Request,
+    WaitRequest,
+    Write,
+)
+from counterpoint.sweep.record import Record, RecordState
 from counterpoint.sweep.store import Conflict, Store, StoreError
 from counterpoint.sweep.stores.local import LocalStore
 from counterpoint.sweep.stores.memory import MemoryStore
@@ -175,7 +185,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def handle(self, worker: Worker, fault: str) -> None:
         match worker.request:
-            case Pause():
+            case WaitRequest():
                 worker.answers.append(None)
             case Read(key):
                 worker.answers.append(StoreError("injected") if fault == "error" else self.store.read(key))
@@ -321,7 +331,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             type(self).takeovers += result.record.token > 1
             worker.owned, worker.owner, worker.body = result, result.record.owner, True
         elif worker.ending and worker.owned is not None:
-            self.confirmed_successes += worker.owned.record.state is State.SUCCESS
+            self.confirmed_successes += worker.owned.record.state is RecordState.SUCCESS
             worker.owned, worker.ending = None, False
 
     def apply(self, write: Write, torn: bool) -> Any:
@@ -339,16 +349,16 @@ class ProtocolMachine(RuleBasedStateMachine):
     def check_change(self, old: Record | None, new: Record) -> None:
         assert new.revision == (old.revision if old else 0) + 1
         if old is None:
-            assert (new.state, new.token) == (State.RUNNING, 1)
+            assert (new.state, new.token) == (RecordState.RUNNING, 1)
             return
-        assert old.state is not State.SUCCESS, "a result was overwritten"
+        assert old.state is not RecordState.SUCCESS, "a result was overwritten"
         if new.owner == old.owner:
-            assert old.state is State.RUNNING, "an owner wrote after its end"
+            assert old.state is RecordState.RUNNING, "an owner wrote after its end"
             assert new.token == old.token
-        elif new.state is State.RUNNING:
+        elif new.state is RecordState.RUNNING:
             assert new.token == old.token + 1
         else:
-            assert (old.state, new.state) == (State.RUNNING, State.FAILED), "somebody else ended a claim"
+            assert (old.state, new.state) == (RecordState.RUNNING, RecordState.FAILED), "somebody else ended a claim"
             assert self.terms.max_attempts is not None
             assert old.attempts == self.terms.max_attempts
 
@@ -366,7 +376,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert self.confirmed_successes <= 1
         if self.confirmed_successes:
             assert self.record is not None
-            assert self.record.state is State.SUCCESS
+            assert self.record.state is RecordState.SUCCESS
         if self.record is not None and self.terms.max_attempts is not None:
             assert self.record.attempts <= self.terms.max_attempts
 

@@ -24,11 +24,11 @@ from counterpoint.sweep.open_store import open_proven, open_store, prove
 from counterpoint.sweep.status import sweep_status
 from counterpoint.sweep.store import (
     LARGEST_OBJECT_BYTES,
-    Busy,
     Conflict,
+    StoreBusy,
     Stored,
     StoreError,
-    Unavailable,
+    StoreUnavailable,
     UnsafeStoreError,
 )
 from counterpoint.sweep.stores.gs import GoogleStore
@@ -133,7 +133,7 @@ def test_proving_tries_again_where_a_storage_asks_for_patience(
     prove(GoogleStore("bucket", "sweep"))
     assert slow_bucket.refused_for_pace == 3
     slow_bucket.busy = 1000
-    with pytest.raises(Busy, match="429"):
+    with pytest.raises(StoreBusy, match="429"):
         prove(GoogleStore("bucket", "sweep"))
 
 
@@ -180,7 +180,7 @@ def test_a_storage_that_is_unavailable_for_a_moment_costs_neither_a_worker_nor_a
     ]
     fail(1000)
     for use in (lambda: prove(open_store(root)), lambda: sweep_status(root)):
-        with pytest.raises(Unavailable, match=r"503|Slow Down"):
+        with pytest.raises(StoreUnavailable, match=r"503|Slow Down"):
             use()
 
 
@@ -252,7 +252,7 @@ def test_a_lost_connection_passes(scheme: str, is_there: bool, s3_bucket: str, m
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         store = open_store(f"{scheme}://bucket/sweep")
         for use in (lambda: store.read("a"), lambda: store.write("a", b"", None), store.keys):
-            with pytest.raises(Unavailable, match=f"{scheme}://bucket/sweep"):
+            with pytest.raises(StoreUnavailable, match=f"{scheme}://bucket/sweep"):
                 use()
 
 
@@ -269,7 +269,7 @@ def test_a_network_file_system_that_does_not_answer_for_a_moment_passes(
     for use in (store.keys, lambda: store.read("a")):
         with pytest.raises(StoreError, match=os.strerror(code)) as raised:
             use()
-        assert isinstance(raised.value, Unavailable) == (code != errno.EACCES)
+        assert isinstance(raised.value, StoreUnavailable) == (code != errno.EACCES)
 
 
 def test_a_google_storage_that_cannot_be_reached_leaves_no_thread_that_goes_on_trying(

@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.sweep.target_queue import FIRST_WAIT_SECONDS, Backoff, TargetQueue, Try, Wait
+from counterpoint.sweep.target_queue import FIRST_WAIT_SECONDS, Backoff, TargetQueue, Try, WaitSeconds
 
 HEARTBEAT = 30.0
 
@@ -39,7 +39,7 @@ def test_every_open_target_is_tried_once_a_pass_in_order_and_then_no_more(
                     hints.append(seconds)
         if open_after:
             rest = queue.next()
-            assert isinstance(rest, Wait)
+            assert isinstance(rest, WaitSeconds)
             shortest = FIRST_WAIT_SECONDS * len(open_after)
             assert shortest / 2 <= rest.seconds <= min(max(*hints, shortest), HEARTBEAT)
         remaining = open_after
@@ -77,7 +77,7 @@ def test_five_workers_with_two_short_targets_are_done_at_once() -> None:
         match queues[index].next():
             case None:
                 ended.append(now)
-            case Wait(seconds):
+            case WaitSeconds(seconds):
                 heapq.heappush(due, (now + seconds, index))
             case Try(target_id):
                 if target_id not in started:

@@ -12,7 +12,7 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.telemetry import catalogue
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.work.contribution import optional_means
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 from counterpoint.transport.telemetry.lines import NameTable
 from counterpoint.transport.telemetry.metric import LineName
 from tests.trainer.one_process_trainer import life, write_member
@@ -42,7 +42,7 @@ def test_a_trainer_writes_and_shows_the_names_of_the_catalogue(dense_directory: 
         assert (tmp_path / "prometheus" / "trainer.json").exists()
         one.until_step(first=2, second=1)
         outages = Outages()
-        outages.begin(Kind.ORCHESTRATOR, "that of first", "is not connected", "it was killed")
+        outages.begin(OutageKind.ORCHESTRATOR, "that of first", "is not connected", "it was killed")
         endpoint._noted -= 60.0  # the trainer may have noted just now
         endpoint.note(one.manager.registry, outages, {})
         shown = families(endpoint.port)

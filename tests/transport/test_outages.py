@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from counterpoint.transport import outages as module
-from counterpoint.transport.outages import EXPECTED_SECONDS, Kind, Outage, Outages
+from counterpoint.transport.outages import EXPECTED_SECONDS, OpenOutage, OutageKind, Outages
 
 SERVER = "inference server http://a"
 
@@ -50,10 +50,10 @@ def outages(clock: Clock, changes: list[None], caplog: pytest.LogCaptureFixture)
 
 
 def test_an_outage_has_the_newest_reason_and_its_own_beginning(outages: Outages, clock: Clock) -> None:
-    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "connection refused", since=990.0)
+    outages.begin(OutageKind.SERVER, SERVER, "takes no traffic", "connection refused", since=990.0)
     clock.now += 60
-    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "401 Unauthorized")
-    assert outages.current() == [Outage(Kind.SERVER, SERVER, "takes no traffic", 990.0, "401 Unauthorized")]
+    outages.begin(OutageKind.SERVER, SERVER, "takes no traffic", "401 Unauthorized")
+    assert outages.current() == [OpenOutage(OutageKind.SERVER, SERVER, "takes no traffic", 990.0, "401 Unauthorized")]
     assert outages.describe() == f"{SERVER} takes no traffic since <990>: 401 Unauthorized"
     outages.end(SERVER)
     assert outages.current() == []
@@ -62,7 +62,7 @@ def test_an_outage_has_the_newest_reason_and_its_own_beginning(outages: Outages,
 
 def test_the_log_has_every_reason_once(outages: Outages, caplog: pytest.LogCaptureFixture, changes: list[None]) -> None:
     for reason in ("connection refused", "no answer, 1 times", "no answer, 2 times", "401", "connection refused"):
-        outages.begin(Kind.SERVER, SERVER, "takes no traffic", reason)
+        outages.begin(OutageKind.SERVER, SERVER, "takes no traffic", reason)
     outages.end(SERVER)
     outages.end(SERVER)
     logged = [record.getMessage() for record in caplog.records]
@@ -79,7 +79,7 @@ def test_the_log_has_every_reason_once(outages: Outages, caplog: pytest.LogCaptu
 def test_an_outage_that_lasts_is_logged_again_and_again_but_seldom(
     outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "it left", level=logging.WARNING)
+    outages.begin(OutageKind.TRAINER, "the trainer at x", "is not connected", "it left", level=logging.WARNING)
     caplog.clear()
     for _ in range(600):
         clock.now += 1
@@ -98,7 +98,7 @@ def test_what_is_expected_is_waited_for_and_its_reason_is_told_once_it_has_laste
     outages: Outages, clock: Clock, changes: list[None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    outages.begin(Kind.SERVER, SERVER, "is not ready yet", "nothing listens there", level=logging.INFO)
+    outages.begin(OutageKind.SERVER, SERVER, "is not ready yet", "nothing listens there", level=logging.INFO)
     assert outages.are_expected
     assert outages.describe() == f"waiting for {SERVER} since <1000>"
     told = len(changes)
@@ -107,26 +107,26 @@ def test_what_is_expected_is_waited_for_and_its_reason_is_told_once_it_has_laste
     assert outages.describe().endswith(": nothing listens there")
     assert len(changes) == told + 1, "whoever shows it shows the reason, too"
     assert caplog.records[-1].getMessage().startswith(f"still out: waiting for {SERVER}")
-    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "it left", level=logging.WARNING)
+    outages.begin(OutageKind.TRAINER, "the trainer at x", "is not connected", "it left", level=logging.WARNING)
     assert not outages.are_expected
 
 
 def test_a_flood_of_outages_and_reasons_stays_bounded(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     for letter in "abcdefghijklmnopqrstuvwxyz":
-        outages.begin(Kind.SERVER, SERVER, "takes no traffic", f"{letter} " * 1000)
+        outages.begin(OutageKind.SERVER, SERVER, "takes no traffic", f"{letter} " * 1000)
     assert len(caplog.records) <= 16
     [outage] = outages.current()
     assert len(outage.reason) <= module.MAX_REASON
     for number in range(100):
-        outages.begin(Kind.SERVER, f"server {number}", "takes no traffic", "no answer")
+        outages.begin(OutageKind.SERVER, f"server {number}", "takes no traffic", "no answer")
     assert len(outages.describe()) < 8000
 
 
 def test_a_peer_that_still_starts_is_in_the_log_once_it_takes_long(
     outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "refused", level=logging.INFO)
-    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "is loading")
+    outages.begin(OutageKind.SERVER, SERVER, "takes no traffic", "refused", level=logging.INFO)
+    outages.begin(OutageKind.SERVER, SERVER, "takes no traffic", "is loading")
     outages.remind()
     assert not caplog.records
     clock.now += module.EXPECTED_SECONDS + 1

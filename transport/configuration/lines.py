@@ -24,7 +24,7 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FilePlace:
     """A place in a file."""
 
     number: int
@@ -52,7 +52,7 @@ class Lines:
         """Splits the text. It is parsed at the first search."""
         self._lines = lines_of(text)
 
-    def of(self, location: Sequence[str | int]) -> Line | None:
+    def of(self, location: Sequence[str | int]) -> FilePlace | None:
         """Finds the line that sets the value at `location`, or else the line where its table begins; None if neither exists."""
         place = tuple(location)
         while place:
@@ -62,8 +62,8 @@ class Lines:
         return None
 
     @cached_property
-    def _places(self) -> dict[Location, Line]:
-        places: dict[Location, Line] = {}
+    def _places(self) -> dict[Location, FilePlace]:
+        places: dict[Location, FilePlace] = {}
         table: Location = ()
         tables: dict[Location, int] = {}
         """The lists of tables: for each `[[list of tables]]`, the number of its tables so far."""
@@ -99,14 +99,14 @@ class Lines:
                     return statement, {}
         return self._lines[first], {}
 
-    def _line(self, first: int, last: int, path: Location) -> Line:
+    def _line(self, first: int, last: int, path: Location) -> FilePlace:
         """The first line from `first` to `last` that sets the last name of `path`; `first` if none is found."""
         name = next((part for part in reversed(path) if isinstance(part, str)), "")
         sets = re.compile(rf"""(?<![\w-])["']?{re.escape(name)}["']?\s*[=.\]]""")
         for position in range(first, last + 1):
             if found := sets.search(self._lines[position]):
-                return Line(position + 1, found.start() + 1, self._lines[position])
-        return Line(first + 1, 1, self._lines[first])
+                return FilePlace(position + 1, found.start() + 1, self._lines[position])
+        return FilePlace(first + 1, 1, self._lines[first])
 
 
 def _path_of_header(content: Any) -> list[str]:

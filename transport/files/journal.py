@@ -30,7 +30,7 @@ class DamagedJournal(ValueError):
     """A file is no journal, or is not as it was written; the message names it and the place, and says what to do."""
 
 
-class Journal:
+class FileJournal:
     """A journal, to be replayed before anything else, by one process at a time. All of it blocks on the disk."""
 
     def __init__(self, path: Path, smallest: int, first: Iterable[Body] = ()) -> None:

@@ -29,7 +29,7 @@ LONGEST_PID = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock."""
 
     pid: int
@@ -72,7 +72,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def holder_of(lock_path: Path) -> Holder | None:
+def holder_of(lock_path: Path) -> LockHolder | None:
     """Returns the holder of the lock; None when nobody holds it, or there is no such regular file."""
     try:
         with open_regular(lock_path) as file:
@@ -83,7 +83,7 @@ def holder_of(lock_path: Path) -> Holder | None:
     if kind == fcntl.F_UNLCK:
         return None
     is_named = len(words) == 2 and words[0].isdecimal() and len(words[0]) <= LONGEST_PID
-    return Holder(int(words[0]), words[1]) if is_named else Holder(0, "")
+    return LockHolder(int(words[0]), words[1]) if is_named else LockHolder(0, "")
 
 
 def take_listener_lock(lock_path: Path, place: str) -> int:

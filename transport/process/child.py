@@ -370,7 +370,7 @@ def _drain(descriptor: int) -> None:
     os.close(descriptor)
 
 
-class Outcome(NamedTuple):
+class CommandOutcome(NamedTuple):
     """What came of a command that was run to its end."""
 
     code: int
@@ -390,7 +390,7 @@ def run(
     given: bytes | None = None,
     stderr: int | None = PIPE,
     guarded: bool = True,
-) -> Outcome:
+) -> CommandOutcome:
     """Runs a child to its end, whatever it writes; nothing of it is left. The arguments are those of `Child`.
 
     Raises `TimeoutError` after `seconds`, `ChildError` if it writes more than `MOST_OUTPUT` bytes of output, and `OSError` if it
@@ -416,7 +416,7 @@ def run(
             code = child.wait(None if math.isinf(seconds) else max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"{name} did not end within {seconds:g} s") from None
-        return Outcome(code, bytes(output), errors.decode(errors="replace"))
+        return CommandOutcome(code, bytes(output), errors.decode(errors="replace"))
 
 
 def size_of(file: Path) -> int:

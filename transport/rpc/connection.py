@@ -66,7 +66,7 @@ def size_of(frames: Sequence[Buffer]) -> int:
 
 
 @dataclass(slots=True)
-class Load:
+class OpenAsks:
     """Asks that wait for their answers, and the bytes of their frames."""
 
     most_asks: int
@@ -123,7 +123,7 @@ def read_answer(frames: Sequence[Buffer]) -> list[Buffer]:
     return [*frames[1:]]
 
 
-class Link(Protocol):
+class PeerLink(Protocol):
     """What carries messages to one peer."""
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -133,7 +133,7 @@ class Link(Protocol):
         """Ends the link; `Connection.lost` is called if it was not."""
 
 
-class Ask:
+class PeerAsk:
     """What the other end asks. Answer it once, on the loop."""
 
     __slots__ = ("_number", "connection", "deadline", "frames", "given_up", "on_cancel", "size")
@@ -170,13 +170,13 @@ class Connection:
     def __init__(
         self,
         name: str,
-        on_ask: Callable[[Ask], object] | None = None,
+        on_ask: Callable[[PeerAsk], object] | None = None,
         most_asks: int = sys.maxsize,
         most_bytes: int = MOST_BYTES,
-        shared: Load | None = None,
+        shared: OpenAsks | None = None,
     ) -> None:
         self.name, self._on_ask = name, on_ask
-        self.link: Link | None = None
+        self.link: PeerLink | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """Has the reason once the other end is gone."""
@@ -185,9 +185,9 @@ class Connection:
         """What is held back, with its deadline."""
         self._asked: dict[int, tuple[asyncio.Future[list[Buffer]], int]] = {}
         """What is asked, with its bytes."""
-        self._asking = Load(most_asks, most_together(most_bytes))
-        self._open: dict[int, Ask] = {}
-        self._loads = [Load(most_asks, most_together(most_bytes)), *([] if shared is None else [shared])]
+        self._asking = OpenAsks(most_asks, most_together(most_bytes))
+        self._open: dict[int, PeerAsk] = {}
+        self._loads = [OpenAsks(most_asks, most_together(most_bytes)), *([] if shared is None else [shared])]
         self._log = RateLimitedLog(logger)
 
     @property
@@ -237,8 +237,8 @@ class Connection:
         except (ValueError, LookupError) as error:  # msgspec's are ValueErrors
             self._log.note(logging.WARNING, f"dropped a message of {self.name}: {str(error)[:200]}")
 
-    def end_ask(self, ask: Ask, header: _Header, frames: Sequence[Buffer] = ()) -> None:
-        """Sends the answer of an `Ask`; only that it has ended if its asker has given it up."""
+    def end_ask(self, ask: PeerAsk, header: _Header, frames: Sequence[Buffer] = ()) -> None:
+        """Sends the answer of an `PeerAsk`; only that it has ended if its asker has given it up."""
         if self._open.get(header.number) is ask:
             del self._open[header.number]
             for load in self._loads:
@@ -307,7 +307,7 @@ class Connection:
         for load in self._loads:
             load.add(size)
         deadline = self._loop.time() + min(header.seconds, _LONGEST_SECONDS)
-        ask = self._open[number] = Ask(self, number, frames, size, deadline)
+        ask = self._open[number] = PeerAsk(self, number, frames, size, deadline)
         self._on_ask(ask)
 
     def _give_up(self, number: int) -> None:

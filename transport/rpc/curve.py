@@ -18,7 +18,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.rpc.connection import MOST_BYTES, MOST_CLIENTS, Ask, Connection, Load, most_together
+from counterpoint.transport.rpc.connection import MOST_BYTES, MOST_CLIENTS, Connection, OpenAsks, PeerAsk, most_together
 from counterpoint.transport.wires.endpoint import CurveKeys
 from counterpoint.transport.wires.reconnecting import find_peer_soon
 
@@ -170,7 +170,7 @@ class CurveListener(_Socket):
         self,
         address: str,
         keys: CurveKeys,
-        on_ask: Callable[[Ask], object],
+        on_ask: Callable[[PeerAsk], object],
         most_asks: int,
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -178,7 +178,7 @@ class CurveListener(_Socket):
         super().__init__(self._context, zmq.ROUTER, address, most_bytes)
         self._on_ask, self._most_asks, self._most_bytes = on_ask, most_asks, most_bytes
         self._clients: dict[bytes, Connection] = {}
-        self._load = Load(MOST_CLIENTS * most_asks, 4 * most_together(most_bytes))
+        self._load = OpenAsks(MOST_CLIENTS * most_asks, 4 * most_together(most_bytes))
         socket = self._socket
         socket.router_mandatory = True  # else a message to a peer that is gone is dropped silently
         socket.rcvhwm, socket.linger = _UNREAD_MESSAGES, _LINGER_MS

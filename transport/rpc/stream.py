@@ -24,9 +24,9 @@ from counterpoint.transport.rpc.connection import (
     MOST_BYTES,
     MOST_CLIENTS,
     MOST_FRAMES,
-    Ask,
     Connection,
-    Load,
+    OpenAsks,
+    PeerAsk,
     ask_frame,
     most_together,
     read_answer,
@@ -50,7 +50,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 _LINGER_SECONDS = 0.5
 
-OnAsk = Callable[[Ask], object]
+OnAsk = Callable[[PeerAsk], object]
 Admit = Callable[[Connection, socket.socket], bool]
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class UnixListener:
     ) -> None:
         self._on_ask, self._most_asks = on_ask, most_asks
         self._most_bytes, self._most_clients = most_bytes, most_clients
-        self._load = Load(most_clients * most_asks, 4 * most_together(most_bytes))
+        self._load = OpenAsks(most_clients * most_asks, 4 * most_together(most_bytes))
         self._clients: dict[Connection, None] = {}
         """The latest last. With too many, the first that asks nothing makes place."""
         self._server: asyncio.Server | None = None

@@ -1,4 +1,4 @@
-"""`Endpoint`: serves a process's values to Prometheus, and tells it where, by a file for its service discovery.
+"""`MetricsEndpoint`: serves a process's values to Prometheus, and tells it where, by a file for its service discovery.
 
 It listens on 127.0.0.1 unless told otherwise: whoever reaches it can read the metrics, of which none is a secret.
 
@@ -32,7 +32,7 @@ from counterpoint.transport.loopback import is_loopback
 from counterpoint.transport.process.permanent_errors import is_permanent
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.telemetry.metric import EVERYWHERE, OPEN_FILES, RESIDENT_MEMORY, Metric, Process
-from counterpoint.transport.telemetry.values import Labels, Values
+from counterpoint.transport.telemetry.values import Labels, MetricValues
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ REQUEST_SECONDS = 5.0
 """How long a scrape may take, the request and the answer together."""
 
 
-class Endpoint:
+class MetricsEndpoint:
     """Serves values from entry to exit: a context manager.
 
     On entry, raises `OSError` if the port cannot be had; the message says what to do.
@@ -69,13 +69,13 @@ class Endpoint:
         self._labels = dict(labels or {})
         assert self._labels.keys() == process.labels.keys(), self._labels
         self._process = process
-        self.values = Values((*process.metrics, *EVERYWHERE))
+        self.values = MetricValues((*process.metrics, *EVERYWHERE))
         self.values.on_scrape(_of_process)
         self.port = 0
         """The port that is listened on, once entered."""
         self._targets: list[Path] = []
 
-    def __enter__(self) -> Endpoint:
+    def __enter__(self) -> MetricsEndpoint:
         from counterpoint.transport.telemetry.exposition import Exposition
 
         try:

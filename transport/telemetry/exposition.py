@@ -11,13 +11,13 @@ from prometheus_client.registry import Collector
 
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.telemetry.metric import Metric
-from counterpoint.transport.telemetry.values import Histogram, Labels, Values
+from counterpoint.transport.telemetry.values import Histogram, Labels, MetricValues
 
 
 class Exposition(Collector):
     """The values of a process as metric families, each series with the labels of the process."""
 
-    def __init__(self, values: Values, labels: Mapping[str, str]) -> None:
+    def __init__(self, values: MetricValues, labels: Mapping[str, str]) -> None:
         self._values = values
         self._labels = dict(labels)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from counterpoint.transport.telemetry.metric import LineName, Metric
-from counterpoint.transport.telemetry.values import Labels, Values
+from counterpoint.transport.telemetry.values import Labels, MetricValues
 
 MOST_KNOWN = 8192
 """Names that are remembered with their rows. A line has a few hundred."""
@@ -39,7 +39,7 @@ class NameTable:
 class LineReader:
     """Turns lines into values."""
 
-    def __init__(self, values: Values, rows: Iterable[LineName]) -> None:
+    def __init__(self, values: MetricValues, rows: Iterable[LineName]) -> None:
         self._values = values
         self._names = NameTable(rows)
         self._lasting: dict[str, dict[tuple[Metric, Labels], float]] = {}

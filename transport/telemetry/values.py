@@ -1,4 +1,4 @@
-"""`Values`: the present values of a process's metrics, written on its loop without a lock and read by the thread of a scrape.
+"""`MetricValues`: the present values of a process's metrics. Its loop writes them without a lock, a scrape's thread reads them.
 
 One thread writes. The reader copies a dictionary or a list in one call of the interpreter, which no other thread interrupts, so
 a scrape never makes the writer wait. A histogram's count is the sum of the buckets that were copied: it always agrees with them.
@@ -58,7 +58,7 @@ Read = Callable[[], Iterable[tuple[Metric, Labels, "float | Histogram"]]]
 """What a scrape asks, in its own thread: it reads what nobody changes, and blocks on nothing that a loop holds."""
 
 
-class Values:
+class MetricValues:
     """The values of the metrics of one process."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:

@@ -27,7 +27,7 @@ from counterpoint.transport.messages import (
     ToOrchestrator,
     Waiting,
 )
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 from counterpoint.transport.wires.zmq_wire import ZmqConnection
 
 logger = logging.getLogger(__name__)
@@ -211,4 +211,4 @@ class Conversations:
         return [each for each in self._of.values() if each.awaits_answer]
 
     def _is_out(self, what: str, reason: str, *, since: float | None = None, level: int | None = None) -> None:
-        self._outages.begin(Kind.TRAINER, self._peer, what, reason, since=since, level=level)
+        self._outages.begin(OutageKind.TRAINER, self._peer, what, reason, since=since, level=level)

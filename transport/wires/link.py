@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.messages import Ask, Bye, Commit, Hello, Offer, ToOrchestrator
-from counterpoint.transport.outages import Outage, Outages
+from counterpoint.transport.outages import OpenOutage, Outages
 from counterpoint.transport.process.priority import lower_own_priority
 from counterpoint.transport.wires.conversations import Conversation, Conversations
 from counterpoint.transport.wires.zmq_wire import LINGER_SECONDS, Arrived, Connected, Lost, ZmqConnection
@@ -65,7 +65,7 @@ class TrainerLink:
         self._conversation.hello = replace(hello, durable=max(step, hello.durable))
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> OpenOutage | None:
         """Why the trainer is not there for this run; None if it is."""
         is_ready = self._conversation is not None and self._conversation.session is not None
         return None if is_ready else self._shared.outages.of(self._shared.peer)

@@ -22,7 +22,7 @@ from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.phases import phases_in_words, sum_phases
 from counterpoint.run.loop_health.slow_spots import slow_spots_of
 from counterpoint.trainer.telemetry import mismatch
-from counterpoint.transport.outages import Kind
+from counterpoint.transport.outages import OutageKind
 from counterpoint.transport.printable import printable
 from counterpoint.transport.process.exit_codes import is_explained
 from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_words
@@ -75,7 +75,7 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
     if (exclusion := status.exclusion_of(run_id)) is not None:
         remarks.append(_text(f"run {run_id} {exclusion}", "red"))
     for outage in status.outages_of(run_id):
-        starts = status.first_starts("trainer" if outage.kind is Kind.TRAINER else "inference")
+        starts = status.first_starts("trainer" if outage.kind is OutageKind.TRAINER else "inference")
         said = f"waiting for {outage.who} since {outage.clock}" if starts else f"{outage}"
         remarks.append(_text(f"run {run_id}: {said}", "dim" if starts else "red"))
     if history.unreadable:

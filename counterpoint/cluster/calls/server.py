@@ -29,7 +29,7 @@ from counterpoint.cluster.calls.codec import CodecError
 from counterpoint.cluster.calls.remote import Method, methods_of
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.rpc.connection import BUSY, LATE, LOST, MOST_BYTES, Ask
+from counterpoint.transport.rpc.connection import BUSY, LATE, LOST, MOST_BYTES, PeerAsk
 from counterpoint.transport.rpc.curve import CurveListener
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener
@@ -76,7 +76,7 @@ read_methods = msgspec.msgpack.Decoder(met(dict[Name, bool])).decode
 Key = tuple[bytes, int]
 """The caller of a call, and the call's number."""
 
-Reply = Callable[[Ask], object]
+Reply = Callable[[PeerAsk], object]
 """Answers what was asked."""
 
 
@@ -85,7 +85,7 @@ class _Call:
     """A call that waits or runs. One that is sent again meanwhile does not run again: its newest ask is answered."""
 
     key: Key
-    ask: Ask
+    ask: PeerAsk
     method: Method
 
 
@@ -181,7 +181,7 @@ class CallServer:
             self.address = self._listener.address
         self._watch = asyncio.ensure_future(self._refuse_behind_hung())
 
-    def _take(self, ask: Ask) -> None:
+    def _take(self, ask: PeerAsk) -> None:
         try:
             first = as_bytes_view(ask.frames[0])
             if first == HELLO:
@@ -229,7 +229,7 @@ class CallServer:
             said = f"`{hung.method.name}` still runs {late:.0f} s after the deadline of its call{where}"
             with suppress(queue.Empty):
                 while (call := self._waiting.get_nowait()) is not None:
-                    self._end(call, partial(Ask.fail, kind=BUSY, text=said))
+                    self._end(call, partial(PeerAsk.fail, kind=BUSY, text=said))
 
     def _end(self, call: _Call, reply: Reply) -> None:
         del self._calls[call.key]
@@ -266,7 +266,7 @@ class CallServer:
         self._io.post(self._end, call, reply)
 
 
-def _late(ask: Ask) -> None:
+def _late(ask: PeerAsk) -> None:
     ask.fail(LATE, "its deadline has passed")
 
 
@@ -287,7 +287,7 @@ def _result(call: _Call, value: object) -> Reply:
     if inspect.isawaitable(value):
         raise TypeError(f"{call.method.name} returned {type(value).__name__}; mark the `async def` itself as @remote")
     frames = [frame if isinstance(frame, bytes) else bytes(frame) for frame in codec.encode(value, "result")]
-    return partial(Ask.answer, frames=frames)
+    return partial(PeerAsk.answer, frames=frames)
 
 
 def _raised(error: BaseException) -> Reply:
@@ -295,4 +295,4 @@ def _raised(error: BaseException) -> Reply:
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     lines = traceback.TracebackException(type(error), error, trace)
     kind, message = RAISED + type(error).__qualname__, "".join(lines.format_exception_only()).strip()
-    return partial(Ask.fail, kind=kind, text=message, trace="".join(lines.format()))
+    return partial(PeerAsk.fail, kind=kind, text=message, trace="".join(lines.format()))

@@ -38,7 +38,7 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full
 from counterpoint.transport.rate_limited_log import RateLimitedLog
-from counterpoint.transport.rpc.connection import Ask, Connection, size_of
+from counterpoint.transport.rpc.connection import Connection, PeerAsk, size_of
 from counterpoint.transport.rpc.curve import CurveListener
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener
@@ -59,7 +59,7 @@ class _Peer(Session):
     connection: Connection | None = None
     """The one by which it was begun: each has one session at a time, so that no end takes the places of others."""
     heard: float = 0.0
-    turns: deque[Ask] = field(default_factory=deque)
+    turns: deque[PeerAsk] = field(default_factory=deque)
     is_new: bool = True
     """Whether it has not been told its number."""
 
@@ -205,7 +205,7 @@ class ChannelHost:
 
     # --- what ends ask ---
 
-    def _on_ask(self, ask: Ask) -> None:
+    def _on_ask(self, ask: PeerAsk) -> None:
         try:
             turn, frames = unpack(ask.frames, Turn)
             self._take(ask, turn, messages.with_frames(turn.heads, frames))
@@ -216,7 +216,7 @@ class ChannelHost:
         except Exception as error:  # noqa: BLE001 - kept for the owner, and the host ends
             self._fail(error)
 
-    def _take(self, ask: Ask, turn: Turn, orders: Sequence[Framed]) -> None:
+    def _take(self, ask: PeerAsk, turn: Turn, orders: Sequence[Framed]) -> None:
         peer = self._queue.sessions.get((turn.who.kind, turn.who.name))
         assert peer is None or isinstance(peer, _Peer)
         if not turn.session:

@@ -15,7 +15,7 @@ import msgpack
 
 from counterpoint.cluster.channel.queue import Note, State
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.files.journal import DamagedJournal, Journal
+from counterpoint.transport.files.journal import DamagedJournal, FileJournal
 from counterpoint.transport.files.lock import take_lock
 
 SMALLEST_BYTES = 64 * 2**20
@@ -34,7 +34,7 @@ class StateJournal:
         """
         directory.mkdir(parents=True, exist_ok=True)
         self._sync = sync
-        self._journal: Journal | None = None
+        self._journal: FileJournal | None = None
         self._lock = take_lock(directory / "lock", f"{directory} is another host's; one host keeps a channel at a time")
         self.state = State()
         try:
@@ -42,7 +42,7 @@ class StateJournal:
                 raise DamagedJournal(
                     f"{old} is an earlier version's: end the job with that version, or remove {directory}"
                 )
-            self._journal = Journal(directory / "records", SMALLEST_BYTES)
+            self._journal = FileJournal(directory / "records", SMALLEST_BYTES)
             for body in self._journal.replay():
                 self.state.apply(*_note_of(body))
             if not self.state.generation:

@@ -16,7 +16,7 @@ import orjson
 
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
-from counterpoint.transport.rpc.connection import Ask, RpcError
+from counterpoint.transport.rpc.connection import PeerAsk, RpcError
 from counterpoint.transport.rpc.stream import UnixListener, ask_once
 
 logger = logging.getLogger(__name__)
@@ -70,12 +70,12 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
 
-    def _take(self, ask: Ask) -> None:
+    def _take(self, ask: PeerAsk) -> None:
         task = asyncio.create_task(self._answer_one(ask))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer_one(self, ask: Ask) -> None:
+    async def _answer_one(self, ask: PeerAsk) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._answer(parse_json(b"".join(map(bytes, ask.frames))))

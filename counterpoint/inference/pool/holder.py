@@ -23,7 +23,7 @@ from counterpoint.inference.pool.deadlines import end
 from counterpoint.inference.pool.fleet import FleetMember, Name
 from counterpoint.inference.pool.held import Held
 from counterpoint.inference.pool.progress import ServerProgress
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +295,7 @@ class Holder:
         what = "takes no traffic" if self.held.has_served else "is not ready yet"
         levels = {machine.Unknown: logging.INFO, machine.Out: None}
         level = levels.get(type(gone.former), logging.ERROR)
-        outage = self._outages.begin(Kind.SERVER, self._who, what, gone.reason, since=gone.since, level=level)
+        outage = self._outages.begin(OutageKind.SERVER, self._who, what, gone.reason, since=gone.since, level=level)
         self.activity.went_out(gone.reason, outage.since)
         self._abandon()
         self._end_requests()

@@ -15,7 +15,7 @@ from counterpoint.job.number_format import duration
 from counterpoint.job.reading.metrics.history import History
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.transport.config import Config
-from counterpoint.transport.files.lock import Holder
+from counterpoint.transport.files.lock import LockHolder
 
 
 class Eviction(Config):
@@ -45,7 +45,7 @@ def stop_run(
     run_id: str,
     wait_seconds: float | None = None,
     *,
-    on_begin: Callable[[Holder, float], None] = lambda holder, timeout: None,
+    on_begin: Callable[[LockHolder, float], None] = lambda holder, timeout: None,
 ) -> Ended:
     """Asks the run's orchestrator to end: it drains, commits and exits with 143. The run can be resumed.
 
@@ -69,7 +69,7 @@ def evict_run(
     asked: Eviction,
     wait_seconds: float | None = None,
     *,
-    on_begin: Callable[[Holder, float], None] = lambda holder, timeout: None,
+    on_begin: Callable[[LockHolder, float], None] = lambda holder, timeout: None,
 ) -> Ended:
     """Ends the run for good: the trainer accepts nothing from it until `control/evicted.txt` is removed.
 
@@ -85,7 +85,7 @@ def evict_run(
     return _ended(job, run_id, holder, time.monotonic(), timeout, evicted=True)
 
 
-def _ended(job: Path, run_id: str, holder: Holder, began: float, timeout: float, *, evicted: bool) -> Ended:
+def _ended(job: Path, run_id: str, holder: LockHolder, began: float, timeout: float, *, evicted: bool) -> Ended:
     has_ended = await_end(job, run_id, holder, timeout)
     seconds, progress = time.monotonic() - began, _progress(job, run_id)
     if has_ended:

@@ -16,7 +16,7 @@ from counterpoint.job.processes_file import read_workers
 from counterpoint.job.reading.run_state import is_to_start
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.lock import Holder
+from counterpoint.transport.files.lock import LockHolder
 
 GRACE_SECONDS = 30.0
 """Added to the run's `shutdown_timeout_seconds`, after which its orchestrator has ended."""
@@ -32,7 +32,7 @@ START_SECONDS = LONGEST_BACKOFF_SECONDS + GRACE_SECONDS
 POLL_SECONDS = 0.1
 
 
-def await_orchestrator(directory: Path, run_id: str) -> Holder | None:
+def await_orchestrator(directory: Path, run_id: str) -> LockHolder | None:
     """Returns the run's orchestrator, after a restart if it has died; None if there is none and the job will not start one.
 
     Raises `UserError` if it does not start within `START_SECONDS`.
@@ -48,7 +48,7 @@ def await_orchestrator(directory: Path, run_id: str) -> Holder | None:
     return holder
 
 
-def await_end(directory: Path, run_id: str, holder: Holder, timeout: float) -> bool:
+def await_end(directory: Path, run_id: str, holder: LockHolder, timeout: float) -> bool:
     """Waits until this orchestrator has ended, at most `timeout` seconds; returns whether it has."""
     began = time.monotonic()
     while orchestrator_of(directory, run_id) == holder:
@@ -66,7 +66,7 @@ def stop_timeout(directory: Path, run_id: str) -> float:
     return float(DEFAULT_SHUTDOWN_SECONDS) + GRACE_SECONDS
 
 
-def terminate(directory: Path, run_id: str, holder: Holder) -> None:
+def terminate(directory: Path, run_id: str, holder: LockHolder) -> None:
     """Sends SIGTERM to the run's orchestrator if it is alive.
 
     Raises `UserError` if it runs on another machine or belongs to another user, or if the process that the lock names does not
@@ -95,7 +95,7 @@ def terminate(directory: Path, run_id: str, holder: Holder) -> None:
         os.close(process)
 
 
-def _is_known(holder: Holder | None) -> bool:
+def _is_known(holder: LockHolder | None) -> bool:
     """Whether the lock names its holder. An orchestrator writes its name a moment after it took the lock."""
     return holder is not None and holder.pid != 0
 

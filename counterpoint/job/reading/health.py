@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.transport.files.lock import Holder, holder_of
+from counterpoint.transport.files.lock import LockHolder, holder_of
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 
 SILENT_SECONDS = 60.0
@@ -120,7 +120,7 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-def _holder(lock: Path) -> Holder | None:
+def _holder(lock: Path) -> LockHolder | None:
     """Returns the holder of a lock; None also for one of another user, who lets nobody look."""
     with suppress(PermissionError):
         return holder_of(lock)

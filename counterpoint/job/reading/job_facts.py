@@ -51,7 +51,7 @@ from counterpoint.job.reading.status import JobStatus
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
-from counterpoint.transport.outages import Outage
+from counterpoint.transport.outages import OpenOutage
 
 MOST_RUNS = 5_000
 """Runs of a job that are shown; the others, by id, are not."""
@@ -139,7 +139,7 @@ class JobFacts:
     runs: list[RunFacts] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     """The inference servers, as the runs that live see them."""
-    outages: list[tuple[Outage, list[str]]] = field(default_factory=list)
+    outages: list[tuple[OpenOutage, list[str]]] = field(default_factory=list)
     """What is out for runs that live, with their ids."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None

@@ -22,7 +22,7 @@ from counterpoint.job.reading.run_state import current_state, exclusion_of, is_d
 from counterpoint.orchestrator.rollouts.failures import sum_failures
 from counterpoint.orchestrator.step.phases import sum_phases
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.outages import Outage
+from counterpoint.transport.outages import OpenOutage
 from counterpoint.transport.printable import printable
 
 SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
@@ -75,7 +75,7 @@ class JobStatus:
         obstacle = self.views[run_id].obstacle if run_id in self.views else ""
         return current_state(self.directory, self.histories[run_id], is_guest, to_start, obstacle)
 
-    def outages_of(self, run_id: str) -> list[Outage]:
+    def outages_of(self, run_id: str) -> list[OpenOutage]:
         """Returns what is out for the run at present."""
         return self.views[run_id].outages if run_id in self.views else []
 

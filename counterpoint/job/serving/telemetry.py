@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from counterpoint.cluster.worker_view import ENDED, State, WorkerView
-from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint, as_user_error
 from counterpoint.transport.telemetry.metric import Metric, Process
 from counterpoint.transport.telemetry.values import Labels
 
@@ -58,7 +58,7 @@ class JobTelemetry:
 
     def __init__(self, host: str, port: int, directory: Path) -> None:
         self._directory = directory
-        self._endpoint = Endpoint(port, SUPERVISOR, host=host)
+        self._endpoint = MetricsEndpoint(port, SUPERVISOR, host=host)
         self._endpoint.values.on_scrape(self._read)
         self._shown: tuple[State, Sequence[WorkerView], Mapping[str, float], int] | None = None
 

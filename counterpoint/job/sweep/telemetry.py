@@ -20,7 +20,7 @@ from types import TracebackType
 from counterpoint.job.sweep.targets import SweepConfig, Target
 from counterpoint.sweep.status import TargetStatus, sweep_status
 from counterpoint.transport.telemetry.endpoint import TARGETS as TARGET_FILES
-from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint, as_user_error
 from counterpoint.transport.telemetry.metric import LONG_SECONDS, Metric, Process
 from counterpoint.transport.telemetry.values import Labels
 
@@ -77,7 +77,7 @@ class WorkerTelemetry:
         self._config = config
         self._ids = [target.target_id for target in targets]
         self._directory = config.join or targets[0].output_dir.parent
-        self._endpoint = Endpoint(config.prometheus_port, SWEEP, {"sweep": config.name})
+        self._endpoint = MetricsEndpoint(config.prometheus_port, SWEEP, {"sweep": config.name})
         self._endpoint.values.on_scrape(self._read)
         self._reading = threading.Lock()
         self._statuses: list[TargetStatus] | None = None

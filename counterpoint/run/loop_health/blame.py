@@ -67,7 +67,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LateMoments:
     """Number and seconds of late moments since the start. Replaced as a whole, so that two threads need no lock."""
 
     moments: int = 0
@@ -75,10 +75,10 @@ class Ended:
     longest: float = 0.0
     """Seconds of the longest of those that the thread has not reported."""
 
-    def plus(self, seconds: float, reported: Ended) -> Ended:
+    def plus(self, seconds: float, reported: LateMoments) -> LateMoments:
         """Returns the sums with one more moment. `reported` are those that the thread has reported."""
         longest = max(seconds, self.longest) if self.moments > reported.moments else seconds
-        return Ended(self.moments + 1, self.seconds + seconds, longest)
+        return LateMoments(self.moments + 1, self.seconds + seconds, longest)
 
 
 class LoopBlame:
@@ -91,9 +91,9 @@ class LoopBlame:
     def __init__(self, threshold_seconds: float) -> None:
         self._threshold = threshold_seconds
         self._period = self._patience = threshold_seconds / 2
-        self._ended = Ended()
+        self._ended = LateMoments()
         """The late moments that have ended. Only the loop changes it."""
-        self._reported = Ended()
+        self._reported = LateMoments()
         """The late moments that the thread has reported."""
         self._wake_up = threading.Lock()
         """Released to wake the thread. An event would cost several Python calls more per beat."""

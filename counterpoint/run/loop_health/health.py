@@ -15,7 +15,7 @@ from counterpoint.run.loop_health.threads import give_environments_threads
 from counterpoint.transport.process.descriptors import allow_connections
 
 
-class LoopHealth:
+class LoopMonitors:
     """The monitors of one loop. `on_tick` is called with every measurement of the lag."""
 
     def __init__(self, config: LagConfig, on_tick: Callable[[], None] | None = None) -> None:

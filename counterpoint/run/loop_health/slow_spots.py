@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from counterpoint.run.loop_health.blame_evidence import Kind
-from counterpoint.run.loop_health.stacks import NOWHERE, Place
+from counterpoint.run.loop_health.stacks import NOWHERE, CodePlace
 
 METRIC = "event_loop_blame"
 """Metric with the worst slow spots of a step, a list of objects."""
@@ -33,7 +33,7 @@ class SlowSpot:
     """How often and how long one place made the loop late."""
 
     kind: Kind
-    place: Place
+    place: CodePlace
     callback: str = ""
     """The task's coroutine or the callback that the loop ran, if it is not the place's function."""
     thread: str = ""
@@ -75,7 +75,7 @@ class SlowSpot:
     def of_json(cls, fields: Mapping[str, Any]) -> SlowSpot:
         """Reads the object of `as_json`. Raises `KeyError` or `ValueError` for anything else."""
         ours = fields.get("ours") is True  # lines of older versions do not say
-        place = Place(fields["function"], fields["file"], fields["line"], fields["inside"], ours)
+        place = CodePlace(fields["function"], fields["file"], fields["line"], fields["inside"], ours)
         numbers = {name: fields[name] for name in ("callback", "thread", "seconds", "worst", "count")}
         return cls(Kind(fields["kind"]), place, **numbers)
 

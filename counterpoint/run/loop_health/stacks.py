@@ -47,7 +47,7 @@ def stack_of(frame: FrameType | None) -> Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodePlace:
     """A line of code, for a person."""
 
     function: str
@@ -61,18 +61,20 @@ class Place:
     """Whether it is Counterpoint's own code, which its user cannot change."""
 
 
-NOWHERE = Place("", "", 0)
+NOWHERE = CodePlace("", "", 0)
 """Stands for unknown code."""
 
 
-def place_of(stack: Stack) -> Place:
+def place_of(stack: Stack) -> CodePlace:
     """Returns the innermost place outside libraries; without one, the innermost of all. `NOWHERE` for an empty stack."""
     if not stack:
         return NOWHERE
     code, offset = next((position for position in stack if not _is_library(position[0].co_filename)), stack[0])
     innermost = stack[0][0]
     inside = innermost.co_qualname if innermost is not code else ""
-    return Place(code.co_qualname, _shown(code.co_filename), _line(code, offset), inside, _is_ours(code.co_filename))
+    return CodePlace(
+        code.co_qualname, _shown(code.co_filename), _line(code, offset), inside, _is_ours(code.co_filename)
+    )
 
 
 def is_known(stack: Stack) -> bool:

@@ -30,7 +30,7 @@ from counterpoint.run.loop_health.slow_spots import in_words as slow_spots_in_wo
 from counterpoint.run.loop_health.slow_spots import slow_spots_of
 from counterpoint.run.loop_health.watchdog import FAILING
 from counterpoint.trainer.telemetry import mismatch
-from counterpoint.transport.outages import Kind as OutageKind
+from counterpoint.transport.outages import OutageKind as OutageKind
 
 GIB = 2**30
 

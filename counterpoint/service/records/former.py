@@ -24,7 +24,7 @@ from counterpoint.service.records.structs import (
     put,
 )
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.journal import DamagedJournal, Journal
+from counterpoint.transport.files.journal import DamagedJournal, FileJournal
 from counterpoint.transport.files.json_lines import read_lines
 from counterpoint.transport.typed import met
 
@@ -66,7 +66,7 @@ def _ledger(directory: Path) -> Sums:
     path, sums = directory / "ledger.journal", Sums()
     if path.exists():
         try:
-            total, *lines = Journal(path, 0).replay()
+            total, *lines = FileJournal(path, 0).replay()
         except (DamagedJournal, ValueError) as error:
             raise UserError(str(error)) from error
         sums = _decoded(path, total, Sums)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Conflict, StoreBusy, Stored, StoreError, StoreUnavailable
 
 SUFFIX = ".json"
 TIMEOUT = (5, 10)
@@ -74,7 +74,7 @@ class GoogleStore:
         except self._errors as error:
             raise self._failed("read", key, error) from error
         if blob.generation is None or not data:  # no object here is empty
-            raise Unavailable(f"{self.root}/{key} cannot be read: the answer is not the storage's, or not whole")
+            raise StoreUnavailable(f"{self.root}/{key} cannot be read: the answer is not the storage's, or not whole")
         return Stored(data, str(blob.generation))
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
@@ -93,7 +93,7 @@ class GoogleStore:
         except (self._refused, self._absent) as error:
             raise Conflict(f"{self.root}/{key}") from error
         except self._busy as error:
-            raise Busy(f"{self.root}/{key} cannot be written so soon: {error}") from error
+            raise StoreBusy(f"{self.root}/{key} cannot be written so soon: {error}") from error
         except self._errors as error:
             raise self._failed("written", key, error) from error
         return str(blob.generation)
@@ -126,4 +126,4 @@ class GoogleStore:
 
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
         passes = isinstance(error, self._passing) or getattr(error, "code", None) == 408
-        return (Unavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")
+        return (StoreUnavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")

@@ -27,7 +27,14 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
+from counterpoint.sweep.store import (
+    LARGEST_OBJECT_BYTES,
+    Conflict,
+    Stored,
+    StoreError,
+    StoreUnavailable,
+    UnsafeStoreError,
+)
 
 SUFFIX = ".json"
 GUARDS = 64
@@ -172,7 +179,7 @@ def _lock(descriptor: int, guard: Path) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > give_up:
-                raise Unavailable(
+                raise StoreUnavailable(
                     f"{guard} has been locked for {GUARD_SECONDS:g} s: is a process stopped in the middle of a write?"
                 ) from None
         time.sleep(pause)
@@ -180,7 +187,7 @@ def _lock(descriptor: int, guard: Path) -> None:
 
 
 def _failed(what: str, error: OSError) -> StoreError:
-    return (Unavailable if error.errno in PASSING else StoreError)(f"{what}: {error}")
+    return (StoreUnavailable if error.errno in PASSING else StoreError)(f"{what}: {error}")
 
 
 def _version(data: bytes) -> str:

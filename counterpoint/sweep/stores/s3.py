@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, StoreUnavailable
 
 SUFFIX = ".json"
 CONNECT_SECONDS, READ_SECONDS = 5, 10
@@ -77,7 +77,9 @@ class S3Store:
                 return None
             raise self._failed("read", key, error) from error
         if len(data) != min(answer.get("ContentLength", -1), LARGEST_OBJECT_BYTES + 1):
-            raise Unavailable(f"{self.root}/{key} cannot be read: the answer is not whole, after {len(data)} bytes")
+            raise StoreUnavailable(
+                f"{self.root}/{key} cannot be read: the answer is not whole, after {len(data)} bytes"
+            )
         return Stored(data, self._version(answer, key))
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
@@ -100,7 +102,7 @@ class S3Store:
         try:
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"):
                 if "Name" not in page:  # or a page that is not S3's would be an empty list
-                    raise Unavailable(f"{self.root} cannot be listed: the answer is not S3's, or not whole")
+                    raise StoreUnavailable(f"{self.root} cannot be listed: the answer is not S3's, or not whole")
                 found += [entry["Key"].removeprefix(self._prefix) for entry in page.get("Contents", ())]
         except self._errors as error:
             raise self._failed("listed", "", error) from error
@@ -117,16 +119,16 @@ class S3Store:
         return f"{self._prefix}{key}{SUFFIX}"
 
     def _version(self, answer: dict[str, Any], key: str) -> str:
-        """Returns the ETag of an answer; raises `Unavailable` for an answer that is not S3's, or whose head was cut."""
+        """Returns the ETag of an answer; raises `StoreUnavailable` for an answer that is not S3's, or whose head was cut."""
         etag: str = answer.get("ETag", "")
         if not etag.endswith('"'):
-            raise Unavailable(f"{self.root}/{key}: the answer is not S3's, or not whole: its ETag is {etag!r}")
+            raise StoreUnavailable(f"{self.root}/{key}: the answer is not S3's, or not whole: its ETag is {etag!r}")
         return etag
 
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
         status = _status(error)
         passes = isinstance(error, self._cut_off) or status in (408, 429) or status >= 500 or _code(error) in _PASSING
-        return (Unavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")
+        return (StoreUnavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")
 
 
 def _code(error: Exception) -> str:

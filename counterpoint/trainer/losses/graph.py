@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from counterpoint.run.loss_graph import LARGEST, OPERATIONS, LossGraph, Node, read_graph
+from counterpoint.run.loss_graph import LARGEST, OPERATIONS, GraphNode, LossGraph, read_graph
 from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
 
 MAX_ELEMENTS = 2**26
@@ -92,7 +92,7 @@ def run_graph(graph: LossGraph, given: dict[str, Tensor], room: list[int]) -> tu
     return result, found
 
 
-def _step(node: Node, known: dict[str, Any], room: list[int]) -> Any:
+def _step(node: GraphNode, known: dict[str, Any], room: list[int]) -> Any:
     args = [_decoded(each, known) for each in node.args]
     kwargs = {name: _decoded(each, known) for name, each in node.kwargs.items()}
     table = _METHODS if node.op == "call_method" else _FUNCTIONS

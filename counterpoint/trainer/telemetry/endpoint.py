@@ -20,7 +20,7 @@ from counterpoint.trainer.runs.registry import RunRegistry
 from counterpoint.trainer.telemetry import catalogue
 from counterpoint.trainer.telemetry.published import Work
 from counterpoint.transport.outages import Outages
-from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint
 from counterpoint.transport.telemetry.lines import LineReader
 from counterpoint.transport.telemetry.metric import Metric
 from counterpoint.transport.telemetry.values import Labels
@@ -34,7 +34,7 @@ class TrainerEndpoint:
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
-        self._endpoint = Endpoint(config.prometheus_port, catalogue.TRAINER, host=config.prometheus_host)
+        self._endpoint = MetricsEndpoint(config.prometheus_port, catalogue.TRAINER, host=config.prometheus_host)
         self._values = self._endpoint.values
         self._values.set(catalogue.SLOTS, config.max_runs)
         self._lines = LineReader(self._values, catalogue.LINES)

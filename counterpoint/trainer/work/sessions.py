@@ -43,7 +43,7 @@ from counterpoint.transport.messages import (
     Rejected,
     Waiting,
 )
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 from counterpoint.transport.rate_limited_log import RateLimitedLog
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.base import BatchReceiver
@@ -321,7 +321,7 @@ class Sessions:
             what, reason = (
                 ("has left", "it ended in order") if has_left else ("is not connected", "it was killed or cut off")
             )
-            self.outages.begin(Kind.ORCHESTRATOR, who, what, reason, level=logging.WARNING)
+            self.outages.begin(OutageKind.ORCHESTRATOR, who, what, reason, level=logging.WARNING)
 
     def deleted(self, run: Run) -> None:
         """Sends a run away whose directory was deleted, unless its newest `HELLO` is another's, who may have made it anew."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.transport.files.format_number import check_format
-from counterpoint.transport.files.journal import Journal
+from counterpoint.transport.files.journal import FileJournal
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.runner import codec
 from counterpoint.tune.runner.events import Event, Instruction
@@ -32,7 +32,7 @@ class DurableExperiment:
         self.machine = machine
         self._directory = directory
         self._lock = -1 if directory is None else take_experiment(directory)
-        self._journal: Journal | None = None
+        self._journal: FileJournal | None = None
         self._records: list[bytes] = []
         self._instructions: list[Instruction] = []
         self._is_broken_off = False

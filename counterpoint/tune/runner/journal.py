@@ -12,7 +12,7 @@ import errno
 import re
 from pathlib import Path
 
-from counterpoint.transport.files.journal import Body, DamagedJournal, Journal, read_entries
+from counterpoint.transport.files.journal import Body, DamagedJournal, FileJournal, read_entries
 from counterpoint.transport.files.lock import holder_of, take_lock
 from counterpoint.tune.errors import TuneError
 
@@ -34,13 +34,13 @@ def holds_experiment(directory: Path) -> bool:
     return directory.is_dir() and any(STATE_NAME.fullmatch(path.name) for path in directory.iterdir())
 
 
-def open_journal(directory: Path) -> tuple[Journal, list[memoryview]]:
+def open_journal(directory: Path) -> tuple[FileJournal, list[memoryview]]:
     """Returns the journal of a directory whose lock is held, and its records.
 
     Raises `TuneError` for damage that a killed process does not leave, and `OSError`.
     """
     path = directory / JOURNAL
-    journal = Journal(path, SMALLEST, () if path.exists() else _records_of_before(directory))
+    journal = FileJournal(path, SMALLEST, () if path.exists() else _records_of_before(directory))
     try:
         records = journal.replay()
     except DamagedJournal as error:

@@ -29,7 +29,7 @@ from counterpoint.cluster.calls.server import (
 from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
 from counterpoint.cluster.member import Member, Stage
 from counterpoint.transport.files.atomic import Buffer
-from counterpoint.transport.rpc.connection import Ask, Connection, RpcError
+from counterpoint.transport.rpc.connection import Connection, PeerAsk, RpcError
 from counterpoint.transport.rpc.loop_thread import LoopThread
 from counterpoint.transport.rpc.stream import UnixListener, connect_unix
 from counterpoint.transport.wires.endpoint import CurveKeys
@@ -144,7 +144,7 @@ class Forging:
 
     answers: dict[str, list[Buffer]] = {"one": [b"\x01"], "two": [b"\xdd\xff\xff\xff\xff"], "three": []}
 
-    def __call__(self, ask: Ask) -> None:
+    def __call__(self, ask: PeerAsk) -> None:
         if ask.frames[0] == HELLO:
             ask.answer([msgspec.msgpack.encode({})])
         else:
@@ -152,7 +152,7 @@ class Forging:
 
 
 @contextmanager
-def answering(address: str, on_ask: Callable[[Ask], object]) -> Iterator[None]:
+def answering(address: str, on_ask: Callable[[PeerAsk], object]) -> Iterator[None]:
     listener, thread = UnixListener(on_ask, 10), LoopThread("calls-forged")
     try:
         thread.run(listener.start(address.removeprefix("ipc://"))).result(DEADLINE)

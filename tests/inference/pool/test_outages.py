@@ -10,7 +10,7 @@ import pytest
 
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 from tests.support.fake_inference import FakeServer
 from tests.support.polling import until
 
@@ -35,7 +35,7 @@ async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: py
             await until(lambda: bool(outages.current()), "the outage")
             [outage] = outages.current()
             assert outage.what == "takes no traffic"
-            assert (outage.kind, outage.who) == (Kind.SERVER, f"inference server {server.url}")
+            assert (outage.kind, outage.who) == (OutageKind.SERVER, f"inference server {server.url}")
             assert well - 60 < outage.since < time.time()
             server.healthy = False
             await server.listen(port)

@@ -13,7 +13,7 @@ from counterpoint.job.environments.findings import Finding, Level, findings
 from counterpoint.job.environments.observe import Observations, Seconds
 from counterpoint.run.loop_health.blame_evidence import Kind
 from counterpoint.run.loop_health.slow_spots import SlowSpot
-from counterpoint.run.loop_health.stacks import NOWHERE, Place
+from counterpoint.run.loop_health.stacks import NOWHERE, CodePlace
 from counterpoint.transport.records import Branch, Rollout
 from counterpoint.transport.telemetry.agent_time import OWN, SECONDS, START
 from tests.support.rollouts import make_turn
@@ -72,7 +72,7 @@ def program(seen: Observations) -> None:
 def slow_spot(
     seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False, seen: bool = True
 ) -> Callable[[Observations], Any]:
-    place = Place("pack", "mine.py", 12, "", ours) if seen else NOWHERE
+    place = CodePlace("pack", "mine.py", 12, "", ours) if seen else NOWHERE
     return lambda seen: seen.slow_spots.add([SlowSpot(kind, place, seconds=seconds, worst=seconds, count=1)])
 
 

@@ -25,7 +25,7 @@ from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.lag import EventLoopLagMonitor
 from counterpoint.transport.files.lock import take_lock
-from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint
 from tests.support.polling import wait_until
 
 
@@ -103,7 +103,7 @@ def test_a_run_is_found_where_the_jobs_directory_is_anothers(
 def test_a_run_is_as_healthy_as_its_event_loop(
     tmp_path: Path, silent: float, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with held(lock_file_of(tmp_path, "one")), Endpoint(0, catalogue.ORCHESTRATOR, {"run": "one"}) as endpoint:
+    with held(lock_file_of(tmp_path, "one")), MetricsEndpoint(0, catalogue.ORCHESTRATOR, {"run": "one"}) as endpoint:
         endpoint.write_target(tmp_path, "orchestrator_one")
         endpoint.values.set(catalogue.SILENT, silent)
         found, said = check(tmp_path, capsys)
@@ -143,7 +143,7 @@ def test_a_proxy_is_not_asked(tmp_path: Path) -> None:
     """In a process of its own, since the library reads the variables once."""
     command = [sys.executable, "-m", "counterpoint.cli.main", "status", str(tmp_path), "--health"]
     variables = {"http_proxy": "http://127.0.0.1:1", "no_proxy": "", "NO_PROXY": ""}
-    with held(lock_file_of(tmp_path, "one")), Endpoint(0, catalogue.ORCHESTRATOR, {"run": "one"}) as endpoint:
+    with held(lock_file_of(tmp_path, "one")), MetricsEndpoint(0, catalogue.ORCHESTRATOR, {"run": "one"}) as endpoint:
         endpoint.write_target(tmp_path, "orchestrator_one")
         endpoint.values.set(catalogue.SILENT, 1.0)
         completed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from counterpoint.job.reading.log_errors import last_errors_of_guests
-from counterpoint.transport.outages import Kind, Outage
+from counterpoint.transport.outages import OpenOutage, OutageKind
 
 
 def last_error(directory: Path, *lines: str) -> str | None:
@@ -15,8 +15,8 @@ def last_error(directory: Path, *lines: str) -> str | None:
 
 
 def test_an_outage_that_is_over_is_no_last_error(tmp_path: Path) -> None:
-    server = Outage(Kind.SERVER, "inference server http://a:1", "takes no traffic", 1.0, "no answer")
-    other = Outage(Kind.SERVER, "inference server http://b:2", "takes no traffic", 1.0, "no answer")
+    server = OpenOutage(OutageKind.SERVER, "inference server http://a:1", "takes no traffic", 1.0, "no answer")
+    other = OpenOutage(OutageKind.SERVER, "inference server http://b:2", "takes no traffic", 1.0, "no answer")
     began = [f"ERROR   {each.who} {each.what}: {each.reason}" for each in (server, other)]
     over = [f"INFO    The outage is over: {each}" for each in (server, other)]
     assert last_error(tmp_path, *began) == f"12:00:00 {began[1]}"

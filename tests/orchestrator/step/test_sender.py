@@ -36,7 +36,7 @@ from counterpoint.transport.messages import (
     ToOrchestrator,
     Waiting,
 )
-from counterpoint.transport.outages import Kind, Outage
+from counterpoint.transport.outages import OpenOutage, OutageKind
 from counterpoint.transport.records import Batch, Turn
 from counterpoint.transport.wires.link import TrainerLink
 from counterpoint.transport.wires.open import open_link
@@ -50,7 +50,7 @@ LIMIT = 1 << 30
 class PlayedLink(TrainerLink):
     """One whose other end is the test."""
 
-    outage: Outage | None = None
+    outage: OpenOutage | None = None
 
     def __init__(self) -> None:
         self.sent: list[Batch] = []
@@ -378,7 +378,7 @@ async def test_a_record_that_is_not_wanted_any_more_may_be_gone(tmp_path: Path) 
 
 async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
-        link.outage = Outage(Kind.TRAINER, "the trainer at x", "is not connected", 0.0, "its key is unknown")
+        link.outage = OpenOutage(OutageKind.TRAINER, "the trainer at x", "is not connected", 0.0, "its key is unknown")
         with pytest.raises(NoTrainerError, match=r"trainer_timeout_seconds = 0\.05: .* its key is unknown"):
             await asyncio.wait_for(sender.wait_ready(0.05), 60)
 

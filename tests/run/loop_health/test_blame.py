@@ -22,7 +22,7 @@ import counterpoint.run.loop_health.blame
 from counterpoint.run.loop_health.blame import LoopBlame, Slice, _slow_spot
 from counterpoint.run.loop_health.blame_evidence import Evidence, Kind, shares
 from counterpoint.run.loop_health.slow_spots import SlowSpot, culprits_first, merged, pool_name, slow_spots_of
-from counterpoint.run.loop_health.stacks import NOWHERE, Place, Stack, describe, place_of, stack_of
+from counterpoint.run.loop_health.stacks import NOWHERE, CodePlace, Stack, describe, place_of, stack_of
 from counterpoint.run.loop_health.thread_clocks import Doing, ThreadClocks
 
 THRESHOLD_SECONDS = 0.01
@@ -333,7 +333,7 @@ def inner(*, depth: int = 0) -> Any:
 
 def test_the_place_is_the_innermost_that_is_not_a_librarys() -> None:
     stack = inner()
-    assert place_of(stack) == Place("inner", "tests/run/loop_health/test_blame.py", line_of(inner, "return inner"))
+    assert place_of(stack) == CodePlace("inner", "tests/run/loop_health/test_blame.py", line_of(inner, "return inner"))
     place = place_of(((json.dumps.__code__, 0), *stack))
     assert (place.function, place.inside) == ("inner", "dumps")
     assert place_of(((json.dumps.__code__, 0),)).function == "dumps"
@@ -348,10 +348,10 @@ def test_a_deep_stack_is_shown_by_its_ends() -> None:
 
 
 def slow_spot(function: str, seconds: float, kind: Kind = Kind.CALLBACK) -> SlowSpot:
-    return SlowSpot(kind, Place(function, "file.py", 3), seconds=seconds)
+    return SlowSpot(kind, CodePlace(function, "file.py", 3), seconds=seconds)
 
 
-OURS = Place("Chat._render", "environments/chat.py", 7, ours=True)
+OURS = CodePlace("Chat._render", "environments/chat.py", 7, ours=True)
 
 
 def test_who_can_be_named_is_named_first_and_the_user_before_us() -> None:

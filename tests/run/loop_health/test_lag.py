@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.run.config import LagConfig
-from counterpoint.run.loop_health.blame import Ended
-from counterpoint.run.loop_health.health import LoopHealth
+from counterpoint.run.loop_health.blame import LateMoments
+from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.loop_health.lag import (
     MAX_SAMPLES,
     EventLoopLagMonitor,
@@ -130,7 +130,7 @@ def test_quantiles_are_numpys(lags: list[float], share: float) -> None:
 
 def test_the_maximum_is_not_below_what_the_blame_explains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler sleeps while a stall begins."""
-    health = LoopHealth(LagConfig())
+    health = LoopMonitors(LagConfig())
     seen = LagDistribution.of([0.26], 0.1)
     monkeypatch.setattr(health.lag, "take", lambda: seen)
     monkeypatch.setattr(health.blame, "take", lambda: SlowSpots(moments=1, longest=0.334))
@@ -139,7 +139,7 @@ def test_the_maximum_is_not_below_what_the_blame_explains(monkeypatch: pytest.Mo
 
 
 def test_of_late_moments_that_were_not_reported_the_longest_is_known() -> None:
-    ended = Ended().plus(0.3, Ended()).plus(0.1, Ended())
+    ended = LateMoments().plus(0.3, LateMoments()).plus(0.1, LateMoments())
     assert (ended.moments, ended.longest) == (2, 0.3)
     assert ended.seconds == pytest.approx(0.4)
     assert ended.plus(0.2, ended).longest == 0.2

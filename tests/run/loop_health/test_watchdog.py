@@ -9,7 +9,7 @@ import re
 import pytest
 
 from counterpoint.run.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
-from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.outages import OutageKind, Outages
 from counterpoint.transport.process.notify import NotifySocket
 from tests.support.polling import until, wait_until
 
@@ -100,7 +100,7 @@ def test_a_run_whose_steps_take_long_is_in_no_trouble_until_one_takes_twice_as_l
         watchdog.progress()
     assert not watchdog._trouble(0.0, 41.0)
     assert watchdog._trouble(0.0, 81.0)
-    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "its heartbeat stopped")
+    outages.begin(OutageKind.TRAINER, "the trainer at x", "is not connected", "its heartbeat stopped")
     assert watchdog._trouble(0.0, 41.0), "what is known to be out is told at once"
     outages.end("the trainer at x")
     clock.now += 700
@@ -120,7 +120,7 @@ def test_an_outage_is_told_before_what_waits_for_its_end() -> None:
     outages = Outages()
     watchdog = Watchdog(60, None, lambda: "", outages)
     watchdog.failing = "RuntimeError (in sums)"
-    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "its heartbeat stopped")
+    outages.begin(OutageKind.TRAINER, "the trainer at x", "is not connected", "its heartbeat stopped")
     with awaiting("a completion for rollout 7-1"):
         assert watchdog._trouble(0.0, 50.0).endswith(": its heartbeat stopped")
         outages.end("the trainer at x")
@@ -130,7 +130,7 @@ def test_an_outage_is_told_before_what_waits_for_its_end() -> None:
 def test_a_start_that_is_waited_for_is_no_trouble() -> None:
     outages = Outages()
     watchdog = Watchdog(60, None, lambda: "", outages)
-    outages.begin(Kind.SERVER, "inference server x", "is not ready yet", "nothing listens", level=logging.INFO)
+    outages.begin(OutageKind.SERVER, "inference server x", "is not ready yet", "nothing listens", level=logging.INFO)
     assert watchdog._trouble(0.0, 50.0) == ""
 
 

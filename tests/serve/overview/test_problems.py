@@ -21,7 +21,7 @@ from counterpoint.orchestrator.step.differences import Notice
 from counterpoint.serve.readers.problems import Kind, Problem, problems_of
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from counterpoint.transport import outages
-from counterpoint.transport.outages import Outage
+from counterpoint.transport.outages import OpenOutage
 from tests.support.synthetic_jobs import shipped_lines, trained_lines
 
 NOW = 1_000_000.0
@@ -194,7 +194,7 @@ def test_one_cause_is_one_problem() -> None:
     blocked = worker(name="orchestrator", trouble="its event loop has been blocked at score (my.py:3)")
     kinds = {problem.kind for problem in problems_of(healthy_job(late, workers=[blocked]))}
     assert kinds == {Kind.FAILING_ENVIRONMENT, Kind.TROUBLE}
-    away, gone = outage(outages.Kind.TRAINER, "the trainer"), worker(state="restarting", restarts=1)
+    away, gone = outage(outages.OutageKind.TRAINER, "the trainer"), worker(state="restarting", restarts=1)
     out = healthy_job(healthy_run(late=3000), workers=[gone], outages=[(away, ["test"])])
     assert only(out).kind is Kind.WORKER_RESTARTING
 
@@ -266,8 +266,8 @@ def server(url: str, state: str) -> Server:
     return Server(url, [("test", NOW, {"url": url, "state": state})])
 
 
-def outage(kind: outages.Kind, who: str) -> Outage:
-    return Outage(kind, who, "takes no traffic", NOW - 9, "no answer")
+def outage(kind: outages.OutageKind, who: str) -> OpenOutage:
+    return OpenOutage(kind, who, "takes no traffic", NOW - 9, "no answer")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def outage(kind: outages.Kind, who: str) -> Outage:
 )
 def test_servers_out_of_service_are_a_problem(states: list[str], severities: list[str]) -> None:
     servers = [server(f"http://{place}", state) for place, state in enumerate(states)]
-    out = [(outage(outages.Kind.SERVER, each.url), ["test"]) for each in servers if each.state == "out"]
+    out = [(outage(outages.OutageKind.SERVER, each.url), ["test"]) for each in servers if each.state == "out"]
     problems = problems_of(healthy_job(servers=servers, outages=out))
     assert [problem.severity for problem in problems] == severities
     assert {problem.kind for problem in problems} <= {Kind.NOT_SERVING}
@@ -288,7 +288,7 @@ def test_servers_out_of_service_are_a_problem(states: list[str], severities: lis
 
 
 def test_a_trainer_that_is_out_is_an_error_of_the_runs_that_miss_it() -> None:
-    out = outage(outages.Kind.TRAINER, "the trainer at x")
+    out = outage(outages.OutageKind.TRAINER, "the trainer at x")
     for runs, named in ((["test"], "test"), (["test", "other"], "")):
         problem = only(healthy_job(outages=[(out, runs)]))
         assert (problem.kind, problem.severity, problem.run, problem.since) == (
@@ -303,9 +303,11 @@ def test_a_trainer_that_is_out_is_an_error_of_the_runs_that_miss_it() -> None:
 @pytest.mark.parametrize(
     ("state", "restarts", "is_problem"), [("starting", 0, False), ("waiting", 0, False), ("starting", 1, True)]
 )
-@pytest.mark.parametrize(("role", "kind"), [("inference_0", outages.Kind.SERVER), ("trainer", outages.Kind.TRAINER)])
+@pytest.mark.parametrize(
+    ("role", "kind"), [("inference_0", outages.OutageKind.SERVER), ("trainer", outages.OutageKind.TRAINER)]
+)
 def test_what_starts_for_the_first_time_is_waited_for_without_a_problem(
-    role: str, kind: outages.Kind, state: str, restarts: int, is_problem: bool
+    role: str, kind: outages.OutageKind, state: str, restarts: int, is_problem: bool
 ) -> None:
     workers = [worker(name=role, state=state, restarts=restarts)]
     job = healthy_job(workers=workers, outages=[(outage(kind, "x"), ["test"])])

@@ -19,7 +19,7 @@ from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sessions import MAX_CALLERS, Sessions
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Ready, Rejected, ToOrchestrator, Waiting
-from counterpoint.transport.outages import Kind
+from counterpoint.transport.outages import OutageKind
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import end_step, make_batch, make_run_config, new_order, occupy_slot, take_batch
 from tests.trainer.runs.test_manager import write
@@ -222,7 +222,7 @@ def test_an_orchestrator_that_is_not_there_is_an_outage_until_it_is_back(
             deliver(sessions, wire, Bye("drained"))
         sessions.answer()
         (outage,) = sessions.outages.current()
-        assert (outage.kind, "run default" in outage.who) == (Kind.ORCHESTRATOR, True)
+        assert (outage.kind, "run default" in outage.who) == (OutageKind.ORCHESTRATOR, True)
         wire.reaches = True
         deliver(sessions, wire, Hello("default", 0))
         sessions.answer()

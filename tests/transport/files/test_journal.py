@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from counterpoint.transport.files import atomic
 from counterpoint.transport.files import journal as journal_module
-from counterpoint.transport.files.journal import HEAD_BYTES, DamagedJournal, Journal
+from counterpoint.transport.files.journal import HEAD_BYTES, DamagedJournal, FileJournal
 
 FIRST = HEAD_BYTES + 8
 """Bytes of the first entry."""
@@ -21,8 +21,8 @@ FIRST = HEAD_BYTES + 8
 BODIES = [b"one", b"", b"\0" * 20, b"four" * 5]
 
 
-def made(path: Path, compacted: list[bytes], appended: list[bytes]) -> Journal:
-    journal = Journal(path, 0)
+def made(path: Path, compacted: list[bytes], appended: list[bytes]) -> FileJournal:
+    journal = FileJournal(path, 0)
     journal.replay()
     journal.compact([[body[:2], body[2:]] for body in compacted])
     journal.append([body[:2], body[2:]] for body in appended)
@@ -30,7 +30,7 @@ def made(path: Path, compacted: list[bytes], appended: list[bytes]) -> Journal:
 
 
 def replayed(path: Path) -> list[bytes]:
-    journal = Journal(path, 0)
+    journal = FileJournal(path, 0)
     try:
         return [bytes(body) for body in journal.replay()]
     finally:
@@ -92,7 +92,7 @@ def test_a_file_that_breaks_off_goes_on_after_its_last_whole_entry_and_never_bef
             os.truncate(path, kept + zeros)  # as a machine leaves them that crashes
         whole = (compacted + appended)[: sum(end <= kept for end in ends) - 1]
         assert replayed(path) == whole
-        again = Journal(path, 0)
+        again = FileJournal(path, 0)
         again.replay()
         again.append([[b"next"]])
         again.close()
@@ -131,7 +131,7 @@ def test_what_is_no_journal_is_refused_and_left(tmp_path: Path, content: bytes) 
 
 
 def test_a_journal_that_has_doubled_is_worth_compacting(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal", 100)
+    journal = FileJournal(tmp_path / "journal", 100)
     journal.replay()
     journal.append([[b"a" * (100 - HEAD_BYTES)]])
     assert not journal.has_grown
@@ -139,7 +139,7 @@ def test_a_journal_that_has_doubled_is_worth_compacting(tmp_path: Path) -> None:
     assert journal.has_grown
     journal.compact([[b"state" * 100]])
     size = journal.length
-    for opened in (journal, Journal(journal.path, 100)):
+    for opened in (journal, FileJournal(journal.path, 100)):
         opened.replay()
         assert not opened.has_grown
     journal.append([[b"a" * size]])

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from counterpoint.transport.files.lock import Holder, holder_of, take_lock
+from counterpoint.transport.files.lock import LockHolder, holder_of, take_lock
 
 
 def test_a_place_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "new" / "place.lock"
     assert holder_of(path) is None
     descriptor = take_lock(path, "taken")
-    assert holder_of(path) == Holder(os.getpid(), socket.gethostname())
+    assert holder_of(path) == LockHolder(os.getpid(), socket.gethostname())
     with pytest.raises(OSError, match="taken"):
         take_lock(path, "taken")
-    assert holder_of(path) == Holder(os.getpid(), socket.gethostname()), "the one who was refused left no trace"
+    assert holder_of(path) == LockHolder(os.getpid(), socket.gethostname()), "the one who was refused left no trace"
     os.close(descriptor)
     assert holder_of(path) is None
     os.close(take_lock(path, "taken"))
@@ -55,7 +55,7 @@ def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        assert holder_of(path) == Holder(other.pid, socket.gethostname())
+        assert holder_of(path) == LockHolder(other.pid, socket.gethostname())
         other.kill()
         other.wait()
     assert holder_of(path) is None
@@ -66,7 +66,7 @@ def test_what_the_file_says_is_believed_only_when_it_can_be(tmp_path: Path) -> N
     descriptor = take_lock(path, "taken")
     for words in ("", "² host", "9" * 400 + " host", "12", "-1 host"):
         path.write_text(words)
-        assert holder_of(path) == Holder(0, "")
+        assert holder_of(path) == LockHolder(0, "")
     os.close(descriptor)
 
 
@@ -93,6 +93,6 @@ def test_a_file_that_was_moved_before_it_was_locked_is_not_held(
     else:
         successors.append(take_lock(path, "taken"))
     monkeypatch.undo()
-    assert holder_of(path) == Holder(os.getpid(), socket.gethostname())
+    assert holder_of(path) == LockHolder(os.getpid(), socket.gethostname())
     assert holder_of(moved / path.name) is None
     os.close(successors[0])

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from counterpoint.transport.rpc.connection import (
     BUSY,
-    Ask,
     Connection,
+    PeerAsk,
     RpcError,
     _Header,
     _Kind,
@@ -35,12 +35,12 @@ class Ends:
     """A listener of four asks a caller, which keeps those with a first frame of one byte, and callers of it."""
 
     def __init__(self) -> None:
-        self.kept: list[Ask] = []
+        self.kept: list[PeerAsk] = []
         self.connections: list[Connection] = []
         self.listener: UnixListener | CurveListener
         self.dial: Callable[..., Awaitable[Connection]]
 
-    def take(self, ask: Ask) -> None:
+    def take(self, ask: PeerAsk) -> None:
         if len(bytes(ask.frames[0])) == 1:
             self.kept.append(ask)
         else:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from counterpoint.transport.files.atomic import Buffer
 from counterpoint.transport.frames import BadFrame
-from counterpoint.transport.rpc.connection import LATE, LOST, Ask, Connection, RpcError, ask_frame
+from counterpoint.transport.rpc.connection import LATE, LOST, Connection, PeerAsk, RpcError, ask_frame
 from counterpoint.transport.rpc.stream import StreamReader, UnixListener, ask_once, connect_unix, framed
 from tests.support.freezing import freeze
 
@@ -33,10 +33,10 @@ class Answering:
     """Answers by the first frame of what is asked, and notes what becomes of the asks that it keeps."""
 
     def __init__(self) -> None:
-        self.kept: list[Ask] = []
+        self.kept: list[PeerAsk] = []
         self.given_up: list[str] = []
 
-    def __call__(self, ask: Ask) -> None:
+    def __call__(self, ask: PeerAsk) -> None:
         match bytes(ask.frames[0]).decode():
             case "fail":
                 ask.fail("ValueError", "\ud800 no" + "x" * 5000, "trace")

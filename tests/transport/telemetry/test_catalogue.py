@@ -12,7 +12,7 @@ from counterpoint.cli.metrics import PROCESSES
 from counterpoint.transport.telemetry.exposition import Exposition
 from counterpoint.transport.telemetry.lines import NameTable
 from counterpoint.transport.telemetry.metric import EVERYWHERE, LineName, Metric, Process
-from counterpoint.transport.telemetry.values import Histogram, Values
+from counterpoint.transport.telemetry.values import Histogram, MetricValues
 from tests.test_docs import REPOSITORY
 
 METRICS = [*(metric for process in PROCESSES for metric in process.metrics), *EVERYWHERE]
@@ -77,7 +77,7 @@ def test_a_name_of_a_row_is_found_as_that_row(process: Process) -> None:
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
 def test_an_exposition_of_everything_parses(process: Process) -> None:
     """The parser of OpenMetrics refuses duplicates, units that are not in the name, and buckets out of order."""
-    values = Values((*process.metrics, *EVERYWHERE))
+    values = MetricValues((*process.metrics, *EVERYWHERE))
     for metric in process.metrics:
         labels = [f'{label} "x"\n\\' for label in metric.labels]
         match metric.kind:
@@ -98,7 +98,7 @@ def test_an_exposition_of_everything_parses(process: Process) -> None:
 
 
 def test_the_exposition_of_nothing_parses() -> None:
-    text, _ = Exposition(Values(()), {}).encode("application/openmetrics-text")
+    text, _ = Exposition(MetricValues(()), {}).encode("application/openmetrics-text")
     assert list(text_string_to_metric_families(text.decode())) == []  # type: ignore[no-untyped-call]
 
 
@@ -122,7 +122,7 @@ def test_a_row_that_hides_another_is_noticed() -> None:
 
 def test_an_infinite_bucket_has_everything() -> None:
     metric = Metric("counterpoint_time_seconds", "histogram", "time", "seconds", buckets=(1.0,))
-    values = Values((metric,))
+    values = MetricValues((metric,))
     values.histogram(metric).observe(99.0)
     assert isinstance(found := values.read()[metric][()], Histogram)
     assert found.counts == [0, 1]

@@ -20,7 +20,7 @@ from counterpoint.orchestrator.telemetry import catalogue as orchestrator
 from counterpoint.trainer.telemetry import catalogue as trainer
 from counterpoint.transport.telemetry.exposition import Exposition
 from counterpoint.transport.telemetry.metric import DROPPED_SERIES, EVERYWHERE, Process
-from counterpoint.transport.telemetry.values import Values
+from counterpoint.transport.telemetry.values import MetricValues
 from tests.transport.telemetry.promql import PromQLError, firing, parse
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -137,9 +137,9 @@ def test_every_rule_has_a_name_of_its_own() -> None:
 Samples = list[tuple[str, dict[str, str], float]]
 
 
-def exposed(process: Process, fill: Callable[[Values], None]) -> Samples:
+def exposed(process: Process, fill: Callable[[MetricValues], None]) -> Samples:
     """The samples of a process as Prometheus would have them after a scrape."""
-    values = Values((*process.metrics, *EVERYWHERE))
+    values = MetricValues((*process.metrics, *EVERYWHERE))
     fill(values)
     text, _ = Exposition(values, dict.fromkeys(process.labels, "a")).encode("application/openmetrics-text")
     families = text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ def exposed(process: Process, fill: Callable[[Values], None]) -> Samples:
 def samples_of(sick: bool) -> Samples:
     """Expositions of all processes that are well, or in every trouble that a threshold tells."""
 
-    def run(values: Values) -> None:
+    def run(values: MetricValues) -> None:
         values.set(orchestrator.COMMITTED_AT, NOW - (7200 if sick else 60))
         values.set(pool.SERVERS, 0 if sick else 2, "serving")
         values.set(pool.SERVERS, 2 if sick else 0, "out")
@@ -161,14 +161,14 @@ def samples_of(sick: bool) -> Samples:
         for number in range(2000 if sick else 2):
             values.set(orchestrator.ENVIRONMENT_METRIC, 1.0, "toy", f"metric {number}")
 
-    def training(values: Values) -> None:
+    def training(values: MetricValues) -> None:
         values.set(trainer.MISMATCH, 0.5 if sick else 0.002, "a")
 
-    def supervising(values: Values) -> None:
+    def supervising(values: MetricValues) -> None:
         values.set(supervisor.WORKERS, 1 if sick else 0, "failed")
         values.set(supervisor.HEARTBEAT_AGE, 55.0 if sick else 4.0, "trainer")
 
-    def sweeping(values: Values) -> None:
+    def sweeping(values: MetricValues) -> None:
         values.set(sweep.TARGETS, 1 if sick else 0, "FAILED")
         values.set(sweep.STORE_UP, 0 if sick else 1)
 

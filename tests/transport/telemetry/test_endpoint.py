@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.endpoint import MetricsEndpoint
 from counterpoint.transport.telemetry.metric import Metric, Process
 from tests.support.polling import wait_until
 from tests.support.ports import taken_port
@@ -23,8 +23,8 @@ TOY = Process("toy", "Toy", "A toy.", {"run": "the run's id"}, (COUNT, TIME))
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
-def endpoint(port: int = 0) -> Endpoint:
-    return Endpoint(port, TOY, {"run": "a"})
+def endpoint(port: int = 0) -> MetricsEndpoint:
+    return MetricsEndpoint(port, TOY, {"run": "a"})
 
 
 def get(port: int, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
@@ -81,14 +81,14 @@ def test_it_listens_on_loopback_alone() -> None:
 
 def test_beyond_loopback_a_client_may_call_it_by_any_name(tmp_path: Path) -> None:
     """As Prometheus does in a network of containers. This machine's own clients still find it at loopback."""
-    with Endpoint(0, TOY, {"run": "a"}, host="0.0.0.0") as served:
+    with MetricsEndpoint(0, TOY, {"run": "a"}, host="0.0.0.0") as served:
         assert served._server.server_address[0] == "0.0.0.0"
         assert get(served.port, Host="orchestrator:9100")[0] == 200
         served.write_target(tmp_path, "toy")
         (target,) = json.loads((tmp_path / "prometheus" / "toy.json").read_text())
         assert target["targets"] == [f"127.0.0.1:{served.port}"]
     with pytest.raises(OSError, match="prometheus_host is an address of this machine"):
-        Endpoint(0, TOY, {"run": "a"}, host="192.0.2.1").__enter__()
+        MetricsEndpoint(0, TOY, {"run": "a"}, host="192.0.2.1").__enter__()
 
 
 def test_a_port_in_use_is_an_error_that_says_what_to_do() -> None:

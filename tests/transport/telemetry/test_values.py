@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from counterpoint.run.loop_health.lag import MAX_SAMPLES, samples_of
 from counterpoint.transport.telemetry.lines import LineReader
 from counterpoint.transport.telemetry.metric import DROPPED_SERIES, LineName, Metric
-from counterpoint.transport.telemetry.values import OTHER, Histogram, Values
+from counterpoint.transport.telemetry.values import OTHER, Histogram, MetricValues
 
 COUNT = Metric("counterpoint_things", "counter", "things", labels=("kind",), most_series=3)
 LEVEL = Metric("counterpoint_level", "gauge", "level", labels=("kind",), most_series=3)
@@ -24,8 +24,8 @@ ROWS = (
 )
 
 
-def values() -> Values:
-    return Values((COUNT, LEVEL, TIME, DROPPED_SERIES))
+def values() -> MetricValues:
+    return MetricValues((COUNT, LEVEL, TIME, DROPPED_SERIES))
 
 
 def test_a_value_on_a_bound_is_in_its_bucket() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from counterpoint.transport.files.journal import Journal
+from counterpoint.transport.files.journal import FileJournal
 from counterpoint.tune.callbacks.defaults import with_default_loggers
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors.executor import Event
@@ -186,7 +186,7 @@ def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
 
 def as_of_before(directory: Path, *, snapshot: bool) -> None:
     """Writes what a directory holds as versions did that had snapshots and journals in files of their own."""
-    journal = Journal(directory / JOURNAL, 0)
+    journal = FileJournal(directory / JOURNAL, 0)
     records = [bytes(record) for record in journal.replay()]
     journal.close()
 
@@ -337,7 +337,7 @@ def test_a_step_that_fails_leaves_the_journal_to_the_next_runner(
     for _ in range(8):
         runner.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", _disk_is_full)
+        patch.setattr(FileJournal, "append", _disk_is_full)
         with pytest.raises(OSError, match="no space"):
             _step(runner, 20)
     runner.close()
@@ -352,5 +352,5 @@ def _step(runner: TrialRunner, times: int) -> None:
         runner.step()
 
 
-def _disk_is_full(journal: Journal, records: object) -> None:
+def _disk_is_full(journal: FileJournal, records: object) -> None:
     raise OSError("no space left on device")

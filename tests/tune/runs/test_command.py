@@ -18,7 +18,7 @@ import tomli_w
 from counterpoint.cli.main import main
 from counterpoint.cli.tune import tune
 from counterpoint.job.configuration.load import load
-from counterpoint.transport.files.lock import Holder, take_lock
+from counterpoint.transport.files.lock import LockHolder, take_lock
 from counterpoint.tune.config import TuneConfig
 from counterpoint.tune.file_experiment import FileExperiment
 from counterpoint.tune.runner.journal import LOCK_NAME
@@ -354,7 +354,7 @@ def test_a_dry_run_prints_a_file_that_loads_to_the_same(command: Command, capsys
     assert FileExperiment(config, again).directory == command.directory
 
 
-def without_locks(path: Path) -> Holder | None:
+def without_locks(path: Path) -> LockHolder | None:
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path))
 
 

@@ -16,7 +16,7 @@ from counterpoint.orchestrator.activity import FLEET_FILE
 from counterpoint.trainer.telemetry.published import MAX_RUNS, RUNS_FILE
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
-from counterpoint.transport.outages import Kind, Outage
+from counterpoint.transport.outages import OpenOutage, OutageKind
 from counterpoint.transport.printable import shortened
 
 STALE_SECONDS = 20.0
@@ -56,7 +56,7 @@ class View:
         return _objects(self.content.get("servers"), MAX_SERVERS)
 
     @property
-    def outages(self) -> list[Outage]:
+    def outages(self) -> list[OpenOutage]:
         """What is out for it."""
         listed = _objects(self.content.get("outages"), MAX_SERVERS)
         return [found for each in listed if (found := _outage_in(each)) is not None]
@@ -64,7 +64,7 @@ class View:
     @property
     def obstacle(self) -> str:
         """What keeps the run from its work, in two words; empty if nothing does."""
-        if any(outage.kind is Kind.TRAINER for outage in self.outages):
+        if any(outage.kind is OutageKind.TRAINER for outage in self.outages):
             return "no trainer"
         states = [server.get("state") for server in self.servers]
         return "no server" if states and all(state in ("out", "unknown") for state in states) else ""
@@ -152,9 +152,9 @@ def join(views: Iterable[View]) -> list[Server]:
     return [servers[url] for url in sorted(servers)]
 
 
-def join_outages(views: Iterable[View]) -> list[tuple[Outage, list[str]]]:
+def join_outages(views: Iterable[View]) -> list[tuple[OpenOutage, list[str]]]:
     """Returns the outages of several views by who is out, each with its runs: since the first saw it, for the newest reason."""
-    found: dict[str, tuple[Outage, list[str]]] = {}
+    found: dict[str, tuple[OpenOutage, list[str]]] = {}
     for view in sorted(views, key=lambda view: view.time):
         for outage in view.outages:
             former, runs = found.get(outage.who, (outage, []))
@@ -162,13 +162,13 @@ def join_outages(views: Iterable[View]) -> list[tuple[Outage, list[str]]]:
     return list(found.values())
 
 
-def _outage_in(found: Mapping[str, Any]) -> Outage | None:
+def _outage_in(found: Mapping[str, Any]) -> OpenOutage | None:
     since = finite_number(found.get("since"))
     texts = [found.get(name) for name in ("who", "what", "reason")]
-    if since is None or found.get("kind") not in set(Kind):
+    if since is None or found.get("kind") not in set(OutageKind):
         return None
     who, what, reason = (shortened(text, MAX_TEXT) if isinstance(text, str) else "" for text in texts)
-    return Outage(Kind(found["kind"]), who, what, since, reason) if who else None
+    return OpenOutage(OutageKind(found["kind"]), who, what, since, reason) if who else None
 
 
 def read_trainer(directory: Path) -> Mapping[str, Any] | None:
