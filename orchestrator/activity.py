@@ -46,7 +46,7 @@ _STEP_ATTRIBUTES = {
 }
 
 
-class Servers(Protocol):
+class _PublishedServers(Protocol):
     """The part of `inference.pool.pool.Served` that is published."""
 
     def take_spans(self, run: str, step: int) -> list[Span]:
@@ -65,7 +65,7 @@ class RunActivity:
         self.spans = SpanLog(run_dir / SPANS_FILE, "orchestrator", run_id)
         self._run_id = run_id
         self._path = run_dir / FLEET_FILE
-        self._servers: Servers | None = None
+        self._servers: _PublishedServers | None = None
         self._rates = Rates()
         self._step = 0
         self._loading_since = 0.0
@@ -74,7 +74,7 @@ class RunActivity:
         self._ended = False
         self._is_failing = False
 
-    def observe(self, servers: Servers, step: int) -> None:
+    def observe(self, servers: _PublishedServers, step: int) -> None:
         """Publishes these servers' state from now on. `step` is the newest committed one."""
         self._servers, self._step = servers, step
 

@@ -44,13 +44,13 @@ from counterpoint.orchestrator.scheduling.events import (
     PolicyUpdateStarting,
     ResumeRequested,
 )
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.orchestrator.signals import ShutdownSignals
 from counterpoint.orchestrator.steering import Steering
 from counterpoint.orchestrator.step.advantages import Advantage, load_advantage, try_advantage
 from counterpoint.orchestrator.step.asked_dumps import AskedDumps
 from counterpoint.orchestrator.step.boundary import StepBoundary
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, CheckpointError, identity_of
+from counterpoint.orchestrator.step.checkpoint import CheckpointError, StepCheckpoint, identity_of
 from counterpoint.orchestrator.step.filters import with_vocabulary
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.sender import Sender
@@ -93,7 +93,7 @@ def load(config: RunConfig) -> Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """The configuration and checkpoint that a run starts with."""
 
     given: RunConfig
@@ -102,7 +102,7 @@ class Start:
     """The same after its changes."""
     journal: Sequence[Change]
     """The journal of the changes."""
-    checkpoint: Checkpoint | None
+    checkpoint: StepCheckpoint | None
     """The checkpoint from which the run goes on, or None at its beginning."""
     loaded: Loaded
 
@@ -112,7 +112,7 @@ class Components:
 
     def __init__(
         self,
-        start: Start,
+        start: RunStart,
         reports: Reports,
         health: LoopMonitors,
         signals: ShutdownSignals,
@@ -157,7 +157,7 @@ class Components:
         )
         resources.push_async_callback(self.sender.close)
         reports.activity.observe(self.pool, newest_step)
-        self.scheduler = Scheduler(config.schedule, config.steps, self._mix)
+        self.scheduler = RolloutScheduler(config.schedule, config.steps, self._mix)
         self._playing = Playing(config, loaded.environments, loaded.chats, self.pool)
         self.dispatcher = self._make_dispatcher(signals, merge_chunk)
         self.evaluations = self.dispatcher.evaluations = self._make_evaluations()
@@ -215,7 +215,7 @@ class Components:
             transcribe=_transcriber(self.config, self._start.loaded.chat),
         )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: StepCheckpoint) -> None:
         try:
             self.dispatcher.restore(checkpoint)
         except ExamplesChangedError as error:

@@ -18,7 +18,7 @@ import uvloop
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.changes import read_changes
-from counterpoint.orchestrator.components import Components, Start, load
+from counterpoint.orchestrator.components import Components, RunStart, load
 from counterpoint.orchestrator.decisions import Decision
 from counterpoint.orchestrator.ending import first_version, until_durable
 from counterpoint.orchestrator.failure_report import report_failure
@@ -29,7 +29,7 @@ from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
 from counterpoint.orchestrator.signals import ShutdownSignals
 from counterpoint.orchestrator.step import differences, discarded
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, committed_lines, load_newest
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, committed_lines, load_newest
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.run.changes import JOURNAL, Change
 from counterpoint.run.config import RunConfig
@@ -162,7 +162,7 @@ class Daemon:
         await in_thread(write_config, given)  # the trainer reads the changes from their journal
         self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
         run = self._run = Components(
-            Start(given, config, journal, checkpoint, loaded),
+            RunStart(given, config, journal, checkpoint, loaded),
             self._reports,
             self._health,
             self._signals,
@@ -244,7 +244,7 @@ class Daemon:
             await asyncio.sleep(_CONTROL_SECONDS)
 
 
-def _resume(config: RunConfig) -> Checkpoint | None:
+def _resume(config: RunConfig) -> StepCheckpoint | None:
     """Loads the newest checkpoint and rewinds the directory to it.
 
     Returns None if the run was killed before its first commit.
@@ -259,7 +259,7 @@ def _resume(config: RunConfig) -> Checkpoint | None:
     return checkpoint
 
 
-def _read_changes(given: RunConfig, checkpoint: Checkpoint | None) -> tuple[RunConfig, list[Change]]:
+def _read_changes(given: RunConfig, checkpoint: StepCheckpoint | None) -> tuple[RunConfig, list[Change]]:
     """Returns the configuration after its changes, and these. Raises `ConfigurationError` where they do not fit it."""
     try:
         return read_changes(given, checkpoint.step if checkpoint is not None else 0)

@@ -35,10 +35,10 @@ from counterpoint.orchestrator.scheduling.events import (
     EndEvaluation,
     Event,
     FinalizeGroup,
-    Finish,
     GiveUp,
     GroupsBegun,
     Instruction,
+    LastStepCommitted,
     MoreToStart,
     PatienceEnded,
     PolicyUpdated,
@@ -49,11 +49,11 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, LosslessBound
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.orchestrator.step.advantages import Advantage
 from counterpoint.orchestrator.step.batch_form import choose_trained
 from counterpoint.orchestrator.step.boundary import StepBoundary
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, write_checkpoint
 from counterpoint.orchestrator.step.differences import DifferenceWatch, NothingLearnedError
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
@@ -79,7 +79,7 @@ class HopelessError(ConfigurationError):
 
 
 @dataclass(slots=True)
-class Group:
+class _PlayedGroup:
     """The rollouts of one example, until their batch is committed or the group is dropped."""
 
     group_id: int
@@ -120,7 +120,7 @@ class Dispatcher:
         self,
         config: RunConfig,
         *,
-        scheduler: Scheduler,
+        scheduler: RolloutScheduler,
         playing: Playing,
         advantage: Advantage,
         sender: Sender,
@@ -149,7 +149,7 @@ class Dispatcher:
         self._publish = publish
         self._on_progress = on_progress
         self._commit_in_progress = commit_in_progress
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, _PlayedGroup] = {}
         self._record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
         self._discarded = DiscardedRollouts(config.schedule)
         """Finalized rollouts of groups that will not ship."""
@@ -161,7 +161,7 @@ class Dispatcher:
         self._lossless = LosslessBound()
         self._shipped_step = 0
         """The newest shipped step. It may not be committed yet."""
-        self._to_start: deque[Group] = deque()
+        self._to_start: deque[_PlayedGroup] = deque()
         """Groups that start in one of the next iterations of the loop."""
         self._patience = Patience(
             lambda step, seconds: self._spawn(self._end_patience(step, seconds), f"patience of step {step}")
@@ -189,7 +189,7 @@ class Dispatcher:
         self._config = config
         self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: StepCheckpoint) -> None:
         """Restores the scheduler's state and the rollouts that no step has counted. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
         self._shipped_step = checkpoint.step
@@ -204,7 +204,7 @@ class Dispatcher:
         for group_id, rollouts in ready.items():
             if not rollouts:
                 raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
-            self._groups[group_id] = Group(group_id, rollouts[0].environment, rollouts, is_finalized=True)
+            self._groups[group_id] = _PlayedGroup(group_id, rollouts[0].environment, rollouts, is_finalized=True)
 
     def handle(self, event: Event) -> None:
         """Passes the event to the scheduler and executes its instructions, without waiting for their end."""
@@ -299,7 +299,7 @@ class Dispatcher:
                 logger.info("schedule.max_off_policy_steps is %d now, of at most %d: %s", steps, limit, reason)
             case GiveUp(reason):
                 raise HopelessError(reason)
-            case Finish():
+            case LastStepCommitted():
                 self.finished.set()
             case StartEvaluationRollouts() | EndEvaluation() | CancelEvaluation():
                 assert self.evaluations is not None
@@ -326,7 +326,7 @@ class Dispatcher:
             Rollout(f"{start.group_id}-{index}", start.group_id, start.environment, start.example_index)
             for index in range(start.size)
         ]
-        group = self._groups[start.group_id] = Group(start.group_id, start.environment, rollouts)
+        group = self._groups[start.group_id] = _PlayedGroup(start.group_id, start.environment, rollouts)
         self._decisions.of_group(
             start.group_id,
             Decision.STARTED,
@@ -351,7 +351,7 @@ class Dispatcher:
             self._more_to_start = False
             self.handle(GroupsBegun())
 
-    def _cancel_group(self, group: Group | None, reason: DropReason, detail: str) -> None:
+    def _cancel_group(self, group: _PlayedGroup | None, reason: DropReason, detail: str) -> None:
         if group is None:
             return  # It waited to start again after a resume.
         group.cancelled = True
@@ -366,7 +366,7 @@ class Dispatcher:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d was dropped (%s): %s", group.group_id, reason, detail)
 
-    async def _play(self, group: Group, rollout: Rollout) -> None:
+    async def _play(self, group: _PlayedGroup, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
         try:
             with self._interruptible(group):
@@ -397,7 +397,7 @@ class Dispatcher:
             return self._discarded.inference_failed(error)
         return self._discarded.rollout_failed(error)
 
-    async def _finalize(self, group: Group) -> None:
+    async def _finalize(self, group: _PlayedGroup) -> None:
         set_context(group=group.group_id)
         loaded = self._playing.environments[group.environment]
         if loaded.environment.group_scoring:
@@ -431,7 +431,7 @@ class Dispatcher:
     def _new_ahead(self) -> RoutingAhead | None:
         return self._boundary.begin_record(self._config.schedule.rollouts_per_step)
 
-    def _write_ahead(self, group: Group) -> None:
+    def _write_ahead(self, group: _PlayedGroup) -> None:
         """Writes the routing of a finalized group, if the next batch waits only for groups.
 
         If it waits for the trainer instead, more groups are ready than it takes, and the oldest ship, not those that were
@@ -475,7 +475,7 @@ class Dispatcher:
             self._discarded.changed.set()  # those are in the step's records now
         return line
 
-    def _count_restored(self, group: Group) -> None:
+    def _count_restored(self, group: _PlayedGroup) -> None:
         """Counts the tokens of a group that an earlier process finished, as the next step counts its rollouts."""
         if group.began is None:
             self._counts[RESTORED_TOKENS] += completion_tokens(group.rollouts)
@@ -489,7 +489,7 @@ class Dispatcher:
         return replace(self._boundary, dump=header_of(self._config, group_scoring))
 
     @contextmanager
-    def _interruptible(self, group: Group) -> Iterator[None]:
+    def _interruptible(self, group: _PlayedGroup) -> Iterator[None]:
         """Makes the current task interruptible during the block. Raises `CancelledError` at once if the group was cancelled."""
         if group.cancelled or self._draining:
             raise asyncio.CancelledError
@@ -505,9 +505,9 @@ class Dispatcher:
 
     def _checkpoint(
         self, step: int, scheduler: dict[str, Any], ready: Sequence[Rollout], line: MetricsLine | None = None
-    ) -> Checkpoint:
+    ) -> StepCheckpoint:
         """Returns the present state. Call it on the loop, so that scheduler and rollouts are of one moment."""
-        return Checkpoint(
+        return StepCheckpoint(
             step=step,
             identity=self._identity,
             scheduler=scheduler,
@@ -539,6 +539,6 @@ class Dispatcher:
         }
 
 
-def _interrupt(group: Group) -> None:
+def _interrupt(group: _PlayedGroup) -> None:
     for task in group.interruptible:
         task.cancel()

@@ -11,7 +11,7 @@ from counterpoint.orchestrator.decisions import DecisionLog
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
-from counterpoint.orchestrator.scheduling.lossless import Said
+from counterpoint.orchestrator.scheduling.lossless import SaidOfStaleness
 from counterpoint.orchestrator.step import discarded
 from counterpoint.orchestrator.step.discarded import LONGEST_REASON
 from counterpoint.orchestrator.step.shares import ShortfallLog
@@ -34,7 +34,7 @@ class Reports:
         self._status = self._evaluation = ""
         self._status_line = StatusLine()
         self._shortfalls = ShortfallLog()
-        self._lossless, self._branching = Said(), branching.Said()
+        self._lossless, self._branching = SaidOfStaleness(), branching.SaidOfBranches()
         self.outages = Outages(self._send_status)
         self.watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, waiting_for, self.outages)
         self.activity = RunActivity(config.run_dir, config.run_id, self.outages)

@@ -17,7 +17,7 @@ from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import WeightUpdate
 from counterpoint.inference.loads import Stated
 from counterpoint.inference.pool.pool import InferencePool
-from counterpoint.orchestrator.evaluation.attempt import Attempt
+from counterpoint.orchestrator.evaluation.attempt import EvaluationAttempt
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from counterpoint.orchestrator.evaluation.result import EvaluationResult
@@ -96,7 +96,7 @@ async def play_evaluations(
         environments = environments_started(evaluations, directory / "environments", Path(run.model), run.seed)
         await resources.enter_async_context(environments)
         for loaded in evaluations:
-            attempt = Attempt(loaded, subject.step or 0, pool, opponents)
+            attempt = EvaluationAttempt(loaded, subject.step or 0, pool, opponents)
             held = await pool.stated() if subject.follows else {}
             await _play(attempt, run.schedule.most_in_flight, on_progress)
             weights = [held, await pool.stated()] if subject.follows else []
@@ -107,7 +107,7 @@ async def play_evaluations(
     return results
 
 
-async def _play(attempt: Attempt, most: int, on_progress: Callable[[str], None]) -> None:
+async def _play(attempt: EvaluationAttempt, most: int, on_progress: Callable[[str], None]) -> None:
     """Plays all rollouts, up to `most` at a time, in order."""
 
     async def say() -> None:
@@ -154,7 +154,7 @@ def _write(
     directory: Path,
     loaded: LoadedEvaluation,
     result: EvaluationResult,
-    attempt: Attempt,
+    attempt: EvaluationAttempt,
     transcribe: Transcriber | None,
 ) -> None:
     own = directory / loaded.config.name

@@ -15,7 +15,7 @@ from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.records import Rollout
 
 
-class Attempt:
+class EvaluationAttempt:
     """The rollouts of one evaluation of a step. Rollout i is attempt i modulo `rollouts_per_example` at its example."""
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import Any
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.evaluation import weights
-from counterpoint.orchestrator.evaluation.attempt import Attempt
+from counterpoint.orchestrator.evaluation.attempt import EvaluationAttempt
 from counterpoint.orchestrator.evaluation.due import DueEvaluations
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE, evaluated_steps
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation
@@ -89,7 +89,7 @@ class Evaluations:
         self._changed = asyncio.Condition()
         self._holding = asyncio.Lock()
         """Held during `hold`: an evaluation may begin while the weights of its step are on their way."""
-        self._playing: Attempt | None = None
+        self._playing: EvaluationAttempt | None = None
         self._rollouts: asyncio.TaskGroup
         self._ended = asyncio.Event()
         self._busy = False
@@ -271,7 +271,7 @@ class Evaluations:
         self, loaded: LoadedEvaluation, step: int, pool: GroupsPool
     ) -> tuple[EvaluationResult, Sequence[Rollout]]:
         self._number += 1
-        attempt = self._playing = Attempt(loaded, step, pool, self.opponents)
+        attempt = self._playing = EvaluationAttempt(loaded, step, pool, self.opponents)
         self._ended.clear()
         async with asyncio.TaskGroup() as self._rollouts:
             self._handle(EvaluationRequested(self._number, loaded.rollouts, self._shares[loaded.config.name]))
@@ -281,7 +281,7 @@ class Evaluations:
         self._say("")
         return await attempt.result(), attempt.rollouts
 
-    async def _play(self, attempt: Attempt, evaluation_id: int, index: int) -> None:
+    async def _play(self, attempt: EvaluationAttempt, evaluation_id: int, index: int) -> None:
         try:
             await attempt.play(index)
         except asyncio.CancelledError:

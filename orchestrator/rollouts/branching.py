@@ -57,7 +57,7 @@ def in_words(lines: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-class Said:
+class SaidOfBranches:
     """The last factor in a run's log. A new line follows once the factor has doubled."""
 
     def __init__(self) -> None:

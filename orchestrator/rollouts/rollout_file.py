@@ -48,14 +48,14 @@ _APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches", "opponent_turns
 """Fields of a rollout that are not in its frame's header."""
 
 
-class StateError(ValueError):
+class RolloutStateError(ValueError):
     """A `state` or `metrics` of an environment that is not JSON. The message is for a person."""
 
 
 def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """Writes a new file, which the caller flushes. Blocks: call it in a thread.
 
-    Raises `OSError`, and `StateError` for a rollout that was not finalized and has a state that cannot be saved.
+    Raises `OSError`, and `RolloutStateError` for a rollout that was not finalized and has a state that cannot be saved.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -117,19 +117,21 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
 def saved_state(rollout: Rollout) -> SavedState:
     """Returns the rollout's `metrics` and `state` for files: as they were when it was finalized, or as they are now.
 
-    Raises `StateError`.
+    Raises `RolloutStateError`.
     """
     return rollout.saved or SavedState(*(_encoded(name, getattr(rollout, name)) for name in _JSON_FIELDS))
 
 
 def _encoded(name: str, value: object) -> bytes:
     if not isinstance(value, dict):
-        raise StateError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
+        raise RolloutStateError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
     try:
         return encode_values(value)
     except Exception as error:
         wrong = next((f"[{key!r}]" for key, each in value.items() if not _is_json(each)), "")
-        raise StateError(f"the environment left a {name}{wrong} that is not JSON-serialisable: {error}") from error
+        raise RolloutStateError(
+            f"the environment left a {name}{wrong} that is not JSON-serialisable: {error}"
+        ) from error
 
 
 def _is_json(value: object) -> bool:

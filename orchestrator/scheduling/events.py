@@ -217,7 +217,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class LastStepCommitted:
     """The last step is committed. Only evaluations follow."""
 
 
@@ -254,7 +254,7 @@ Instruction = (
     | ShipBatch
     | AwaitStragglers
     | BoundRaised
-    | Finish
+    | LastStepCommitted
     | GiveUp
     | EvaluationInstruction
 )

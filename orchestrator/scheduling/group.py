@@ -70,7 +70,7 @@ def restored(entry: dict[str, Any]) -> Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SchedulerSnapshot:
     """The scheduler's numbers and reasons to wait, for the watchdog, the metrics and people."""
 
     policy_version: int | None

@@ -137,7 +137,7 @@ def in_words(line: Mapping[str, Any]) -> str:
     return ""
 
 
-class Said:
+class SaidOfStaleness:
     """The last bound in a run's log. A new line follows once the bound is higher."""
 
     def __init__(self) -> None:

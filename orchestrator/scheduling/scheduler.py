@@ -61,11 +61,11 @@ from counterpoint.orchestrator.scheduling.events import (
     EvaluationRolloutEnded,
     Event,
     FinalizeGroup,
-    Finish,
     GiveUp,
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LastStepCommitted,
     LimitChanged,
     MoreToStart,
     PatienceEnded,
@@ -80,7 +80,7 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.scheduling.example_source import ExampleSource
 from counterpoint.orchestrator.scheduling.giving_up import GivingUp
-from counterpoint.orchestrator.scheduling.group import Group, Phase, Snapshot, restored
+from counterpoint.orchestrator.scheduling.group import Group, Phase, SchedulerSnapshot, restored
 from counterpoint.orchestrator.scheduling.group_table import GroupTable
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from counterpoint.run.config import ScheduleConfig
@@ -104,7 +104,7 @@ Awaited = Literal["generation", "finalize", "wait_stragglers", "wait_trainer", "
 may start or ship; servers, or the loading of weights; somebody who resumes the run."""
 
 
-class Scheduler:
+class RolloutScheduler:
     """Decides by the rules above. They alone change `mix`, so both are saved as one state."""
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int = 64) -> None:
@@ -360,7 +360,7 @@ class Scheduler:
             if group.phase != "waiting":
                 yield CancelGroup(group.group_id, DropReason.RUN_DONE, f"step {self._steps} was the last")
         self._groups = GroupTable(self._schedule)
-        yield Finish()
+        yield LastStepCommitted()
 
     def _start_blocker(self) -> str | None:
         """Returns why no group may start now, as a sentence, or None if one may."""
@@ -434,9 +434,9 @@ class Scheduler:
         """Returns the metrics of the examples' source since the last call."""
         return self._mix.take_metrics()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SchedulerSnapshot:
         """Returns the present numbers and reasons to wait."""
-        return Snapshot(
+        return SchedulerSnapshot(
             policy_version=self._version,
             next_step=self._next_step,
             in_flight_rollouts=len(self._in_flight),

@@ -23,7 +23,7 @@ from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE
 from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.run_directory import prune_rollouts
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, write_checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, write_checkpoint
 from counterpoint.orchestrator.step.discarded import with_unrecorded
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import write_records
@@ -165,7 +165,7 @@ class StepInProgress:
             self._batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
         return self._batch, nbytes
 
-    async def complete(self, checkpoint: Checkpoint, announce: Callable[[], None]) -> MetricsLine:
+    async def complete(self, checkpoint: StepCheckpoint, announce: Callable[[], None]) -> MetricsLine:
         """Takes the phases after the merge, in one thread call, and returns the step's metrics line. Raises their errors.
 
         Calls `announce` on the loop as soon as the step is committed, while the last phase goes on. When it is cancelled before
@@ -178,7 +178,7 @@ class StepInProgress:
             self._given_up = True
             raise
 
-    def _complete(self, checkpoint: Checkpoint, announce: Callable[[], object]) -> MetricsLine:
+    def _complete(self, checkpoint: StepCheckpoint, announce: Callable[[], object]) -> MetricsLine:
         self.record()
         if self._given_up:
             # The directory of the run may have been deleted, and a commit would make it again.
@@ -194,7 +194,7 @@ class StepInProgress:
             recorded = self.boundary.record(self._batch, self.rollouts, self.discarded, self.ahead)
             self._line = with_unrecorded(recorded, self.unrecorded)
 
-    def commit(self, checkpoint: Checkpoint) -> None:
+    def commit(self, checkpoint: StepCheckpoint) -> None:
         """Writes the state after the step, with the daemon's metrics, to which this adds the rollouts' and the phases. Blocks.
 
         Once it returns, the step is committed. Raises `OSError`.

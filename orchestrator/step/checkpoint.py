@@ -53,7 +53,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class StepCheckpoint:
     """The state for a resume. Values are plain (msgpack). Nothing changes the rollouts."""
 
     step: int
@@ -87,7 +87,7 @@ def _curriculum(environment: EnvironmentConfig) -> dict[str, Any]:
     return {} if environment.curriculum is None else {"curriculum": environment.curriculum.model_dump(mode="json")}
 
 
-def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
+def write_checkpoint(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> None:
     """Writes the checkpoint, then removes all but the newest `keep`. Blocks: call it in a thread. Raises `OSError`."""
     directory = run_dir / "checkpoints" / f"step_{checkpoint.step}"
     if (directory / "STABLE").exists():
@@ -102,7 +102,7 @@ def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
         remove_directory(directory.parent / f"step_{step}")
 
 
-def load_newest(config: RunConfig) -> Checkpoint | None:
+def load_newest(config: RunConfig) -> StepCheckpoint | None:
     """Loads the newest checkpoint, or None without any.
 
     Raises `ConfigurationError` if seed or environments differ from it, or a later one was lost, `CheckpointError` if it cannot
@@ -115,7 +115,7 @@ def load_newest(config: RunConfig) -> Checkpoint | None:
     state = _read_state(directory)
     try:
         waiting = read_rollouts(directory / Path(state["waiting"]).name)
-        checkpoint = Checkpoint(state["step"], state["identity"], state["scheduler"], state["counts"], waiting)
+        checkpoint = StepCheckpoint(state["step"], state["identity"], state["scheduler"], state["counts"], waiting)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {directory / _STATE} cannot be read: {error!r}") from error
     _check_identity(config, checkpoint.identity, directory)
@@ -171,7 +171,7 @@ def committed_lines(run_dir: Path) -> list[MetricsLine]:
     return [orjson.loads(file.read_bytes()) for file in files if file.exists()]
 
 
-def _state(checkpoint: Checkpoint, waiting_file: str) -> bytes:
+def _state(checkpoint: StepCheckpoint, waiting_file: str) -> bytes:
     packed: bytes = msgpack.packb(
         {
             "format": FORMAT,
@@ -186,7 +186,7 @@ def _state(checkpoint: Checkpoint, waiting_file: str) -> bytes:
     return packed
 
 
-def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
+def _rewrite_state(directory: Path, checkpoint: StepCheckpoint) -> None:
     old = sorted(directory.glob("waiting-*.bin"))
     number = 1 + max((int(file.stem.removeprefix("waiting-")) for file in old), default=-1)
     name = f"waiting-{number}.bin"

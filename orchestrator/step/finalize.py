@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure, lasting_failure_of_function
-from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
+from counterpoint.orchestrator.rollouts.rollout_file import RolloutStateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
@@ -89,7 +89,7 @@ def _own(rollout: Rollout) -> Rollout:
         )
     try:
         own.saved = saved_state(own)
-    except StateError as error:
+    except RolloutStateError as error:
         own.error = own.error or f"StateError: {error}"
         own.saved = SavedState(metrics=b"{}", state=b"{}")
     return own

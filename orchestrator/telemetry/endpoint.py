@@ -18,7 +18,7 @@ from counterpoint.inference.pool.meters import PoolMeters
 from counterpoint.inference.pool.pool import Served
 from counterpoint.orchestrator.activity import MAX_OUTAGES
 from counterpoint.orchestrator.run_directory import ConfigurationError
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.orchestrator.telemetry import catalogue
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.lag import LAG, EventLoopLagMonitor
@@ -68,7 +68,7 @@ class RunTelemetry:
         """Shows results of evaluations until others replace them."""
         self._lines.take(values, "evaluations", lasting=True)
 
-    async def watch(self, pool: Served, scheduler: Scheduler, outages: Outages) -> None:
+    async def watch(self, pool: Served, scheduler: RolloutScheduler, outages: Outages) -> None:
         """Notes the state of servers and rollouts, until cancelled."""
         meters = pool.meters
         self._values.attach(of_pool.TURN_SECONDS, meters.turn_seconds)
@@ -116,7 +116,7 @@ def _of(outages: Outages) -> dict[tuple[Metric, Labels], float]:
     }
 
 
-def _now(pool: Served, scheduler: Scheduler) -> dict[tuple[Metric, Labels], float]:
+def _now(pool: Served, scheduler: RolloutScheduler) -> dict[tuple[Metric, Labels], float]:
     """Returns the present state of servers and rollouts."""
     servers, snapshot = pool.status(), scheduler.snapshot()
     states = Counter(dict.fromkeys(SERVER_STATES, 0))

@@ -14,7 +14,7 @@ from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.players import GroupsPool
 from counterpoint.orchestrator.rollouts.playing import Playing
 from counterpoint.orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.orchestrator.step.advantages import load_advantage
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.sender import Sender
@@ -40,7 +40,7 @@ async def run_to_the_end(
             monitor = tasks.create_task(health.lag.run())
             dispatcher = trainer.dispatcher = Dispatcher(
                 config,
-                scheduler=Scheduler(config.schedule, config.steps, _Examples(entry.name)),
+                scheduler=RolloutScheduler(config.schedule, config.steps, _Examples(entry.name)),
                 playing=Playing(
                     config,
                     {entry.name: LoadedEnvironment(entry, environment)},

@@ -36,7 +36,7 @@ from counterpoint.job.reading.run_state import is_finished
 from counterpoint.job.workers import specification
 from counterpoint.job.write_job import write_job
 from counterpoint.models import write_tokenizer
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, write_checkpoint
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.files.atomic import publish_directory
@@ -313,7 +313,7 @@ def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
 def publish_checkpoints(job: FakeJob, orchestrator: int, trainer: int) -> None:
     """As the roles do, which the pretending ones do not."""
     config = load(RunConfig, job.output / "roles" / "orchestrator.toml", [])
-    write_checkpoint(config.run_dir, Checkpoint(orchestrator, identity_of(config), {}, {}, []), keep=1)
+    write_checkpoint(config.run_dir, StepCheckpoint(orchestrator, identity_of(config), {}, {}, []), keep=1)
     with publish_directory(job.output / "trainer" / "test" / "checkpoints" / f"step_{trainer}"):
         pass
 
@@ -386,7 +386,7 @@ def test_a_job_that_its_configuration_ended_goes_on_if_a_step_was_done(job: Fake
     config = load(JobConfig, Path(job.arguments[0]), [])
     if steps:
         run = config.orchestrator
-        write_checkpoint(run.run_dir, Checkpoint(steps, identity_of(run), {}, {}, []), keep=1)
+        write_checkpoint(run.run_dir, StepCheckpoint(steps, identity_of(run), {}, {}, []), keep=1)
     command = resuming_command(job.arguments)
     said = _how_to_go_on(config, Outcome(2, "trainer ended with exit code 2"), command)
     assert "--resume" in said

@@ -17,7 +17,7 @@ from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.directory import JOB_FILE
 from counterpoint.job.write_job import write_job
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, write_checkpoint
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
 
@@ -61,7 +61,9 @@ def test_a_run_goes_on_with_its_seed_and_environments_only(job_file: Path) -> No
     config = load(JobConfig, job_file, ["--resume", "true"])
     with claim_directory(config.output_dir, fresh=False):
         write_job(config, job_file.read_bytes())
-    write_checkpoint(config.orchestrator.run_dir, Checkpoint(3, identity_of(config.orchestrator), {}, {}, []), keep=1)
+    write_checkpoint(
+        config.orchestrator.run_dir, StepCheckpoint(3, identity_of(config.orchestrator), {}, {}, []), keep=1
+    )
     check_directory(config, fresh=False)
     for flags, said in (
         (["--seed", "7"], "seed = 7 differs from 0"),
@@ -78,7 +80,9 @@ def test_a_run_in_the_middle_of_its_work_is_not_resumed_with_fewer_steps_than_it
     config = load(JobConfig, job_file, ["--resume", "true"])
     with claim_directory(config.output_dir, fresh=False):
         write_job(config, job_file.read_bytes())
-    write_checkpoint(config.orchestrator.run_dir, Checkpoint(18, identity_of(config.orchestrator), {}, {}, []), keep=1)
+    write_checkpoint(
+        config.orchestrator.run_dir, StepCheckpoint(18, identity_of(config.orchestrator), {}, {}, []), keep=1
+    )
     fewer = load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "12"])
     with pytest.raises(UserError, match=r"run 'test' has 18 steps .*steps = 12 .*orchestrator"):
         check_directory(fewer, fresh=False)

@@ -23,9 +23,9 @@ from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.rollouts.dump import open_dump
 from counterpoint.orchestrator.run_directory import taken_over
 from counterpoint.orchestrator.scheduling import giving_up
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.orchestrator.step.boundary import StepBoundary
-from counterpoint.orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, load_newest, write_checkpoint
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.orchestrator.step.step_metrics import completion_tokens
 from counterpoint.run.config import RunConfig, ScheduleConfig
@@ -529,10 +529,10 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
 ) -> None:
     """Which would be as much as a batch, at each step again."""
     config = make_config()
-    schedulers: list[Scheduler] = []
-    committed: list[Checkpoint] = []
+    schedulers: list[RolloutScheduler] = []
+    committed: list[StepCheckpoint] = []
 
-    class Noticed(Scheduler):
+    class Noticed(RolloutScheduler):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             schedulers.append(self)
@@ -544,11 +544,11 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
         await until(lambda: step > 1 or bool(schedulers[0].ready_group_ids()), "a group that is ready")
         return merged
 
-    def write_noticed(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
+    def write_noticed(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> None:
         committed.append(checkpoint)
         write(run_dir, checkpoint, keep)
 
-    monkeypatch.setattr("counterpoint.orchestrator.components.Scheduler", Noticed)
+    monkeypatch.setattr("counterpoint.orchestrator.components.RolloutScheduler", Noticed)
     monkeypatch.setattr(StepBoundary, "merge", merge_slowly)
     monkeypatch.setattr("counterpoint.orchestrator.step.boundary.write_checkpoint", write_noticed)
     with ScriptedTrainer(config.output_dir, "one", STEPS):

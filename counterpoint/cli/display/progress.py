@@ -26,7 +26,7 @@ from counterpoint.job.reading.rollouts.rollout_records import dropped_records
 from counterpoint.job.serving.service_state import service_in_words
 from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
-from counterpoint.orchestrator.scheduling.lossless import ALLOWED, Said
+from counterpoint.orchestrator.scheduling.lossless import ALLOWED, SaidOfStaleness
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.transport.errors import UserError
@@ -200,7 +200,7 @@ class PlainProgress:
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, tuple[int, int]] = {}
         """The groups without a difference of the notice that was last printed, and the step then, by run."""
-        self._said: dict[str, tuple[Said, branching.Said]] = {}
+        self._said: dict[str, tuple[SaidOfStaleness, branching.SaidOfBranches]] = {}
         """What was said of each run's lost rollouts, and of its samples."""
         self._told: dict[str, str] = {}
         """What the newest heartbeat said of each worker, by name."""
@@ -226,7 +226,7 @@ class PlainProgress:
                     self._print(self._run_column(history) + printable(str(result)))
             self._results[history.run_id] = history.new_results
             self._print_notice(history)
-            for said in self._said.setdefault(history.run_id, (Said(), branching.Said())):
+            for said in self._said.setdefault(history.run_id, (SaidOfStaleness(), branching.SaidOfBranches())):
                 if news := said.news(history.last_shipped):
                     self._print(f"{self._run_column(history)}{news}", logging.WARNING)
             self._dropped.print_new(history)

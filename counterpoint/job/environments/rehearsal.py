@@ -16,7 +16,7 @@ from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference.base import ParsedText, SamplingParameters
 from counterpoint.job.environments import waiting
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
-from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
+from counterpoint.orchestrator.rollouts.rollout_file import RolloutStateError, saved_state
 from counterpoint.orchestrator.step.finalize import find_fault
 from counterpoint.transport.records import Int32Array, Rollout, SavedState, Turn
 
@@ -106,7 +106,7 @@ def finish(rollout: Rollout) -> None:
     """Fails a rollout that could not be trained on or recorded, as a run does."""
     try:
         saved_state(rollout)
-    except StateError as error:
+    except RolloutStateError as error:
         rollout.error = rollout.error or str(error)
         rollout.saved = SavedState(metrics=b"{}", state=b"{}")
     rollout.error = rollout.error or find_fault(rollout)

@@ -19,7 +19,7 @@ from counterpoint.orchestrator.rollouts.trajectories import merge_turns
 from counterpoint.orchestrator.step.advantages import load_advantage
 from counterpoint.orchestrator.step.batch_form import choose_trained
 from counterpoint.orchestrator.step.boundary import StepBoundary, StepInProgress
-from counterpoint.orchestrator.step.checkpoint import Checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
@@ -148,8 +148,8 @@ def _open_branches(rollouts: Sequence[Rollout]) -> None:
                 merge_turns(rollout)
 
 
-def _checkpoint(step: int) -> Checkpoint:
-    return Checkpoint(step, {}, {}, {}, [], {})
+def _checkpoint(step: int) -> StepCheckpoint:
+    return StepCheckpoint(step, {}, {}, {}, [], {})
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.inference.base import SamplingParameters
-from counterpoint.orchestrator.evaluation.attempt import Attempt
+from counterpoint.orchestrator.evaluation.attempt import EvaluationAttempt
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, chosen_examples
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.run.evaluations import EvaluationConfig
@@ -67,7 +67,7 @@ async def test_what_is_only_trained_on_is_dropped(group_scoring: bool) -> None:
         [("toy", 1), ("toy", 2)],
     )
     pool, opponent = RoutingPool(), RoutingPool()
-    attempt = Attempt(loaded, 3, pool, {"other": opponent})
+    attempt = EvaluationAttempt(loaded, 3, pool, {"other": opponent})
     for index in range(4):
         await attempt.play(index)
     assert pool.forgotten == opponent.forgotten == ["e-3-0-1", "e-3-1-1"], "once the last of a group has ended"
@@ -94,7 +94,7 @@ async def test_bounds_that_an_environment_has_later_do_not_end_an_evaluation() -
         {"toy": SamplingConfig()},
         [("toy", 1)],
     )
-    attempt = Attempt(loaded, 3, RoutingPool(), {})
+    attempt = EvaluationAttempt(loaded, 3, RoutingPool(), {})
     toy.reward_bounds = "none"
     await attempt.play(0)
     assert attempt.rollouts[0].error is None

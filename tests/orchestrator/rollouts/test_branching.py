@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES, Said, branch_metrics, in_words
+from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES, SaidOfBranches, branch_metrics, in_words
 from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout, merge_turns
 from counterpoint.orchestrator.step.step_metrics import step_metrics
 from counterpoint.transport.records import Rollout, Turn
@@ -48,7 +48,7 @@ def test_players_and_untrained_conversations_are_no_repetition() -> None:
 
 
 def test_it_is_said_once_and_when_it_has_doubled() -> None:
-    said = Said()
+    said = SaidOfBranches()
     news = [said.news({SAMPLES: 20.0, FACTOR: factor}) for factor in (1.9, 2.1, 4.1, 4.2, 5.0, 8.4)]
     assert [bool(words) for words in news] == [False, True, False, True, False, True]
     assert "20.0 samples" in news[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from counterpoint.orchestrator.rollouts.rollout_file import (
-    StateError,
+    RolloutStateError,
     framed,
     frames,
     parse_rollouts,
@@ -124,7 +124,7 @@ def test_a_state_that_cannot_be_saved_is_named() -> None:
     assert saved_state(make_rollout(state={"worst": float("nan")})).state == b'{"worst":"NaN"}'
     states: list[Any] = [{"file": object()}, {"size": {2**64}}, {"name": "caf\udce9"}, ["a list"]]
     for state in states:
-        with pytest.raises(StateError, match="the environment left a state"):
+        with pytest.raises(RolloutStateError, match="the environment left a state"):
             saved_state(make_rollout(state=state))
 
 

@@ -30,10 +30,10 @@ from counterpoint.orchestrator.scheduling.events import (
     EvaluationRolloutEnded,
     Event,
     FinalizeGroup,
-    Finish,
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LastStepCommitted,
     MoreToStart,
     PatienceEnded,
     PolicyUpdated,
@@ -44,7 +44,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.orchestrator.step.patience import Patience
 from counterpoint.run.config import ScheduleConfig
 
@@ -161,7 +161,7 @@ class Simulation:
         """Returns how long loads have delayed a rollout's end."""
         self._in_flight: dict[str, RolloutEnded] = {}
         """The event that will end each rollout."""
-        self.scheduler = Scheduler(self.schedule, self.steps, self._mix())
+        self.scheduler = RolloutScheduler(self.schedule, self.steps, self._mix())
         self._patience = Patience(
             lambda step, seconds: self._after(0, PatienceEnded(step)), lambda: self.now, self._call_later
         )
@@ -243,7 +243,7 @@ class Simulation:
                 self.bounds.append(steps)
             case AwaitStragglers(step):
                 self._patience.wait(step, self.schedule.straggler_patience_steps)
-            case Finish():
+            case LastStepCommitted():
                 self._due.clear()
 
     def _call_later(self, time: float, call: Callable[[], None]) -> _Timer:

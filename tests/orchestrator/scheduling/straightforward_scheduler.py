@@ -17,10 +17,10 @@ from counterpoint.orchestrator.scheduling.events import (
     DrainRequested,
     Event,
     FinalizeGroup,
-    Finish,
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LastStepCommitted,
     LimitChanged,
     MoreToStart,
     PatienceEnded,
@@ -197,7 +197,7 @@ class StraightforwardScheduler:
             cancelled = self.drop(group, DropReason.RUN_DONE)
             if group.phase != "waiting":
                 yield cancelled
-        yield Finish()
+        yield LastStepCommitted()
 
     def observe(self, group: Group) -> None:
         if group.rewards:

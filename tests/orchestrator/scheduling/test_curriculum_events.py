@@ -22,22 +22,22 @@ from counterpoint.orchestrator.scheduling.events import (
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 
 STEPS = 12
 SCHEDULE = ScheduleConfig(group_size=2, rollouts_per_step=8, max_inflight_rollouts=16)
 
 
-def make_scheduler() -> Scheduler:
+def make_scheduler() -> RolloutScheduler:
     configs = [
         EnvironmentConfig(name="a", kind="reverse-text", curriculum=CurriculumConfig(rest=1, explore=0.4)),
         EnvironmentConfig(name="b", kind="reverse-text", ratio=0.5),
     ]
-    return Scheduler(SCHEDULE, STEPS, ExampleMix(configs, {"a": 30, "b": 30}, seed=3))
+    return RolloutScheduler(SCHEDULE, STEPS, ExampleMix(configs, {"a": 30, "b": 30}, seed=3))
 
 
-def play(scheduler: Scheduler, seed: int, steps: int, shipped: int = 0) -> tuple[list[Event], list[Instruction]]:
+def play(scheduler: RolloutScheduler, seed: int, steps: int, shipped: int = 0) -> tuple[list[Event], list[Instruction]]:
     """Plays groups that end in any order, half of them filtered, from step `shipped` on until so many have shipped."""
     chance = random.Random(seed)
     events: list[Event] = []

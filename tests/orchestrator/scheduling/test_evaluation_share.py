@@ -16,9 +16,9 @@ from counterpoint.orchestrator.scheduling.events import (
     EvaluationRolloutEnded,
     Event,
     FinalizeGroup,
-    Finish,
     GroupFinalized,
     GroupsBegun,
+    LastStepCommitted,
     MoreToStart,
     PolicyUpdated,
     RolloutEnded,
@@ -27,7 +27,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
@@ -39,7 +39,7 @@ class Fleet:
 
     def __init__(self, schedule: ScheduleConfig, *, starts_an_event: int = 64, instant_training: bool = True) -> None:
         self.schedule = schedule
-        self.scheduler = Scheduler(schedule, STEPS, CountingMix(), starts_an_event=starts_an_event)
+        self.scheduler = RolloutScheduler(schedule, STEPS, CountingMix(), starts_an_event=starts_an_event)
         self.training: list[str] = []
         self.evaluating: list[tuple[int, int]] = []
         self.events: list[Event] = []
@@ -89,7 +89,7 @@ class Fleet:
                 self.evaluating += [(number, index) for index in range(first, first + count)]
             case EndEvaluation():
                 self.evaluations_ended += 1
-            case Finish():
+            case LastStepCommitted():
                 self.finished = True
 
     def request(self, rollouts: int, share: float) -> None:

@@ -27,13 +27,13 @@ from counterpoint.orchestrator.scheduling.lossless import (
     LOST,
     LOST_MEAN,
     LosslessBound,
-    Said,
+    SaidOfStaleness,
     bound_of,
     in_words,
     need_of,
 )
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
@@ -46,7 +46,7 @@ def simulated(slow_seconds: float, limit: int, steps: int = 200) -> tuple[float,
     The trainer makes a step in one second. Rollouts last half a second, or `slow_seconds`, or up to a fifth less.
     """
     schedule = SCHEDULE.model_copy(update={"max_off_policy_steps": limit, "stragglers": "drop"})
-    scheduler, chance, count = Scheduler(schedule, steps, CountingMix()), random.Random(0), itertools.count()
+    scheduler, chance, count = RolloutScheduler(schedule, steps, CountingMix()), random.Random(0), itertools.count()
     todo: list[tuple[float, int, Callable[[], Any]]] = []
     slow: dict[int, bool] = {}
     versions: dict[int, int] = {}
@@ -166,7 +166,7 @@ def test_a_batch_that_is_full_at_once_lasts_as_long_as_the_trainers_step_or_its_
 
 
 def test_what_is_lost_is_said_once_and_again_when_more_is_needed() -> None:
-    said, line = Said(), {"step": 9, "staleness/mean": 2.0, **metrics_of([2.5] * 5)}
+    said, line = SaidOfStaleness(), {"step": 9, "staleness/mean": 2.0, **metrics_of([2.5] * 5)}
     words = said.news(line)
     assert "20.0%" in words
     assert "max_off_policy_steps = 5" in words
@@ -181,5 +181,5 @@ def test_what_waits_for_stragglers_cost_is_said() -> None:
     """Nothing is lost then, and the run takes much longer."""
     waited = {"wall_seconds": 5.0, "phase/wait_stragglers": 4.0}
     line = {"step": 9, "staleness/mean": 2.0, **waited, **metrics_of([], 3.0, waited)}
-    assert "max_off_policy_steps = 5" in Said().news(line)
+    assert "max_off_policy_steps = 5" in SaidOfStaleness().news(line)
     assert in_words({**line, "phase/wait_stragglers": 0.1}) == ""

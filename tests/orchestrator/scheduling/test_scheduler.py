@@ -13,10 +13,10 @@ from counterpoint.orchestrator.scheduling.events import (
     CapacityChanged,
     DrainRequested,
     FinalizeGroup,
-    Finish,
     GiveUp,
     GroupFinalized,
     Instruction,
+    LastStepCommitted,
     PolicyUpdated,
     PolicyUpdateStarting,
     RolloutEnded,
@@ -25,15 +25,15 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.scheduling.giving_up import GROUPS, Failure, Lasting
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import LOG_LENGTH, Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import LOG_LENGTH, RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
 
-def make_scheduler(steps: int = 10, **schedule: Any) -> Scheduler:
+def make_scheduler(steps: int = 10, **schedule: Any) -> RolloutScheduler:
     """Groups of 2, batches of 4, up to 8 in flight, unless said otherwise."""
     values = {"group_size": 2, "rollouts_per_step": 4, "max_inflight_rollouts": 8, **schedule}
-    return Scheduler(ScheduleConfig.model_validate(values), steps, CountingMix())
+    return RolloutScheduler(ScheduleConfig.model_validate(values), steps, CountingMix())
 
 
 def started(instructions: list[Instruction]) -> list[int]:
@@ -41,7 +41,7 @@ def started(instructions: list[Instruction]) -> list[int]:
 
 
 def end(
-    scheduler: Scheduler, group_id: int, outcomes: str = "cc", version: int | None = 0, first: int = 0
+    scheduler: RolloutScheduler, group_id: int, outcomes: str = "cc", version: int | None = 0, first: int = 0
 ) -> list[Instruction]:
     """Ends a group's rollouts: `c`ompleted, `f`ailed or cancelled (`x`)."""
     outcome_of = {"c": RolloutOutcome.COMPLETED, "f": RolloutOutcome.FAILED, "x": RolloutOutcome.CANCELLED}
@@ -52,13 +52,15 @@ def end(
     return instructions
 
 
-def play(scheduler: Scheduler, group_id: int, kept: int = 2, filtered: int = 0, version: int = 0) -> list[Instruction]:
+def play(
+    scheduler: RolloutScheduler, group_id: int, kept: int = 2, filtered: int = 0, version: int = 0
+) -> list[Instruction]:
     """Completes and finalizes a group."""
     instructions = end(scheduler, group_id, version=version)
     return instructions + scheduler.handle(GroupFinalized(group_id, kept, filtered))
 
 
-def waiting_for(scheduler: Scheduler) -> str:
+def waiting_for(scheduler: RolloutScheduler) -> str:
     return "\n".join(scheduler.snapshot().waiting_for)
 
 
@@ -227,7 +229,7 @@ def test_the_last_commit_finishes_and_clears_up() -> None:
     end(scheduler, 0, "c", first=1)
     assert started(scheduler.handle(GroupFinalized(0, 1, 0))) == []
     assert ShipBatch(1, (0, 1)) in play(scheduler, 1)
-    assert scheduler.handle(BatchCommitted(1)) == [Finish()]
+    assert scheduler.handle(BatchCommitted(1)) == [LastStepCommitted()]
     assert scheduler.handle(PolicyUpdated(1)) == []
     assert scheduler.snapshot().waiting_for == ("nothing: the run is done",)
     resumed = make_scheduler(steps=1, rollouts_per_step=3)
@@ -298,7 +300,7 @@ def test_the_state_after_shipping_a_step_is_the_state_after_that_step() -> None:
 def test_a_run_resumed_after_its_last_step_is_finished() -> None:
     scheduler = make_scheduler(steps=1)
     scheduler.restore({"format": 1, "next_step": 2, "next_group_id": 5, "groups": [], "mix": {"drawn": 5}})
-    assert scheduler.handle(PolicyUpdated(0)) == [Finish()]
+    assert scheduler.handle(PolicyUpdated(0)) == [LastStepCommitted()]
 
 
 def test_a_drain_starts_and_ships_nothing_and_keeps_interrupted_groups_for_later() -> None:
@@ -374,7 +376,7 @@ def test_the_log_tells_what_happened_to_a_group_and_is_bounded() -> None:
     assert scheduler.log_of(0) == []
 
 
-def fail_groups(scheduler: Scheduler, first: int, last: int) -> list[Instruction]:
+def fail_groups(scheduler: RolloutScheduler, first: int, last: int) -> list[Instruction]:
     """Fails groups whose requests a server refuses."""
     failure = Failure(Lasting.REFUSED, "RequestRefused", "RequestRefused: 400: too long")
     instructions: list[Instruction] = []

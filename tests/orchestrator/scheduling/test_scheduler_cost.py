@@ -18,7 +18,7 @@ from counterpoint.orchestrator.scheduling.events import (
     ShipBatch,
 )
 from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
@@ -37,7 +37,7 @@ class Counted:
             max_lead_steps=groups,
             max_off_policy_steps=groups,
         )
-        self.scheduler = Scheduler(schedule, groups, CountingMix())
+        self.scheduler = RolloutScheduler(schedule, groups, CountingMix())
         self.costs: list[float] = []
         self._bytecodes = 0
 

@@ -35,10 +35,10 @@ from counterpoint.orchestrator.scheduling.events import (
     DrainRequested,
     Event,
     FinalizeGroup,
-    Finish,
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LastStepCommitted,
     LimitChanged,
     MoreToStart,
     PatienceEnded,
@@ -51,7 +51,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 from tests.orchestrator.scheduling.straightforward_scheduler import StraightforwardScheduler
@@ -147,7 +147,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def make_schedulers(self) -> None:
         starts = self.starts_an_event
         self.mix, self.plain_mix = CountingMix(), CountingMix()
-        self.scheduler = Scheduler(self.schedule, STEPS, self.mix, starts_an_event=starts)
+        self.scheduler = RolloutScheduler(self.schedule, STEPS, self.mix, starts_an_event=starts)
         self.plain = StraightforwardScheduler(self.schedule, STEPS, self.plain_mix, starts_an_event=starts)
         self.bound = self.scheduler.snapshot().staleness_bound
         self.more_to_start = False
@@ -194,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 group.finalizing = True
             case ShipBatch():
                 self.ship(instruction)
-            case Finish():
+            case LastStepCommitted():
                 assert self.world.committed == STEPS
                 assert not self.world.groups
                 self.finished = True

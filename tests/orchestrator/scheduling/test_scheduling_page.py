@@ -18,7 +18,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartGroup,
 )
 from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
@@ -80,7 +80,7 @@ def test_the_worked_example_is_what_happens() -> None:
         max_off_policy_steps=2,
         stragglers="drop",
     )
-    scheduler = Scheduler(schedule, 100, CountingMix())
+    scheduler = RolloutScheduler(schedule, 100, CountingMix())
     page = worked_example()
     assert [happens for happens, _does in page] == list(EVENTS)
     for happens, does in page:

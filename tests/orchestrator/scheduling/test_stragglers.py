@@ -29,7 +29,7 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.scheduling.lossless import bound_of
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
-from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
 from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.simulation import (
     ROWS,
@@ -187,7 +187,7 @@ def test_environments_have_their_shares_however_slow_one_is() -> None:
     assert Counter(environment for environment, _ in run.trained) == {"fast": 240, "slow": 240}
 
 
-def beside_a_straggler() -> Scheduler:
+def beside_a_straggler() -> RolloutScheduler:
     """Group 2 fills step 2, the last that may take version 0; group 0 is of version 0 and runs."""
     scheduler = make_scheduler(
         max_lead_steps=2, max_off_policy_steps=2, rollouts_per_step=2, max_inflight_rollouts=4, stragglers="wait"

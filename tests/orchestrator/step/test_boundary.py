@@ -18,7 +18,7 @@ from counterpoint.orchestrator.rollouts.dump import DumpHeader, open_dump
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, read_tokens
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
-from counterpoint.orchestrator.step.checkpoint import Checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import published_steps
@@ -62,7 +62,7 @@ async def take(boundary: StepBoundary, rollouts: list[Rollout], outlet: Outlet, 
     discarded = [make_rollout(2, 0, filtered_by="repetition", reward=0.1)]
     in_progress = boundary.begin(step, rollouts, discarded)
     outlet.offer(*await in_progress.merge())
-    return await in_progress.complete(Checkpoint(step, {}, {}, {}, [], {}), lambda: outlet.commit(step))
+    return await in_progress.complete(StepCheckpoint(step, {}, {}, {}, [], {}), lambda: outlet.commit(step))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1])

@@ -12,8 +12,8 @@ from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.checkpoint import (
     FORMAT,
-    Checkpoint,
     CheckpointError,
+    StepCheckpoint,
     check_resumable,
     committed_lines,
     identity_of,
@@ -36,7 +36,7 @@ def make_config(tmp_path: Path, **fields: Any) -> RunConfig:
     return RunConfig(**(values | fields))
 
 
-def make_checkpoint(config: RunConfig, step: int, **fields: Any) -> Checkpoint:
+def make_checkpoint(config: RunConfig, step: int, **fields: Any) -> StepCheckpoint:
     values: dict[str, Any] = {
         "step": step,
         "identity": identity_of(config),
@@ -45,7 +45,7 @@ def make_checkpoint(config: RunConfig, step: int, **fields: Any) -> Checkpoint:
         "waiting": [make_rollout(step)],
         "line": {"step": step, "reward/mean": 0.5},
     }
-    return Checkpoint(**(values | fields))
+    return StepCheckpoint(**(values | fields))
 
 
 def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_turns
 from counterpoint.orchestrator.step.boundary import StepBoundary, merge_all
-from counterpoint.orchestrator.step.checkpoint import Checkpoint
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
@@ -81,7 +81,7 @@ async def take(directory: Path, groups: list[list[Rollout]], ahead: RoutingAhead
     rollouts = [rollout for group in groups for rollout in group]
     in_progress = StepBoundary(directory, "one", {"toy": []}).begin(3, rollouts, [], ahead=ahead)
     batch, _ = await in_progress.merge()
-    await in_progress.complete(Checkpoint(3, {}, {}, {}, [], {}), lambda: None)
+    await in_progress.complete(StepCheckpoint(3, {}, {}, {}, [], {}), lambda: None)
     return batch
 
 
