@@ -276,13 +276,13 @@ async def _observe(
     from counterpoint.inference.base import InferenceError
     from counterpoint.inference.model_facts import read_bounds
     from counterpoint.inference.pool.pool import InferencePool
-    from counterpoint.job.environments.observe import Plan, observe
+    from counterpoint.job.environments.observe import PlayPlan, observe
     from counterpoint.job.evaluation.server import LOG, server_running, unless_ended
 
     pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
     # Another's server may hold as many as its model.
     context = _longest(Path(model)) if own is None else own.max_model_len
-    plan = Plan(given.examples, given.rollouts or plays.rollouts, given.rounds, context, plays.at_once)
+    plan = PlayPlan(given.examples, given.rollouts or plays.rollouts, given.rounds, context, plays.at_once)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     started: list[object] = []
 

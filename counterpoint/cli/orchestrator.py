@@ -6,7 +6,7 @@ import logging
 from contextlib import ExitStack
 from functools import partial
 
-from counterpoint.cli.arguments.command import Command, parse
+from counterpoint.cli.arguments.command import ParsedCommand, parse
 from counterpoint.environments.import_path import only_imports
 from counterpoint.job.admin.reload import Reload
 from counterpoint.job.check import check_run
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         return 0 if command is None else _run(command, arguments)
 
 
-def _run(command: Command[RunConfig], arguments: list[str]) -> int:
+def _run(command: ParsedCommand[RunConfig], arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     from counterpoint.orchestrator.daemon import run
 
@@ -36,7 +36,7 @@ def _run(command: Command[RunConfig], arguments: list[str]) -> int:
         return run(config, notify_ready)
 
 
-def check(as_guest: ExitStack, command: Command[RunConfig]) -> None:
+def check(as_guest: ExitStack, command: ParsedCommand[RunConfig]) -> None:
     """Raises `UserError` for what is wrong before anything is started.
 
     A guest imports only what the job allows, until the end of `as_guest`.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from counterpoint.cli.arguments.command import Command, parse
+from counterpoint.cli.arguments.command import ParsedCommand, parse
 from counterpoint.cli.display.console import console_for, lasting, printed_beside
 from counterpoint.cli.display.progress import choose
 from counterpoint.cli.display.summary_tables import print_summary
@@ -95,7 +95,9 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
         return _play(replace(command, config=config), left_running, reload, console, resuming)
 
 
-def _play(command: Command[JobConfig], left_running: bool, reload: Reload, console: Console, resuming: str) -> int:
+def _play(
+    command: ParsedCommand[JobConfig], left_running: bool, reload: Reload, console: Console, resuming: str
+) -> int:
     """Starts a job whose ports are held, and plays it to its end. Returns its exit code."""
     config, fresh = command.config, "fresh" in command.switches
     options = check_backend(config)
@@ -138,14 +140,14 @@ def _play(command: Command[JobConfig], left_running: bool, reload: Reload, conso
     return outcome.code
 
 
-def check(command: Command[JobConfig]) -> None:
+def check(command: ParsedCommand[JobConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration alone."""
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")
     check_job(command.config)
 
 
-def _rehearsed(command: Command[JobConfig]) -> str:
+def _rehearsed(command: ParsedCommand[JobConfig]) -> str:
     """Returns what a dry run prints, after a rehearsal of the environments, as before a start."""
     config = command.config
     if config.backend == "local" and not config.resume:

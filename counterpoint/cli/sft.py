@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from counterpoint.cli.arguments.command import Command, log_to_stderr, parse
+from counterpoint.cli.arguments.command import ParsedCommand, log_to_stderr, parse
 from counterpoint.job.claim_directory import claim_directory
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.trainer.sft.config import SftConfig
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"{command.file}: {error}") from error
 
 
-def check(command: Command[SftConfig]) -> None:
+def check(command: ParsedCommand[SftConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration alone."""
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")

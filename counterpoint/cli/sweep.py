@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from counterpoint.cli.arguments.command import Command, log_to_stderr, parse
+from counterpoint.cli.arguments.command import ParsedCommand, log_to_stderr, parse
 from counterpoint.cli.cluster.wait import StopJobOnSignals, await_end
 from counterpoint.cli.display.console import lasting
 from counterpoint.cli.display.sweep_table import print_changes, print_table, show_live, sweep_console
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def check(command: Command[SweepConfig]) -> None:
+def check(command: ParsedCommand[SweepConfig]) -> None:
     """Raises `UserError` for what is wrong with any target, or with the storage, before anything is claimed."""
     targets = targets_of(command.config, command.file)
     check_files(targets)
@@ -87,7 +87,7 @@ def check(command: Command[SweepConfig]) -> None:
         check_workers(command.config, targets, str(command.file))
 
 
-def _describe(command: Command[SweepConfig]) -> str:
+def _describe(command: ParsedCommand[SweepConfig]) -> str:
     """What a dry run prints: the file as resolved, and the targets as comments."""
     targets = targets_of(command.config, command.file)
     lines = [f"#   {target.target_id}: {describe_values(target.values)}" for target in targets]

@@ -26,7 +26,7 @@ from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.directory import JOB_FILE, JOB_LOCK
 from counterpoint.job.reading.log_errors import ERROR_LINE
-from counterpoint.job.reading.status import JobStatus, StatusReader
+from counterpoint.job.reading.status import JobSnapshot, StatusReader
 from counterpoint.job.results.step_calls import StepCalls
 from counterpoint.transport import exact_json
 from counterpoint.transport.configuration.toml_file import anchored
@@ -76,10 +76,10 @@ class StartedJob:
         holder = holder_of(self.directory / JOB_LOCK)
         return self.code is None and (holder is None or holder.pid != self._process.pid)
 
-    def status(self) -> JobStatus:
+    def status(self) -> JobSnapshot:
         """Returns the job's present status, without runs until they have begun. Raises `UserError` if it could not begin."""
         if self.code is None and (self.is_beginning or not (self.directory / JOB_FILE).exists()):
-            return JobStatus(self.directory, None, {}, [], running=True)
+            return JobSnapshot(self.directory, None, {}, [], running=True)
         return self._status.read()
 
     def wait(self, timeout_seconds: float | None = None, *, check: bool = False) -> int:

@@ -110,7 +110,7 @@ class FailedWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class _Snapshot:
     """The state of the job and of its workers at one moment."""
 
     job: State
@@ -161,7 +161,7 @@ class SupervisedJob:
             ]
         )
         self._show: Show = lambda workers, steps: None
-        self._unseen: deque[Snapshot] = deque(maxlen=MOST_UNSEEN)
+        self._unseen: deque[_Snapshot] = deque(maxlen=MOST_UNSEEN)
         """The states of the job that were not shown yet."""
         self._changed = asyncio.Event()
         self._telemetry: JobTelemetry | None = None
@@ -180,7 +180,7 @@ class SupervisedJob:
             on_reload=on_reload,
             on_trouble=self._on_state_trouble,
         )
-        self._last = Snapshot(self._job.state, self._job.views())
+        self._last = _Snapshot(self._job.state, self._job.views())
 
     def run(self, show: Show) -> Outcome:
         """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
@@ -293,7 +293,7 @@ class SupervisedJob:
             self._changed.clear()
 
     def _on_change(self, job: AttendedJob) -> None:
-        now = Snapshot(job.state, job.views())
+        now = _Snapshot(job.state, job.views())
         if self._telemetry is not None:
             self._telemetry.show(now.job, now.workers, job.heard, len(self.histories))
         if now != self._last:
@@ -326,7 +326,7 @@ class SupervisedJob:
             if time.monotonic() > until or not any(history.is_behind for history in self.histories.values()):
                 return
 
-    def _write_files(self, snapshot: Snapshot) -> None:
+    def _write_files(self, snapshot: _Snapshot) -> None:
         """Writes the job's files; says once that the disk is full, and once that it is not any more."""
         trouble = self._trouble
         for file in (self._processes_file, self._servers_file, self._usage_file):

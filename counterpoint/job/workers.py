@@ -56,7 +56,7 @@ SIDE_RESTARTS = 1000
 """How often in a row a worker that the job can do without is started again."""
 
 TRACKING_STOP_SECONDS = 90.0
-"""How long the sinks may take to send what is left: `finish_seconds` of `job/tracking/tracking.py`, and some."""
+"""How long the sinks may take to send what is left: `finish_seconds` of `counterpoint/job/tracking/tracking.py`, and some."""
 
 SERVE_STOP_SECONDS = 5.0
 """How long the server of the page may take to end."""

@@ -20,15 +20,15 @@ from typing import Any
 
 from counterpoint.job.admin.ask import NotAnswered, NotThere
 from counterpoint.job.admin.ask import Refused as RefusedByJob
-from counterpoint.serve.audit import AuditLog, Caller
+from counterpoint.serve.audit import ApiCaller, AuditLog
 from counterpoint.serve.endpoint import Endpoint
 from counterpoint.serve.errors import (
     ApiError,
-    BadRequest,
-    Busy,
+    BadParameter,
+    ChangeForbidden,
     NotFound,
     Overdue,
-    Refused,
+    Overloaded,
     StorageFull,
     Unexpected,
     is_full,
@@ -58,7 +58,7 @@ COMPRESSED_FROM = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerBytes:
     """An answer's bytes."""
 
     body: bytes
@@ -70,11 +70,11 @@ class Answer:
 
 @dataclass(slots=True)
 class _Kept:
-    task: asyncio.Task[Answer | ApiError]
+    task: asyncio.Task[AnswerBytes | ApiError]
     ended: float = 0.0
 
 
-class Answers:
+class KeptAnswers:
     """Computes and keeps answers. Belongs to one event loop; `close` it."""
 
     def __init__(self, jobs: Jobs, audit: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,7 +88,7 @@ class Answers:
         self._waiting = dict.fromkeys(THREADS, 0)
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
 
-    async def read(self, endpoint: Endpoint[Any, Any], parameters: Config) -> Answer:
+    async def read(self, endpoint: Endpoint[Any, Any], parameters: Config) -> AnswerBytes:
         """Returns the answer, perhaps one that was computed a moment ago. Raises `ApiError`."""
         key = (endpoint.operation, parameters.model_dump_json())
         kept = self._kept.get(key)
@@ -99,7 +99,7 @@ class Answers:
             task.add_done_callback(lambda _: self._on_end(kept))
         return await self._within(endpoint, kept.task)
 
-    async def change(self, endpoint: Endpoint[Any, Any], parameters: Config, caller: Caller) -> Answer:
+    async def change(self, endpoint: Endpoint[Any, Any], parameters: Config, caller: ApiCaller) -> AnswerBytes:
         """Carries a change out and returns its answer. Then every kept answer is out of date. Raises `ApiError`."""
         arguments = (endpoint, self._jobs, parameters, self._audit, caller)
         task = asyncio.create_task(self._compute(endpoint, _carry_out, *arguments))
@@ -114,7 +114,7 @@ class Answers:
             threads.shutdown(wait=False, cancel_futures=True)
         return not any(self._waiting.values())
 
-    async def _within(self, endpoint: Endpoint[Any, Any], task: asyncio.Task[Answer | ApiError]) -> Answer:
+    async def _within(self, endpoint: Endpoint[Any, Any], task: asyncio.Task[AnswerBytes | ApiError]) -> AnswerBytes:
         await asyncio.wait({task}, timeout=endpoint.seconds)
         if not task.done():
             raise Overdue(endpoint.operation, endpoint.seconds)
@@ -124,12 +124,12 @@ class Answers:
         return outcome
 
     async def _compute(
-        self, endpoint: Endpoint[Any, Any], function: Callable[..., Answer | ApiError], *arguments: Any
-    ) -> Answer | ApiError:
+        self, endpoint: Endpoint[Any, Any], function: Callable[..., AnswerBytes | ApiError], *arguments: Any
+    ) -> AnswerBytes | ApiError:
         """Calls a function in a thread. Returns errors, so that one that nobody waits for any more is no unseen exception."""
         threads = endpoint.threads
         if self._waiting[threads] >= THREADS[threads] + MOST_WAITING:
-            return Busy()
+            return Overloaded()
         self._waiting[threads] += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads[threads], function, *arguments)
@@ -143,7 +143,7 @@ class Answers:
 
     def _bytes(self) -> int:
         done = [kept.task.result() for kept in self._kept.values() if kept.task.done() and not kept.task.cancelled()]
-        return sum(len(one.body) + len(one.compressed or b"") for one in done if isinstance(one, Answer))
+        return sum(len(one.body) + len(one.compressed or b"") for one in done if isinstance(one, AnswerBytes))
 
 
 def _start_all(threads: ThreadPoolExecutor, count: int) -> None:
@@ -153,22 +153,22 @@ def _start_all(threads: ThreadPoolExecutor, count: int) -> None:
     together.wait()
 
 
-def _answer(endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config) -> Answer | ApiError:
+def _answer(endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config) -> AnswerBytes | ApiError:
     """Runs in a thread."""
     try:
         body = endpoint.answer(jobs, parameters).model_dump_json().encode()
         if len(body) > MOST_BYTES_EACH:
-            raise BadRequest(f"the answer would have {len(body)} bytes", expected=f"at most {MOST_BYTES_EACH}")
+            raise BadParameter(f"the answer would have {len(body)} bytes", expected=f"at most {MOST_BYTES_EACH}")
         compressed = zlib.compress(body, 1, wbits=31) if len(body) >= COMPRESSED_FROM else None
-        return Answer(body, compressed, f'W/"{hashlib.sha256(body).hexdigest()[:32]}"')
+        return AnswerBytes(body, compressed, f'W/"{hashlib.sha256(body).hexdigest()[:32]}"')
     except ApiError as error:
         return error.with_traceback(None)
     except NotThere as error:
         return NotFound(str(error))
     except (Obstructed, RefusedByJob, NotAnswered) as error:
-        return Refused(str(error))
+        return ChangeForbidden(str(error))
     except UserError as error:
-        return BadRequest(str(error))
+        return BadParameter(str(error))
     except OSError as error:
         if is_full(error):
             return StorageFull(str(error))
@@ -180,8 +180,8 @@ def _answer(endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config) -> Ans
 
 
 def _carry_out(
-    endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config, audit: AuditLog, caller: Caller
-) -> Answer | ApiError:
+    endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config, audit: AuditLog, caller: ApiCaller
+) -> AnswerBytes | ApiError:
     """Runs in a thread: a change begins only once the audit log has it."""
     try:
         number = audit.begin(caller, endpoint.operation, parameters.model_dump(mode="json"))

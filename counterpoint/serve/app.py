@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from counterpoint.serve.access import RateLimit, Tokens
-from counterpoint.serve.answers import Answer, Answers
+from counterpoint.serve.answers import AnswerBytes, KeptAnswers
 from counterpoint.serve.api import (
     cluster,
     fleet,
@@ -39,16 +39,16 @@ from counterpoint.serve.api import (
     usage,
 )
 from counterpoint.serve.api import jobs as jobs_api
-from counterpoint.serve.audit import AuditLog, Caller
+from counterpoint.serve.audit import ApiCaller, AuditLog
 from counterpoint.serve.endpoint import ROOT, Endpoint
 from counterpoint.serve.errors import (
     ApiError,
-    BadRequest,
+    BadParameter,
+    BodyTooLarge,
     Forbidden,
     NotFound,
     ProblemAnswer,
-    TooLarge,
-    TooMany,
+    RateLimited,
     Unauthorized,
     Unexpected,
     WrongType,
@@ -127,7 +127,7 @@ def build_app(
     guard = _Guard(access)
     app = web.Application(middlewares=[guard.pass_through], client_max_size=MAX_BODY_BYTES)
     app[PROVEN] = ProvenConnections()
-    answers = Answers(jobs, audit)
+    answers = KeptAnswers(jobs, audit)
     operations = _Operations(answers)
     for endpoint in endpoints:
         app.router.add_route(endpoint.method, ROOT + endpoint.path, operations.handler_of(endpoint))
@@ -183,7 +183,7 @@ class _Guard:
             except ApiError as error:
                 return _problem(error)
             except web.HTTPRequestEntityTooLarge:
-                return _problem(TooLarge("the body is too large", expected=f"at most {MAX_BODY_BYTES} bytes"))
+                return _problem(BodyTooLarge("the body is too large", expected=f"at most {MAX_BODY_BYTES} bytes"))
             except web.HTTPException as error:
                 return _problem(_of_http(error, request), error.status, {"Allow": error.headers.get("Allow", "")})
             except Exception:
@@ -209,7 +209,7 @@ class _Guard:
                 self._log.note(logging.WARNING, f"{client}: a wrong token for {printable(request.path)[:100]}")
             raise Unauthorized
         if not request.app[PROVEN].note(request, allowed):
-            raise TooMany(1)
+            raise RateLimited(1)
         if request.method != "GET":
             if allowed != "change":
                 self._log.note(logging.WARNING, f"{client}: the read token for {printable(request.path)[:100]}")
@@ -219,13 +219,13 @@ class _Guard:
     @staticmethod
     def _count(limit: RateLimit, client: str) -> None:
         if seconds := limit.take(client):
-            raise TooMany(seconds)
+            raise RateLimited(seconds)
 
 
 class _Operations:
     """The handlers of endpoints."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: KeptAnswers) -> None:
         self._answers = answers
 
     def handler_of(self, endpoint: Endpoint[Any, Any]) -> Handler:
@@ -238,7 +238,7 @@ class _Operations:
 
         async def change(request: web.Request) -> web.StreamResponse:
             parameters = from_body(endpoint, request.match_info, await _body(request))
-            return _answered(request, await self._answers.change(endpoint, parameters, Caller(request.remote or "")))
+            return _answered(request, await self._answers.change(endpoint, parameters, ApiCaller(request.remote or "")))
 
         return read if endpoint.access == "read" else change
 
@@ -252,10 +252,10 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
-        raise BadRequest(f"the body took more than {BODY_SECONDS:g} s", where="body") from None
+        raise BadParameter(f"the body took more than {BODY_SECONDS:g} s", where="body") from None
 
 
-def _answered(request: web.Request, answer: Answer) -> web.StreamResponse:
+def _answered(request: web.Request, answer: AnswerBytes) -> web.StreamResponse:
     headers = {"ETag": answer.tag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization"}
     if request.method == "GET" and answer.tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)
@@ -280,7 +280,7 @@ def _problem(error: ApiError, status: int | None = None, headers: dict[str, str]
     kept = {name: value for name, value in (headers or {}).items() if value} | {"Cache-Control": "no-store"}
     if isinstance(error, Unauthorized):
         kept["WWW-Authenticate"] = 'Bearer realm="counterpoint"'
-    if isinstance(error, TooMany):
+    if isinstance(error, RateLimited):
         kept["Retry-After"] = str(math.ceil(error.seconds))
     body = ProblemAnswer(error=error.problem).model_dump_json().encode()
     return web.Response(status=status or error.status, body=body, content_type="application/json", headers=kept)

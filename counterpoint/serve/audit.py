@@ -40,7 +40,7 @@ LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ApiCaller:
     """The person who asks."""
 
     address: str
@@ -55,7 +55,7 @@ class AuditLog:
         self.path = directory / FILE
         self._most_bytes = most_bytes
 
-    def begin(self, caller: Caller, operation: str, parameters: Mapping[str, Any]) -> str:
+    def begin(self, caller: ApiCaller, operation: str, parameters: Mapping[str, Any]) -> str:
         """Records that a change begins, durably. Returns its number. Raises `StorageFull` if that cannot be."""
         number = secrets.token_hex(8)
         line = {"change": number, "event": "begin", "client": caller.address, "operation": operation}

@@ -7,7 +7,7 @@ in the OpenAPI document. The contract of `answer`:
 
 - It is a plain function `answer(jobs, parameters) -> result`, called in a thread. It may block on files, but should end within
   `seconds`: after that its caller gets an error (503), though the function runs on.
-- It raises `NotFound` (404) for what is not there, `Refused` (409) for what the state of a job forbids, and
+- It raises `NotFound` (404) for what is not there, `ChangeForbidden` (409) for what the state of a job forbids, and
   `transport.errors.UserError` (400) for a wrong value. Their text becomes a `Problem`. An `OSError` of a full disk becomes 507;
   anything else that it raises is our bug (500).
 - What it reads is hostile: files are read with `transport/files/untrusted.py` or with bounds as strict; a run's directory comes
@@ -24,11 +24,11 @@ from typing import Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel
 
-from counterpoint.serve.errors import BadRequest, NotFound, Refused
+from counterpoint.serve.errors import BadParameter, ChangeForbidden, NotFound
 from counterpoint.serve.jobs import Jobs
 from counterpoint.transport.config import Config
 
-__all__ = ["ROOT", "BadRequest", "Endpoint", "NotFound", "Refused", "reads"]
+__all__ = ["ROOT", "BadParameter", "ChangeForbidden", "Endpoint", "NotFound", "reads"]
 
 Parameters = TypeVar("Parameters", bound=Config)
 Result = TypeVar("Result", bound=BaseModel)

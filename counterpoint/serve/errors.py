@@ -43,7 +43,7 @@ class ApiError(Exception):
         self.problem = Problem(what=what, where=where, value=value[:200], expected=expected, advice=advice)
 
 
-class BadRequest(ApiError):
+class BadParameter(ApiError):
     """A parameter is wrong."""
 
 
@@ -53,7 +53,7 @@ class NotFound(ApiError):
     status = 404
 
 
-class Refused(ApiError):
+class ChangeForbidden(ApiError):
     """The state of the job forbids the change."""
 
     status = 409
@@ -72,7 +72,7 @@ class Overdue(ApiError):
         )
 
 
-class Busy(ApiError):
+class Overloaded(ApiError):
     """More is asked than can be computed."""
 
     status = 503
@@ -125,7 +125,7 @@ class Forbidden(ApiError):
     status = 403
 
 
-class TooLarge(ApiError):
+class BodyTooLarge(ApiError):
     """The request's body is too large."""
 
     status = 413
@@ -137,7 +137,7 @@ class WrongType(ApiError):
     status = 415
 
 
-class TooMany(ApiError):
+class RateLimited(ApiError):
     """Requests come too fast."""
 
     status = 429

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from counterpoint.serve.endpoint import Endpoint
-from counterpoint.serve.errors import BadRequest
+from counterpoint.serve.errors import BadParameter
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
 
@@ -33,15 +33,17 @@ def lists_of(parameters: type[Config]) -> frozenset[str]:
 def from_query(
     endpoint: Endpoint[Any, Any], lists: frozenset[str], path: Mapping[str, str], query: Sequence[tuple[str, str]]
 ) -> Config:
-    """Returns the parameters of a reading request. Raises `BadRequest`."""
+    """Returns the parameters of a reading request. Raises `BadParameter`."""
     given: dict[str, Any] = dict(path)
     for name, value in query:
         if name in path:
-            raise BadRequest(f"{name} stands in the path", where=name, value=value, advice="leave it out of the query")
+            raise BadParameter(
+                f"{name} stands in the path", where=name, value=value, advice="leave it out of the query"
+            )
         if name in lists:
             given.setdefault(name, []).append(value)
         elif name in given:
-            raise BadRequest(f"{name} is given twice", where=name, value=value, expected="one value")
+            raise BadParameter(f"{name} is given twice", where=name, value=value, expected="one value")
         else:
             given[name] = value
     try:
@@ -52,15 +54,15 @@ def from_query(
 
 
 def from_body(endpoint: Endpoint[Any, Any], path: Mapping[str, str], body: bytes) -> Config:
-    """Returns the parameters of a changing request. No body stands for `{}`. Raises `BadRequest`."""
+    """Returns the parameters of a changing request. No body stands for `{}`. Raises `BadParameter`."""
     try:
         values = loads(body or b"{}", MAX_WRITTEN_DEPTH)
     except JsonError as error:
-        raise BadRequest(f"the body cannot be read: {error}", where="body", expected="a JSON object") from None
+        raise BadParameter(f"the body cannot be read: {error}", where="body", expected="a JSON object") from None
     if not isinstance(values, dict):
-        raise BadRequest(f"the body is a JSON {type(values).__name__}", where="body", expected="a JSON object")
+        raise BadParameter(f"the body is a JSON {type(values).__name__}", where="body", expected="a JSON object")
     if twice := [name for name in path if name in values]:
-        raise BadRequest(f"{twice[0]} stands in the path", where=twice[0], advice="leave it out of the body")
+        raise BadParameter(f"{twice[0]} stands in the path", where=twice[0], advice="leave it out of the body")
     try:
         parsed: Config = endpoint.parameters.model_validate_json(dumps({**values, **path}), strict=True)
     except ValidationError as error:
@@ -68,16 +70,18 @@ def from_body(endpoint: Endpoint[Any, Any], path: Mapping[str, str], body: bytes
     return parsed
 
 
-def _bad(error: ValidationError) -> BadRequest:
+def _bad(error: ValidationError) -> BadParameter:
     """Describes the first thing that is wrong: a parameter that does not exist, since it may be another that is misspelt."""
     every: list[ErrorDetails] = error.errors(include_url=False)
     details = next((each for each in every if each["type"] == "extra_forbidden"), every[0])
     where = ".".join(map(str, details["loc"]))
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "missing":
-        return BadRequest(f"{where} is missing", where=where, expected=message)
+        return BadParameter(f"{where} is missing", where=where, expected=message)
     if details["type"] == "extra_forbidden":
-        return BadRequest(f"there is no parameter {where[:64]!r}", where=where[:64], advice="see /api/v1/openapi.json")
-    return BadRequest(
+        return BadParameter(
+            f"there is no parameter {where[:64]!r}", where=where[:64], advice="see /api/v1/openapi.json"
+        )
+    return BadParameter(
         f"{where[:64]} is wrong: {message}", where=where[:64], value=str(details["input"]), expected=message
     )

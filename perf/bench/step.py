@@ -19,7 +19,7 @@ import numpy as np
 
 from counterpoint.job.replay.boundary import Recording
 from counterpoint.job.replay.consumer import bare_consumer
-from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
+from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagSpan, LagTrace
 from counterpoint.job.replay.replay import (
     AHEAD,
     BASELINE,
@@ -250,8 +250,8 @@ def _rounds(trace: LagTrace) -> list[tuple[LagDistribution, LagDistribution]]:
     found = []
     for baseline, finalizing, delivery in zip(*rounds, strict=True):
         seconds = min(baseline.seconds, delivery.end - finalizing.start)
-        idle = trace.distribution(Span("idle", baseline.end - seconds, baseline.end))
-        found.append((idle, trace.distribution(Span("busy", finalizing.start, delivery.end))))
+        idle = trace.distribution(LagSpan("idle", baseline.end - seconds, baseline.end))
+        found.append((idle, trace.distribution(LagSpan("busy", finalizing.start, delivery.end))))
     return found
 
 

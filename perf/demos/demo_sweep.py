@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from counterpoint.job.configuration.load import load
-from counterpoint.job.sweep.rows import Row, rows_reader_of
+from counterpoint.job.sweep.rows import TargetRow, rows_reader_of
 from counterpoint.job.sweep.targets import SweepConfig, targets_of
 from perf.chaos.disk import json_lines
 from perf.commands import Command, DemoError, is_ready, log_of, say, until
@@ -65,29 +65,29 @@ def main() -> int:
     return 1 if verdict else 0
 
 
-def midway(rows: Sequence[Row]) -> list[Row]:
+def midway(rows: Sequence[TargetRow]) -> list[TargetRow]:
     """Returns the targets in work that have trained enough steps for a kill to matter."""
     return [row for row in rows if row.status.state == "RUNNING" and step(row) >= MIDWAY_STEPS]
 
 
-def row_of(target_id: str, rows: Sequence[Row]) -> Row:
+def row_of(target_id: str, rows: Sequence[TargetRow]) -> TargetRow:
     """Returns the row of a target."""
     return next(row for row in rows if row.status.target_id == target_id)
 
 
-def step(row: Row) -> int:
+def step(row: TargetRow) -> int:
     """Returns the newest step of a target's runs."""
     assert row.result is not None
     return max(run.step for run in row.result.runs)
 
 
-def steps(row: Row) -> str:
+def steps(row: TargetRow) -> str:
     """Returns a target's steps, as the table shows them."""
     assert row.result is not None
     return row.result.steps
 
 
-def verdict_of(rows: Sequence[Row], victim: Row) -> str | None:
+def verdict_of(rows: Sequence[TargetRow], victim: TargetRow) -> str | None:
     """Returns the fault of the sweep, or None."""
     for row in rows:
         name, metrics = row.status.target_id, OUTPUT / f"run_demo.{row.status.target_id}" / "metrics.jsonl"

@@ -12,7 +12,7 @@ import pytest
 from counterpoint.cli import environment
 from counterpoint.cli.main import main
 from counterpoint.job.environments import waiting
-from counterpoint.job.environments.observe import Plan
+from counterpoint.job.environments.observe import PlayPlan
 from tests.support.vllm_server import ServerProcess
 
 
@@ -202,10 +202,10 @@ def test_the_context_of_a_server_that_is_not_ours_is_the_models(
     """A prompt of 5,000 tokens is not refused with a limit that the check has made up."""
     own = {} if text_config is None else {"max_position_embeddings": 32_768}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": own} if text_config else own))
-    plans: list[Plan] = []
+    plans: list[PlayPlan] = []
 
     async def observe(*given: object, **_keywords: object) -> None:
-        plans.extend(each for each in given if isinstance(each, Plan))
+        plans.extend(each for each in given if isinstance(each, PlayPlan))
         raise ValueError("seen")
 
     monkeypatch.setattr("counterpoint.job.environments.observe.observe", observe)

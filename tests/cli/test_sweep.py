@@ -21,7 +21,7 @@ from counterpoint.cli.sweep import print_status
 from counterpoint.job.claim_directory import NothingLeft
 from counterpoint.job.configuration.load import load
 from counterpoint.job.join import check_goes_on
-from counterpoint.job.sweep.rows import Row
+from counterpoint.job.sweep.rows import TargetRow
 from counterpoint.job.sweep.targets import SweepConfig, Target, targets_of
 from counterpoint.sweep.lock import step_lock
 from counterpoint.sweep.open_store import open_store
@@ -337,10 +337,10 @@ def test_a_root_with_brackets_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
 async def test_the_live_table_outlives_what_cannot_be_read_for_a_moment() -> None:
     looks = iter([PermissionError("run_a/metrics.jsonl"), StoreError("s3://b: no answer")])
 
-    def look() -> list[Row]:
+    def look() -> list[TargetRow]:
         if error := next(looks, None):
             raise error
-        return [Row(TargetStatus("a", "SUCCESS"), None, {})]
+        return [TargetRow(TargetStatus("a", "SUCCESS"), None, {})]
 
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:

@@ -6,21 +6,21 @@ import io
 
 from rich.console import Console
 
-from counterpoint.cli.display.tune_table import LiveTable, Row, best_of, table_of
+from counterpoint.cli.display.tune_table import LiveTable, TrialRow, best_of, table_of
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.trial import Trial
 
 
-def shown(rows: list[Row]) -> str:
+def shown(rows: list[TrialRow]) -> str:
     console = Console(file=io.StringIO(), width=140, markup=False)
     console.print(table_of(rows, "exp", "reward/mean", "max"))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def row(trial_id: str, reward: float | None, status: str = "RUNNING", **more: str) -> Row:
+def row(trial_id: str, reward: float | None, status: str = "RUNNING", **more: str) -> TrialRow:
     result = {} if reward is None else {"reward/mean": reward, "training_iteration": 3, "time_total_s": 61.0}
-    return Row(trial_id, status, {"training/learning_rate": 0.00123456}, result, **more)  # type: ignore[arg-type]
+    return TrialRow(trial_id, status, {"training/learning_rate": 0.00123456}, result, **more)  # type: ignore[arg-type]
 
 
 def test_the_table_names_the_best_and_the_errors() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.mix import ExampleMix
-from counterpoint.job.population.exploit import RequestRefused, change_run, outcome, request_change, wait
+from counterpoint.job.population.exploit import ExploitRefused, change_run, outcome, request_change, wait
 from counterpoint.orchestrator.changes import KEPT_ENTRIES, MOST_ENTRIES, _compact, read_changes
 from counterpoint.orchestrator.daemon import run
 from counterpoint.run.changes import (
@@ -252,7 +252,7 @@ def test_a_running_run_changes_at_a_named_step(make_config: Callable[..., RunCon
 
     def change() -> None:
         trainer.wait_for_step(2)
-        with pytest.raises(RequestRefused, match=r"schedule\.group_size cannot change"):
+        with pytest.raises(ExploitRefused, match=r"schedule\.group_size cannot change"):
             change_run(config.output_dir, "one", {"schedule.group_size": 2})
         steps.append(change_run(config.output_dir, "one", NEW))
         released.set()
@@ -298,7 +298,7 @@ def test_a_change_that_stock_servers_have_no_ratios_for_is_refused(
     def change() -> None:
         try:
             trainer.wait_for_step(2)
-            with pytest.raises(RequestRefused, match=r"http://a:1 .*temperature = 0\.5"):
+            with pytest.raises(ExploitRefused, match=r"http://a:1 .*temperature = 0\.5"):
                 change_run(config.output_dir, "one", {"sampling.temperature": 0.5})
             refused.append("temperature")
         finally:

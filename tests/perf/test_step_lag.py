@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterpoint.job.replay.lag_trace import LagTrace, Span
+from counterpoint.job.replay.lag_trace import LagSpan, LagTrace
 from counterpoint.job.replay.replay import BASELINE, BOUNDARY, DELIVERY, FINALIZE
 from perf.bench.step import _added_over_ours
 
@@ -16,7 +16,7 @@ def trace_of(lags: dict[str, float]) -> LagTrace:
     trace = LagTrace()
     for start in (0.0, 4.0, 8.0):
         for name, (begin, end) in ROUND.items():
-            trace.spans.append(Span(name, start + begin, start + end))
+            trace.spans.append(LagSpan(name, start + begin, start + end))
             for sample in range(1, round((end - begin) * 10)):
                 trace.times.append(start + begin + sample / 10)
                 trace.lags.append(lags.get(name, 0.03))

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from counterpoint.serve.audit import FILE, FORMER, AuditLog, Caller
-from counterpoint.serve.endpoint import Endpoint, Refused
+from counterpoint.serve.audit import FILE, FORMER, ApiCaller, AuditLog
+from counterpoint.serve.endpoint import ChangeForbidden, Endpoint
 from counterpoint.serve.errors import StorageFull
 from counterpoint.serve.jobs import Jobs
 from counterpoint.transport.config import Config
 from tests.serve.api_client import api
 
-CALLER = Caller("127.0.0.1")
+CALLER = ApiCaller("127.0.0.1")
 
 
 class Text(Config):
@@ -43,7 +43,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def changing(done: list[str]) -> Endpoint[Any, Any]:
     def answer(jobs: Jobs, parameters: Text) -> Text:
         if parameters.text == "no":
-            raise Refused("not now")
+            raise ChangeForbidden("not now")
         done.append(parameters.text)
         return parameters
 

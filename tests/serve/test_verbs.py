@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from counterpoint.cli.main import COMMANDS, main
-from counterpoint.job.admin.ask import Outcome
+from counterpoint.job.admin.ask import VerbOutcome
 from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb
 from counterpoint.orchestrator.steering import KINDS
 from counterpoint.run.requests import Answer, ChangeRequest, RunRequest, write_answer
@@ -62,7 +62,7 @@ def test_a_verb_on_a_run_is_asked_for_with_the_same_fields_at_each_door(
 @pytest.mark.parametrize("verb", RUN_VERBS, ids=lambda verb: verb.name)
 def test_a_verb_on_a_run_answers_with_an_outcome(verb: Verb) -> None:
     result = get_type_hints(verb.load())["return"]
-    assert issubclass(result, Outcome)
+    assert issubclass(result, VerbOutcome)
     assert endpoint_of(verb).result is result
 
 

@@ -138,7 +138,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
         (b'{"format": 1}', "move it away to run its target afresh"),
         (RUNNING.to_bytes().replace(b'"token": 1', b'"token": -1'), "token is -1, not a whole number"),
         (RUNNING.to_bytes().replace(b'"lease_seconds": 90', b'"lease_seconds": NaN'), "lease_seconds is nan"),
-        (RUNNING.to_bytes().replace(b"RUNNING", b"WALKING"), "'WALKING' is not a valid State"),
+        (RUNNING.to_bytes().replace(b"RUNNING", b"WALKING"), "'WALKING' is not a valid RecordState"),
         (RUNNING.to_bytes().replace(b'"target"', b'"../target"'), "'../target' is not an id"),
         (RUNNING.to_bytes().replace(b'"target"', b'"another"'), "it is that of another"),
         (RUNNING.to_bytes().replace(b'"finished_at": null', b'"finished_at": "noon"'), "finished_at is 'noon'"),

@@ -22,7 +22,7 @@ from counterpoint.transport.process.journal import formatter_for
 
 
 @dataclass(frozen=True, slots=True)
-class Command(Generic[Model]):
+class ParsedCommand(Generic[Model]):
     """A command's parsed arguments."""
 
     file: Path
@@ -40,10 +40,10 @@ def parse(
     model: type[Model],
     arguments: list[str],
     switches: Sequence[str] = (),
-    check: Callable[[Command[Model]], None] = lambda command: None,
+    check: Callable[[ParsedCommand[Model]], None] = lambda command: None,
     values_of_job: Callable[[str], Table] | None = None,
-    show: Callable[[Command[Model]], str] = lambda command: to_toml(command.config),
-) -> Command[Model] | None:
+    show: Callable[[ParsedCommand[Model]], str] = lambda command: to_toml(command.config),
+) -> ParsedCommand[Model] | None:
     """Parses `FILE [--switch] [--section.key value]...`, in any order. Returns None after `--help` or `--dry-run`.
 
     `check` checks the command, also before a dry run. `values_of_job`, for a command that has `--join DIRECTORY`, returns the
@@ -69,7 +69,7 @@ def parse(
             kind, taker = other
             raise UserError(f"{file}: this is a {kind} file: use `counterpoint {taker} {file}`") from None
         raise
-    command = Command(file, config, chosen, Path(join) if join is not None else None, tuple(words.flags))
+    command = ParsedCommand(file, config, chosen, Path(join) if join is not None else None, tuple(words.flags))
     try:
         check(command)
     except UserError as error:

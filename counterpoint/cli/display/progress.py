@@ -86,7 +86,7 @@ LEGEND = (
 """Explains the words of `describe_step`; printed before the first of them."""
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """What shows a job."""
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
@@ -96,7 +96,7 @@ class Progress(Protocol):
         """Restores the terminal."""
 
 
-def choose(console: Console, histories: dict[str, History], service: Path | None = None) -> Progress:
+def choose(console: Console, histories: dict[str, History], service: Path | None = None) -> ProgressDisplay:
     """Creates the progress that fits the console. `histories` are the runs' by id; guests may be added later.
 
     `service` is the directory of a job with a service for the Tinker SDK.

@@ -16,7 +16,7 @@ from counterpoint.job.number_format import milliseconds, number, scientific
 from counterpoint.job.reading.metrics import evaluations
 from counterpoint.job.reading.metrics.history import RATE_STEPS, History
 from counterpoint.job.reading.rollouts.failure_example import FailureExamples
-from counterpoint.job.reading.status import JobStatus
+from counterpoint.job.reading.status import JobSnapshot
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
 from counterpoint.orchestrator.step.discarded import in_words
 from counterpoint.orchestrator.step.phases import phases_in_words, sum_phases
@@ -41,7 +41,7 @@ DIED = frozenset({State.RESTARTING, State.EXITED, State.FAILED})
 PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
 
 
-def status_parts(status: JobStatus) -> list[RenderableType]:
+def status_parts(status: JobSnapshot) -> list[RenderableType]:
     """Returns the parts to print, from top to bottom."""
     parts: list[RenderableType] = [_runs(status)]
     if any(history.step for history in status.histories.values()):
@@ -68,7 +68,7 @@ def status_parts(status: JobStatus) -> list[RenderableType]:
     return [*parts, _processes(status), *errors]
 
 
-def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[Text]:
+def _remarks(status: JobSnapshot, run_id: str, examples: FailureExamples) -> list[Text]:
     """What has no column in the table of runs."""
     history = status.histories[run_id]
     remarks = []
@@ -103,7 +103,7 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
     return remarks
 
 
-def _runs(status: JobStatus) -> Table:
+def _runs(status: JobSnapshot) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(status.directory), title_justify="left")
     for column in (*TEXT_COLUMNS, *NUMBER_COLUMNS):
         table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right")
@@ -127,7 +127,7 @@ def _numbers(history: History) -> list[str]:
     ]
 
 
-def _processes(status: JobStatus) -> Table:
+def _processes(status: JobSnapshot) -> Table:
     """The workers as their supervisor recorded them; without it, their last states."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in PROCESS_COLUMNS:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from counterpoint.cli.display.console import console_for
 from counterpoint.job.number_format import duration
-from counterpoint.job.sweep.rows import ReadRows, Row
+from counterpoint.job.sweep.rows import ReadRows, TargetRow
 from counterpoint.sweep.status import TargetStatus
 
 REFRESH_SECONDS = 2.0
@@ -35,7 +35,7 @@ def sweep_console(file: TextIO) -> Console:
     return console_for(file, pipe_width=PIPE_WIDTH, markup=False)
 
 
-def print_table(rows: Sequence[Row], title: str, console: Console) -> None:
+def print_table(rows: Sequence[TargetRow], title: str, console: Console) -> None:
     """Prints the table, and below it the errors."""
     console.print(_table(rows, title), *_errors(rows), sep="\n", soft_wrap=True)
 
@@ -71,7 +71,7 @@ async def print_changes(read: ReadRows, title: str, console: Console) -> None:
         await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _table(rows: Sequence[Row], title: str) -> Table:
+def _table(rows: Sequence[TargetRow], title: str) -> Table:
     counts = {state: [row.status.state for row in rows].count(state) for state in ("SUCCESS", "RUNNING", "FAILED")}
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing has begun"
     table = Table(box=box.SIMPLE_HEAD, title=f"{title}: {len(rows)} targets, {states}", title_justify="left")
@@ -103,7 +103,7 @@ def _last_heartbeat(status: TargetStatus) -> str | Text:
     return Text(f"{text}, lease over", "red") if overdue else text
 
 
-def _errors(rows: Sequence[Row]) -> list[Text]:
+def _errors(rows: Sequence[TargetRow]) -> list[Text]:
     """The error of each target's failure or, in yellow, of an earlier attempt."""
     return [
         Text(f"{row.status.target_id}: {row.status.error}", "red" if row.is_settled else "yellow")

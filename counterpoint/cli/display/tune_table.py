@@ -34,7 +34,7 @@ STYLES = {"TERMINATED": "green", "RUNNING": "yellow", "ERROR": "red", "PAUSED": 
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """What is shown of a trial."""
 
     trial_id: str
@@ -49,9 +49,9 @@ class Row:
     """The trial whose state it took over last."""
 
 
-def row_of(trial: Trial, copies: str = "") -> Row:
+def row_of(trial: Trial, copies: str = "") -> TrialRow:
     """Returns a trial's row."""
-    return Row(
+    return TrialRow(
         trial.trial_id,
         trial.status,
         {name: lookup(trial.config, name) for name in trial.evaluated_params},
@@ -62,7 +62,7 @@ def row_of(trial: Trial, copies: str = "") -> Row:
     )
 
 
-def table_of(rows: Sequence[Row], title: str, metric: str, mode: str, note: str = "") -> Group:
+def table_of(rows: Sequence[TrialRow], title: str, metric: str, mode: str, note: str = "") -> Group:
     """Returns the table, with the best trial and the errors below it."""
     shown = _shown(rows)
     names = sorted({name for row in shown for name in row.params})
@@ -92,21 +92,21 @@ def table_of(rows: Sequence[Row], title: str, metric: str, mode: str, note: str 
     return Group(table, *below, *errors)
 
 
-def best_of(rows: Sequence[Row], metric: str, mode: str) -> Row | None:
+def best_of(rows: Sequence[TrialRow], metric: str, mode: str) -> TrialRow | None:
     """Returns the row with the best last result; None before the first."""
     known = [row for row in rows if _number(row.result, metric) is not None]
     sign = 1 if mode == "max" else -1
     return max(known, key=lambda row: sign * float(_number(row.result, metric) or 0.0), default=None)
 
 
-def describe(row: Row, metric: str) -> str:
+def describe(row: TrialRow, metric: str) -> str:
     """Describes a trial in one line: its id, its metric, its values."""
     values = ", ".join(f"{name.replace('/', '.')} = {_value(value)}" for name, value in row.params.items())
     iteration = row.result.get(TRAINING_ITERATION, 0)
     return f"{row.trial_id}: {metric} {number(_number(row.result, metric))} after {iteration}; {values}"
 
 
-def counts_of(rows: Sequence[Row]) -> str:
+def counts_of(rows: Sequence[TrialRow]) -> str:
     """Describes how many trials have which state."""
     counts = Counter(row.status for row in rows)
     states = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "nothing has begun"
@@ -188,7 +188,7 @@ class LiveTable(Callback):
         if live is not None:
             live.stop()
 
-    def _rows(self, trials: Sequence[Trial]) -> list[Row]:
+    def _rows(self, trials: Sequence[Trial]) -> list[TrialRow]:
         return [row_of(trial, self._copies.get(trial.trial_id, "")) for trial in trials]
 
     def _note(self) -> str:
@@ -212,7 +212,7 @@ class LiveTable(Callback):
         return ", ".join(f"{name.replace('/', '.')} = {_value(value)}" for name, value in row_of(trial).params.items())
 
 
-def _shown(rows: Sequence[Row]) -> list[Row]:
+def _shown(rows: Sequence[TrialRow]) -> list[TrialRow]:
     if len(rows) <= MOST_ROWS:
         return list(rows)
     running = [row for row in rows if row.status == Trial.RUNNING][:MOST_ROWS]

@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from counterpoint.cli.display.console import console_for, lasting
-from counterpoint.cli.display.tune_table import Row, table_of
+from counterpoint.cli.display.tune_table import TrialRow, table_of
 from counterpoint.job.configuration.load import load
 from counterpoint.job.number_format import duration
 from counterpoint.transport.errors import UserError
@@ -95,7 +95,7 @@ class _State(BaseModel):
     trials: list[_Trial]
 
 
-def rows(directory: Path) -> list[Row]:
+def rows(directory: Path) -> list[TrialRow]:
     """Reads the trials of an experiment. Raises `UserError` for a damaged file."""
     return [_row(trial) for trial in _read(directory).trials]
 
@@ -112,9 +112,9 @@ def _read(directory: Path) -> _State:
         raise UserError(f"{path} is damaged: {wrong}; a tuner that runs or is resumed writes it anew") from None
 
 
-def _row(trial: _Trial) -> Row:
+def _row(trial: _Trial) -> TrialRow:
     copied = read_note(Path(trial.logdir))
-    return Row(
+    return TrialRow(
         trial.trial_id,
         trial.status,
         {name: lookup(trial.config, name) for name in trial.evaluated_params},
@@ -145,7 +145,7 @@ def _shown(directory: Path) -> Shown:
     return Shown(directory.absolute().name, runner.metric or DEFAULT_METRIC, runner.mode or "max")
 
 
-def _as_json(row: Row, config: Shown) -> dict[str, Any]:
+def _as_json(row: TrialRow, config: Shown) -> dict[str, Any]:
     return {
         "trial_id": row.trial_id,
         "status": row.status,
@@ -168,7 +168,7 @@ def _watch(directory: Path, config: Shown, console: Console) -> None:
             time.sleep(REFRESH_SECONDS)
 
 
-def _table(directory: Path, found: list[Row], config: Shown) -> Group:
+def _table(directory: Path, found: list[TrialRow], config: Shown) -> Group:
     note = ""
     if found and not _have_ended(found):
         silent = time.time() - (directory / STATE_FILE).stat().st_mtime
@@ -190,5 +190,5 @@ def _is_run(directory: Path) -> bool | None:
         return None
 
 
-def _have_ended(found: list[Row]) -> bool:
+def _have_ended(found: list[TrialRow]) -> bool:
     return all(row.status in (Trial.TERMINATED, Trial.ERROR) for row in found)

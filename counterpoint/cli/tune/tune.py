@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from counterpoint.cli.arguments.command import Command, log_to_stderr, parse
+from counterpoint.cli.arguments.command import ParsedCommand, log_to_stderr, parse
 from counterpoint.cli.display.console import console_for, lasting
 from counterpoint.cli.display.tune_table import LiveTable
 from counterpoint.cli.tune import status
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     return _run(experiment, False)
 
 
-def check(command: Command[TuneConfig]) -> None:
+def check(command: ParsedCommand[TuneConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration, before anything is started."""
     check_experiment(FileExperiment(command.config, command.file), begins=True)
 

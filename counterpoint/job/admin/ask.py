@@ -38,7 +38,7 @@ LOCK_SECONDS = 10.0
 Fields = TypeVar("Fields", bound=Config)
 
 
-class Outcome(Config, frozen=True):
+class VerbOutcome(Config, frozen=True):
     """What has come of a verb on a run."""
 
     run_id: str

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from counterpoint.job.admin.ask import ANSWER_SECONDS, Outcome, Refused, ask, run_directory
+from counterpoint.job.admin.ask import ANSWER_SECONDS, Refused, VerbOutcome, ask, run_directory
 from counterpoint.job.derive import check_lengths
 from counterpoint.job.directory import JOB_FILE, read_as, written_config
 from counterpoint.run.changes import (
@@ -25,7 +25,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.run.requests import ChangeRequest
 
 
-class Changed(Outcome, frozen=True):
+class Changed(VerbOutcome, frozen=True):
     """New values."""
 
     step: int

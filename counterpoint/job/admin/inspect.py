@@ -9,7 +9,7 @@ from counterpoint.job.admin.ask import run_directory
 from counterpoint.job.admin.change import changeable_values
 from counterpoint.job.directory import is_running, own_steps, steps_of
 from counterpoint.job.reading.metrics.history import History
-from counterpoint.job.reading.status import JobStatus
+from counterpoint.job.reading.status import JobSnapshot
 from counterpoint.run.changes import JournalError, read_journal
 from counterpoint.run.pause import read_pause
 from counterpoint.transport.errors import UserError
@@ -25,7 +25,7 @@ def inspect_run(job: Path, run_id: str) -> dict[str, Any]:
     own = own_steps(job)
     history = History.of(job, run_id, own[run_id] if own and run_id in own else steps_of(job, run_id))
     history.refresh()
-    [entry] = JobStatus(job, own, {run_id: history}, [], is_running(job)).as_json()["runs"]
+    [entry] = JobSnapshot(job, own, {run_id: history}, [], is_running(job)).as_json()["runs"]
     try:
         changes = [change.model_dump(mode="json") for change in read_journal(run_dir)]
     except JournalError as error:

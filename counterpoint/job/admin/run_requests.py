@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from counterpoint.job.admin.ask import ANSWER_SECONDS, Outcome, ask
+from counterpoint.job.admin.ask import ANSWER_SECONDS, VerbOutcome, ask
 from counterpoint.run.requests import DumpRequest, PauseRequest, ProfileRequest, ResumeRequest, SaveRequest
 
 SAVE_SECONDS = 300.0
@@ -18,7 +18,7 @@ DUMP_SECONDS = 600.0
 """How long to wait, unless the caller says otherwise: the next step has to be generated first."""
 
 
-class Paused(Outcome, frozen=True):
+class Paused(VerbOutcome, frozen=True):
     """Whether a run is paused."""
 
     paused: bool
@@ -42,7 +42,7 @@ def resume_run(job: Path, run_id: str, asked: ResumeRequest, wait_seconds: float
     return Paused(run_id=run_id, sentence=f"run {run_id} goes on, after step {step}", paused=False, step=step)
 
 
-class Saved(Outcome, frozen=True):
+class Saved(VerbOutcome, frozen=True):
     """A durable step."""
 
     step: int
@@ -59,7 +59,7 @@ def checkpoint_now(job: Path, run_id: str, asked: SaveRequest, wait_seconds: flo
     return Saved(run_id=run_id, sentence=sentence, step=step, directory=directory)
 
 
-class Dumped(Outcome, frozen=True):
+class Dumped(VerbOutcome, frozen=True):
     """The dump of a step, for `counterpoint replay`."""
 
     step: int
@@ -75,7 +75,7 @@ def dump_next_step(job: Path, run_id: str, asked: DumpRequest, wait_seconds: flo
     return Dumped(run_id=run_id, sentence=f"step {step} of run {run_id}: {directory}", step=step, directory=directory)
 
 
-class Profiled(Outcome, frozen=True):
+class Profiled(VerbOutcome, frozen=True):
     """A profile of an orchestrator's event loop."""
 
     name: str

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from counterpoint.job.admin.ask import Outcome, run_directory
+from counterpoint.job.admin.ask import VerbOutcome, run_directory
 from counterpoint.job.admin.stop_run import await_end, await_orchestrator, stop_timeout, terminate
 from counterpoint.job.directory import orchestrator_of, steps_of
 from counterpoint.job.number_format import duration
@@ -25,7 +25,7 @@ class Eviction(Config):
     """Why, for people; it is shown with the run, and kept in its directory."""
 
 
-class Ended(Outcome, frozen=True):
+class Ended(VerbOutcome, frozen=True):
     """What has come of ending a run."""
 
     evicted: bool

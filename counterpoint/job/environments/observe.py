@@ -59,7 +59,7 @@ _LASTING_THREADS = ("environment", "orchestrator", "computing", "blame")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlayPlan:
     """How much is played."""
 
     examples: int = 4
@@ -129,7 +129,7 @@ async def observe(
     sampling: SamplingConfig,
     model: Path,
     serving: AbstractAsyncContextManager[GeneratingPool],
-    plan: Plan,
+    plan: PlayPlan,
     directory: Path,
     say: Callable[[str], None] = lambda text: None,
     opponents: Sequence[str] = (),
@@ -297,7 +297,7 @@ async def _play_round(
     environment: Environment,
     pool: GeneratingPool,
     parameters: SamplingParameters,
-    plan: Plan,
+    plan: PlayPlan,
     number: int,
     say: Callable[[str], None],
     opponents: Sequence[str],
@@ -333,7 +333,7 @@ async def _play_round(
     seen.groups += groups
 
 
-def _changed_examples(environment: Environment, plan: Plan) -> list[int]:
+def _changed_examples(environment: Environment, plan: PlayPlan) -> list[int]:
     indices = range(min(plan.examples, len(environment)))
     return [index for index in indices if environment.example(index) != environment.example(index)]
 

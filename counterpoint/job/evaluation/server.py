@@ -22,7 +22,7 @@ from counterpoint.inference.server import check_configuration
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.configuration.layers import without_configuration
 from counterpoint.job.configuration.load import to_toml
-from counterpoint.job.evaluation.subject import Checkpoint
+from counterpoint.job.evaluation.subject import EvaluatedCheckpoint
 from counterpoint.orchestrator.evaluation.alone import Subject
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 def server_of(
-    given: InferenceConfig, checkpoint: Checkpoint | None, subject: Subject, directory: Path
+    given: InferenceConfig, checkpoint: EvaluatedCheckpoint | None, subject: Subject, directory: Path
 ) -> InferenceConfig:
     """Returns the configuration of the server to start, on a port that is free now. Raises `UserError`."""
     changes: dict[str, Any] = {"log_file": (directory / LOG).absolute(), "port": free_port(given.host, given.port)}

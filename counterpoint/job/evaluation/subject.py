@@ -20,7 +20,7 @@ ADAPTER_SETTINGS = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class EvaluatedCheckpoint:
     """Weights on disk."""
 
     directory: Path
@@ -31,7 +31,7 @@ class Checkpoint:
     probe: Probe | None
 
 
-def find_checkpoint(given: Path) -> Checkpoint:
+def find_checkpoint(given: Path) -> EvaluatedCheckpoint:
     """Returns the checkpoint at `given`: weights, or a directory of steps, such as `best/`, of which the newest is meant.
 
     Raises `UserError`.
@@ -57,11 +57,11 @@ def find_checkpoint(given: Path) -> Checkpoint:
     step = probe.version if probe is not None else step
     if (directory / ADAPTER_SETTINGS).is_file():
         try:
-            return Checkpoint(directory, step, _rank_of_adapter(directory), probe)
+            return EvaluatedCheckpoint(directory, step, _rank_of_adapter(directory), probe)
         except (OSError, ValueError) as error:
             raise UserError(f"--checkpoint {directory}: {error}") from None
     if (directory / "config.json").is_file():
-        return Checkpoint(directory, step, None, probe)
+        return EvaluatedCheckpoint(directory, step, None, probe)
     raise UserError(
         f"--checkpoint {directory}: it holds neither {ADAPTER_SETTINGS} (an adapter) nor config.json (a model); expected a "
         "directory such as run_default/broadcast/step_10 or run_default/best"
@@ -83,7 +83,9 @@ def _rank_of_adapter(directory: Path) -> int:
     return int(rank)
 
 
-def subject_of(run: RunConfig, checkpoint: Checkpoint | None, model: str | None, servers: list[str]) -> Subject:
+def subject_of(
+    run: RunConfig, checkpoint: EvaluatedCheckpoint | None, model: str | None, servers: list[str]
+) -> Subject:
     """Returns what is evaluated at `servers`; none are given if one is started. Raises `UserError`.
 
     `model` names a model that running servers have.

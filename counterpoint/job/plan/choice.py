@@ -14,7 +14,7 @@ from counterpoint.trainer.config import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayerChoice:
     """What was chosen, and what a rank then needs; bytes."""
 
     value: bool | int
@@ -35,7 +35,7 @@ class Choice:
         return trainer.model_copy(update={"activation_checkpointing": self.value})
 
 
-def choose(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], memory: int, room: int) -> Choice:
+def choose(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], memory: int, room: int) -> LayerChoice:
     """Chooses for a trainer on GPUs of `memory` bytes, of which a rank may use `room`.
 
     Where no number of layers suffices, the least memory is chosen, whether that fits or not.
@@ -43,9 +43,11 @@ def choose(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], 
     """
     of = model_sizes(directory).layers
 
-    def with_value(value: bool | int, given: TrainerConfig = trainer) -> Choice:
-        changed = Choice(value, of, 0, room).applied(given)
-        return Choice(value, of, sum(rank_parts(directory, changed, runs, trainer.max_tokens, memory).values()), room)
+    def with_value(value: bool | int, given: TrainerConfig = trainer) -> LayerChoice:
+        changed = LayerChoice(value, of, 0, room).applied(given)
+        return LayerChoice(
+            value, of, sum(rank_parts(directory, changed, runs, trainer.max_tokens, memory).values()), room
+        )
 
     # Compiled layers need less, and seconds to be planned.
     for given in (trainer.model_copy(update={"compile": False}), trainer):

@@ -23,7 +23,7 @@ gradient are written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ProductWeights:
     """Parameters in products of matrices."""
 
     always: int
@@ -49,13 +49,13 @@ class Weights:
         return self.always + self.routed * (1 - unused)
 
 
-def weights_of(sizes: ModelSizes) -> Weights:
+def weights_of(sizes: ModelSizes) -> ProductWeights:
     """Returns a model's parameters in products of matrices. Fused experts are routed; any other is used by every token."""
     experts = next((shape[0] for shapes in sizes.linear_layers.values() for shape in shapes if len(shape) == 3), 1)
     routed = sizes.expert_weights
     named = sum(sizes.parameters.get(kind, 0) for kind in ("attention", "mlp", "router", "experts", "other"))
     always = named - routed + sizes.vocabulary * sizes.hidden
-    return Weights(always, routed, experts, sizes.experts_per_token if routed else 1)
+    return ProductWeights(always, routed, experts, sizes.experts_per_token if routed else 1)
 
 
 def attention_operations(sizes: ModelSizes, tokens: float, context: float) -> float:

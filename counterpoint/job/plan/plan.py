@@ -8,7 +8,7 @@ from typing import Any
 
 from counterpoint.inference.server import check_sizes, read_model
 from counterpoint.job.plan.advice import Advice, enough_gpus, largest_tokens, server_advice, trainer_advice
-from counterpoint.job.plan.choice import Choice, choose, of_longest_rows
+from counterpoint.job.plan.choice import LayerChoice, choose, of_longest_rows
 from counterpoint.job.plan.devices import GIB, Gpus
 from counterpoint.job.plan.dry_run import ModelSizes, model_sizes
 from counterpoint.job.plan.inference_memory import ServerMemory, server_memory, utilization
@@ -21,7 +21,7 @@ LARGER = "the model or the GPUs"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Misfit:
     """What cannot fit."""
 
     part: str
@@ -42,7 +42,7 @@ class Plan:
     """The host memory of rank 0, by part."""
     trainer_room: int
     """What one rank may use: its GPU, without the share of a server on it."""
-    chosen: Choice | None
+    chosen: LayerChoice | None
     """The layers that are computed again, where the file does not say."""
     max_tokens: int
     largest_max_tokens: int
@@ -50,7 +50,7 @@ class Plan:
     server: ServerMemory | None
     sequences: int
     """How many sequences run at once on all servers."""
-    problems: list[Problem]
+    problems: list[Misfit]
     advice: list[str]
     """Changes with which a server, and those with which the trainer fits."""
 
@@ -88,12 +88,12 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     )
     problems, advice = [], []
     if len(used) > gpus.count:
-        problems.append(Problem("GPUs", "gpus", f"the job uses {len(used)} GPUs; there are {gpus.count}"))
+        problems.append(Misfit("GPUs", "gpus", f"the job uses {len(used)} GPUs; there are {gpus.count}"))
     elif max(used) >= gpus.count:
-        problems.append(Problem("GPUs", "gpus", f"the job names GPU {max(used)}; there are {gpus.count}, from 0 on"))
+        problems.append(Misfit("GPUs", "gpus", f"the job names GPU {max(used)}; there are {gpus.count}, from 0 on"))
     if planned.servers is not None and together > gpus.memory:
         problems.append(
-            Problem(
+            Misfit(
                 "GPUs",
                 "gpus.inference",
                 f"without it, the {planned.servers.replicas} servers are all on the first GPU, and take {gib(together)} GiB "
@@ -128,7 +128,7 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     )
 
 
-def choose_for(planned: Planned, directory: Path, memory: int) -> Choice:
+def choose_for(planned: Planned, directory: Path, memory: int) -> LayerChoice:
     """Chooses the layers that the trainer computes again, as `make_plan` does. Raises `ValueError` as `choose`."""
     room = memory
     if planned.servers is not None and _placed(planned)[1]:
@@ -159,7 +159,7 @@ def _placed(planned: Planned) -> tuple[set[int], bool]:
     return trainer | occupied, bool(trainer & occupied)
 
 
-def _server_problem(servers: ServersConfig, server: ServerMemory, advice: list[Advice]) -> Problem:
+def _server_problem(servers: ServersConfig, server: ServerMemory, advice: list[Advice]) -> Misfit:
     length = servers.max_model_len
     parts = {name: count for name, count in server.parts.items() if name != "KV cache"}
     part = max(parts, key=lambda name: parts[name])
@@ -170,20 +170,20 @@ def _server_problem(servers: ServersConfig, server: ServerMemory, advice: list[A
             f"the KV cache has room for {kv // server.token:,} tokens; one sequence may have {length:,} "
             "(inference.max_model_len)"
         )
-        return Problem("KV cache", key, message)
+        return Misfit("KV cache", key, message)
     message = (
         f"a server has {gib(server.share)} GiB ({utilization(servers):.0%} of a GPU), and needs "
         f"{gib(sum(parts.values()))} before its KV cache; its largest part: {part}, {gib(parts[part])} GiB"
     )
-    return Problem(part, key, message)
+    return Misfit(part, key, message)
 
 
 def _trainer_problem(
     parts: dict[str, int], room: int, server: ServerMemory | None, shared: bool, advice: list[Advice]
-) -> Problem:
+) -> Misfit:
     part = max(parts, key=lambda name: parts[name])
     beside = f" beside a server ({gib(server.share)} GiB)" if shared and server is not None else ""
-    return Problem(
+    return Misfit(
         part,
         advice[0].key if advice else LARGER,
         f"a rank of the trainer needs {gib(sum(parts.values()))} GiB and has {gib(room)}{beside}; its largest part: "

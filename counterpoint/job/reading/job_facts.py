@@ -31,8 +31,8 @@ from counterpoint.job.directory import (
 )
 from counterpoint.job.processes_file import read_leniently
 from counterpoint.job.reading.activity.fleet import (
-    Server,
     View,
+    ViewedServer,
     join,
     join_outages,
     read_views,
@@ -41,13 +41,13 @@ from counterpoint.job.reading.activity.fleet import (
 )
 from counterpoint.job.reading.fine_tuning import FINE_TUNING, fine_tuning_of
 from counterpoint.job.reading.metrics.balance import Idle, advice, idle_of
-from counterpoint.job.reading.metrics.evaluations import Evaluations
+from counterpoint.job.reading.metrics.evaluations import EvaluationResults
 from counterpoint.job.reading.metrics.history import History
 from counterpoint.job.reading.metrics.metrics_lines import Line
 from counterpoint.job.reading.metrics.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
 from counterpoint.job.reading.run_file import RunFile, RunFiles
 from counterpoint.job.reading.run_state import FINE_TUNING_FILE, current_state, exclusion_of, is_driven, is_to_start
-from counterpoint.job.reading.status import JobStatus
+from counterpoint.job.reading.status import JobSnapshot
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
@@ -137,7 +137,7 @@ class JobFacts:
     workers: list[dict[str, Any]] = field(default_factory=list)
     """The fields of `WorkerView`, and `alive`."""
     runs: list[RunFacts] = field(default_factory=list)
-    servers: list[Server] = field(default_factory=list)
+    servers: list[ViewedServer] = field(default_factory=list)
     """The inference servers, as the runs that live see them."""
     outages: list[tuple[OpenOutage, list[str]]] = field(default_factory=list)
     """What is out for runs that live, with their ids."""
@@ -164,7 +164,7 @@ class JobReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._steps: dict[str, NewestSteps] = {}
-        self._evaluations: dict[str, Evaluations] = {}
+        self._evaluations: dict[str, EvaluationResults] = {}
         self._files = RunFiles()
         self._trained: TrainedEnd | None = None
         self._in_trainer: dict[str, int] = {}
@@ -197,7 +197,7 @@ class JobReader:
             runs = [] if holds_job(self._directory) else self._read_runs(starters, views)
         except (OSError, UserError) as reason:
             runs, error = [], str(reason)
-        status = JobStatus(self._directory, None, {}, [], running, self._is_local)
+        status = JobSnapshot(self._directory, None, {}, [], running, self._is_local)
         workers = [worker | {"alive": status.is_alive(worker)} for worker in recorded]
         total, free = _disk(self._directory)
         return JobFacts(
@@ -238,7 +238,7 @@ class JobReader:
         run_ids = [*own, *found][:MOST_RUNS]
         self._steps = {run_id: self._steps_of(run_id) for run_id in run_ids}
         self._evaluations = {
-            run_id: self._evaluations.get(run_id) or Evaluations(self._directory / f"run_{run_id}")
+            run_id: self._evaluations.get(run_id) or EvaluationResults(self._directory / f"run_{run_id}")
             for run_id in run_ids
         }
         self._files.keep({self._directory / f"run_{run_id}" for run_id in run_ids})

@@ -46,7 +46,7 @@ START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobSnapshot:
     """The status of a job at one moment."""
 
     directory: Path
@@ -189,7 +189,7 @@ class StatusReader:
         self._histories: dict[str, History] = {}
         self._trained = TrainedLines(directory)
 
-    def read(self) -> JobStatus:
+    def read(self) -> JobSnapshot:
         """Returns the present status. Raises `UserError` if the directory holds neither a job nor a run."""
         directory = self._directory
         own = own_steps(directory)
@@ -208,10 +208,10 @@ class StatusReader:
         views = {view.run: view for view in read_views(directory) if view.is_current(now)}
         workers = read_workers(directory)
         first = fine_tuning_of(directory)
-        return JobStatus(directory, own, self._histories, workers, is_running(directory), is_local, views, first)
+        return JobSnapshot(directory, own, self._histories, workers, is_running(directory), is_local, views, first)
 
 
-def read_status(directory: Path) -> JobStatus:
+def read_status(directory: Path) -> JobSnapshot:
     """Reads a job's status once, as `StatusReader.read`."""
     return StatusReader(directory).read()
 

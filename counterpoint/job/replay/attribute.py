@@ -19,7 +19,7 @@ from counterpoint.job.replay.replay import (
     BASELINE,
     FINALIZE,
     PAUSE_SECONDS,
-    Row,
+    PhaseRow,
     Settings,
     load_recording,
     on_daemons_loop,
@@ -39,9 +39,9 @@ class Attribution:
     """One phase's part: `alone`, and `together` with all phases before it."""
 
     phase: str
-    alone: Row
-    together: Row
-    idle: Row
+    alone: PhaseRow
+    together: PhaseRow
+    idle: PhaseRow
 
     @property
     def blocks(self) -> bool:

@@ -21,7 +21,7 @@ INTERVAL_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LagSpan:
     """A named period from `start` to `end`, in seconds on the trace's clock."""
 
     name: str
@@ -43,7 +43,7 @@ class LagTrace:
         """The time of each sample."""
         self.lags = array("d")
         """The lag of each sample in seconds; `lags[i]` belongs to `times[i]`."""
-        self.spans: list[Span] = []
+        self.spans: list[LagSpan] = []
         self._began = 0.0
         self._over = False
 
@@ -68,17 +68,17 @@ class LagTrace:
         try:
             yield
         finally:
-            self.spans.append(Span(name, start, self.now()))
+            self.spans.append(LagSpan(name, start, self.now()))
 
     def add(self, name: str, start: float, end: float) -> None:
         """Adds a span that was measured elsewhere, in seconds of `time.perf_counter`."""
-        self.spans.append(Span(name, start - self._began, end - self._began))
+        self.spans.append(LagSpan(name, start - self._began, end - self._began))
 
     def now(self) -> float:
         """Returns the seconds since the trace began."""
         return time.perf_counter() - self._began
 
-    def distribution(self, *spans: Span) -> LagDistribution:
+    def distribution(self, *spans: LagSpan) -> LagDistribution:
         """Returns the distribution of the lags whose wait overlapped any of `spans`, or of all lags without `spans`.
 
         A sample belongs to the time that it waited. So a sample taken just after a span may count for it, as may those of the

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from counterpoint.job.replay.boundary import Recording, Rig, rig
-from counterpoint.job.replay.lag_trace import LagTrace, Span
+from counterpoint.job.replay.lag_trace import LagSpan, LagTrace
 from counterpoint.job.replay.traffic import synthetic_traffic
 from counterpoint.orchestrator.rollouts.dump import Dump
 from counterpoint.run.loop_health.blame import LoopBlame
@@ -59,7 +59,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PhaseRow:
     """One phase: its wall time and the loop's lag while it ran."""
 
     phase: str
@@ -71,7 +71,7 @@ class Row:
 class Replay:
     """The result of a replay. A row covers all rounds of a phase; its seconds are the median round's."""
 
-    rows: list[Row]
+    rows: list[PhaseRow]
     slow_spots: list[SlowSpot]
     late_seconds: float
     """The lag from which on slow spots are looked for, of the round where it was longest."""
@@ -79,7 +79,7 @@ class Replay:
     nbytes: int
     """Bytes of all arrays of the rollouts."""
 
-    def row(self, phase: str) -> Row:
+    def row(self, phase: str) -> PhaseRow:
         """Returns the row of one phase."""
         return next(row for row in self.rows if row.phase == phase)
 
@@ -170,12 +170,12 @@ async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
         await parts.deliver(step)
 
 
-def rows_of(trace: LagTrace) -> list[Row]:
+def rows_of(trace: LagTrace) -> list[PhaseRow]:
     """Computes a row for each name of the trace's spans, in the order of their first beginning."""
-    spans: dict[str, list[Span]] = {}
+    spans: dict[str, list[LagSpan]] = {}
     for span in sorted(trace.spans, key=lambda span: span.start):
         spans.setdefault(span.name, []).append(span)
     return [
-        Row(name, sorted(span.seconds for span in same)[len(same) // 2], trace.distribution(*same))
+        PhaseRow(name, sorted(span.seconds for span in same)[len(same) // 2], trace.distribution(*same))
         for name, same in spans.items()
     ]

@@ -28,7 +28,7 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TargetResult:
     """The results of a target's run, or of all runs of a target that is a job."""
 
     runs: Sequence[RunResult]
@@ -49,9 +49,9 @@ class Result:
         return f"step {self.steps}, reward {self.reward}"
 
 
-def result_of(target: Target) -> Result:
+def result_of(target: Target) -> TargetResult:
     """Reads the present result from the target's directory. The cost does not grow with the length of its runs."""
-    return Result([_run_result(target, run_id) for run_id in target.run_ids])
+    return TargetResult([_run_result(target, run_id) for run_id in target.run_ids])
 
 
 def _run_result(target: Target, run_id: str) -> RunResult:

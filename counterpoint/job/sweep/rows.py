@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.configuration.load import load
-from counterpoint.job.sweep.result import Result, result_of
+from counterpoint.job.sweep.result import TargetResult, result_of
 from counterpoint.job.sweep.targets import SweepConfig, Target, targets_of
 from counterpoint.sweep.status import TargetStatus, sweep_status
 from counterpoint.sweep.store import UnsafeStoreError
@@ -17,16 +17,16 @@ from counterpoint.transport.errors import UserError
 SETTLED = frozenset({"SUCCESS", "FAILED", "UNREADABLE"})
 """The states that no worker changes."""
 
-ReadRows = Callable[[], "list[Row]"]
+ReadRows = Callable[[], "list[TargetRow]"]
 """Reads the present rows of a sweep. Raises `OSError` if the storage or a run's directory cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TargetRow:
     """One target at the time of reading."""
 
     status: TargetStatus
-    result: Result | None
+    result: TargetResult | None
     """None if the sweep's file is not known."""
     values: dict[str, Any]
     """The values that the target sets, by dotted path; empty if the sweep's file is not known."""
@@ -64,7 +64,7 @@ def rows_reader_of(config: SweepConfig, targets: Sequence[Target]) -> ReadRows:
     """Returns what reads the rows of a sweep whose file is known. Targets that the file no longer has come last."""
     known = {target.target_id: target for target in targets}
 
-    def read() -> list[Row]:
+    def read() -> list[TargetRow]:
         statuses = {status.target_id: status for status in sweep_status(config.store, known)}
         order = [*known, *(target_id for target_id in statuses if target_id not in known)]
         return [row_of(statuses[target_id], known.get(target_id)) for target_id in order]
@@ -72,9 +72,9 @@ def rows_reader_of(config: SweepConfig, targets: Sequence[Target]) -> ReadRows:
     return read
 
 
-def row_of(status: TargetStatus, target: Target | None) -> Row:
+def row_of(status: TargetStatus, target: Target | None) -> TargetRow:
     """Returns the row of a target; of one that succeeded and whose output was deleted, `error` says so."""
     if target is None:
-        return Row(status, None, {})
+        return TargetRow(status, None, {})
     gone = target.missing_output() if status.state == "SUCCESS" else None
-    return Row(status if gone is None else replace(status, error=gone), result_of(target), target.values)
+    return TargetRow(status if gone is None else replace(status, error=gone), result_of(target), target.values)

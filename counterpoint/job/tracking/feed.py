@@ -14,7 +14,7 @@ from typing import Any
 
 from counterpoint.job.reading.metrics.evaluations import result_in
 from counterpoint.job.reading.metrics.metrics_lines import is_number, step_of
-from counterpoint.job.tracking.rows import Evaluation, Row
+from counterpoint.job.tracking.rows import Evaluation, TrackedRow
 from counterpoint.transport.files.appended_lines import Line
 from counterpoint.transport.files.place import Place
 
@@ -88,7 +88,7 @@ class Feed:
         again = [step for step in self.trained if step <= self.last]
         self.checksums |= {step: self.trained.pop(step)["checksum"] for step in again}
 
-    def rows(self, over: bool) -> Iterator[Row]:
+    def rows(self, over: bool) -> Iterator[TrackedRow]:
         """Yields the rows that are complete, and forgets them. `over`: no line will follow."""
         for step in sorted(self.shipped.keys() | self.trained.keys()):
             if not over and not self._is_complete(step):
@@ -118,7 +118,7 @@ class Feed:
         return not self.orchestrated or self._top_shipped > step
 
 
-def _row(run_id: str, step: int, shipped: dict[str, Any] | None, trained: dict[str, Any] | None) -> Row:
+def _row(run_id: str, step: int, shipped: dict[str, Any] | None, trained: dict[str, Any] | None) -> TrackedRow:
     """Evaluations are left out of the orchestrator's line: they are sent as results of the step that they evaluate."""
     values: dict[str, float] = {}
     times: list[float] = []
@@ -128,7 +128,7 @@ def _row(run_id: str, step: int, shipped: dict[str, Any] | None, trained: dict[s
                 times.append(float(value))
             elif _is_metric(name) and is_number(value) and len(values) < MOST_NAMES:
                 values[prefix + name] = float(value)
-    return Row(run_id, step, max(times), values)
+    return TrackedRow(run_id, step, max(times), values)
 
 
 def _is_metric(name: str) -> bool:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MOST_STATE_BYTES = 64 * 2**20
 
 
-class State:
+class SinkState:
     """What is known of a sink after a restart: its identity at the sink, and what `Followed.state` says of each run."""
 
     def __init__(self, path: Path) -> None:
@@ -88,10 +88,10 @@ class Followed:
         return {"step": self.feed.last, "results": first.saved(), "checksums": self.feed.checksums}
 
 
-class Follower:
+class JobFollower:
     """All runs of a job."""
 
-    def __init__(self, directory: Path, state: State, last_step: Callable[[str, int], int]) -> None:
+    def __init__(self, directory: Path, state: SinkState, last_step: Callable[[str, int], int]) -> None:
         """`last_step` asks the sink for its last step of a run: `Sink.last_step`."""
         self._directory = directory
         self._state = state

@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrackedRow:
     """The metrics of one step: the orchestrator's by their names, the trainer's after `trainer/`."""
 
     run_id: str
@@ -67,7 +67,7 @@ class Sink(ABC):
         """
 
     @abstractmethod
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         """Takes a row. Steps of a run only rise, except after `rewind`."""
 
     @abstractmethod

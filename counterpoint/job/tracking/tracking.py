@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from counterpoint.job.tracking.feed import Feed
-from counterpoint.job.tracking.follow import Follower, State
+from counterpoint.job.tracking.follow import JobFollower, SinkState
 from counterpoint.job.tracking.rows import Sink, SinkSpec
 from counterpoint.transport.files.lock import take_lock
 
@@ -30,7 +30,7 @@ ROWS_PER_FLUSH = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SinkPatience:
     """How patient `Tracking` is."""
 
     first_pause_seconds: float = 1.0
@@ -45,8 +45,8 @@ class Limits:
 class Tracking:
     """The sinks of one job."""
 
-    def __init__(self, specs: Sequence[SinkSpec], limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, specs: Sequence[SinkSpec], limits: SinkPatience | None = None) -> None:
+        self._limits = limits or SinkPatience()
         self._ending = threading.Event()
         self._sinks = [_Fed(spec, self._limits, self._ending) for spec in specs]
 
@@ -90,7 +90,7 @@ class Tracking:
 class _Fed:
     """One sink, which a thread feeds. Other threads read its attributes."""
 
-    def __init__(self, spec: SinkSpec, limits: Limits, ending: threading.Event) -> None:
+    def __init__(self, spec: SinkSpec, limits: SinkPatience, ending: threading.Event) -> None:
         """`ending`: what is left is to be sent."""
         self.spec = spec
         self.has_everything = False
@@ -141,17 +141,17 @@ class _Fed:
             f"another process sends this job to {spec.name}; stop that one first",
         )
         try:
-            state = State(spec.directory.with_suffix(".json"))
+            state = SinkState(spec.directory.with_suffix(".json"))
             state.save()  # its identity is durable before the sink sees it
             sink = spec.sink(spec, state.content["identity"])
             try:
-                self._follow(sink, Follower(spec.job, state, sink.last_step))
+                self._follow(sink, JobFollower(spec.job, state, sink.last_step))
             finally:
                 sink.close()
         finally:
             os.close(lock)
 
-    def _follow(self, sink: Sink, follower: Follower) -> None:
+    def _follow(self, sink: Sink, follower: JobFollower) -> None:
         """Follows the job until it is over, then sends what is left."""
         sent, ending = 0, False
         while True:

@@ -169,7 +169,7 @@ def show_fleet(jobs: Jobs, given: FleetParameters) -> FleetAnswer:
     )
 
 
-def _server(server: fleet.Server) -> FleetServer:
+def _server(server: fleet.ViewedServer) -> FleetServer:
     newest = server.newest
     outage, engine = newest.get("last_outage"), newest.get("engine")
     return FleetServer(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from counterpoint.job.reading.activity.group_fates import GroupFate, GroupFates, StepFates
-from counterpoint.job.reading.rollouts.line_index import Row
+from counterpoint.job.reading.rollouts.line_index import IndexedLine
 from counterpoint.job.reading.rollouts.step_indexes import IndexProgress, StepIndexes, moment, recorded_steps
 from counterpoint.job.reading.rollouts.view import name_of as shown
 from counterpoint.orchestrator.rollouts.failures import kind_of
@@ -171,7 +171,7 @@ def show_groups(jobs: Jobs, given: GroupsParameters) -> StepGroupsAnswer:
         placed = list(indexes.rows(given.run, shown_steps))
         untrained = [each for each in placed if each[1].outcome != "completed"]
         records = indexes.records(given.run, untrained[:REASONS_READ], REASON_BYTES)
-    rows: defaultdict[int, list[Row]] = defaultdict(list)
+    rows: defaultdict[int, list[IndexedLine]] = defaultdict(list)
     for _, row in placed:
         if row.group_id is not None:
             rows[row.group_id].append(row)
@@ -192,7 +192,7 @@ def show_groups(jobs: Jobs, given: GroupsParameters) -> StepGroupsAnswer:
     )
 
 
-def _cause(row: Row, record: Any) -> str:
+def _cause(row: IndexedLine, record: Any) -> str:
     if record is None:
         return "a record that cannot be read"
     if row.outcome == "filtered":
@@ -202,7 +202,7 @@ def _cause(row: Row, record: Any) -> str:
     return shown(kind_of(record.error or "")) or "an error without a message"
 
 
-def _entry(number: int, fate: GroupFate | None, rows: Sequence[Row], causes: Counter[str]) -> GroupEntry:
+def _entry(number: int, fate: GroupFate | None, rows: Sequence[IndexedLine], causes: Counter[str]) -> GroupEntry:
     rewards = [row.reward for row in rows if row.reward is not None]
     outcomes = Counter(row.outcome for row in rows)
     failed = outcomes["failed"] + outcomes["inference_failed"] + outcomes["damaged"]

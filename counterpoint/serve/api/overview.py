@@ -11,7 +11,7 @@ from counterpoint.serve.endpoint import Endpoint, reads
 from counterpoint.serve.jobs import Job, Jobs, kind_of
 from counterpoint.serve.jobs import Kind as JobKind
 from counterpoint.serve.readers.next_steps import NextStep, next_step
-from counterpoint.serve.readers.problems import Kind, Problem, problems_of
+from counterpoint.serve.readers.problems import JobProblem, Kind, problems_of
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.printable import clipped, printable
 
@@ -242,7 +242,7 @@ def run_entry(job: Job, run: RunFacts, balance: str) -> RunEntry:
     )
 
 
-def problem_entry(job: Job, problem: Problem) -> ProblemEntry:
+def problem_entry(job: Job, problem: JobProblem) -> ProblemEntry:
     """Returns a problem as the API shows it."""
     return ProblemEntry(
         kind=problem.kind,

@@ -19,7 +19,7 @@ from counterpoint.job.reading.rollouts.view import name_of
 from counterpoint.job.serving.config import WORKER_VARIABLE
 from counterpoint.run.requests import LONGEST_PROFILE_SECONDS, RunRequest
 from counterpoint.serve.api.jobs import NoParameters
-from counterpoint.serve.endpoint import Endpoint, Refused, reads
+from counterpoint.serve.endpoint import ChangeForbidden, Endpoint, reads
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.openapi import Described
 from counterpoint.transport.config import Config, Identifier
@@ -137,7 +137,7 @@ class Servers(Config):
 
 def _join(jobs: Jobs, asked: JoinParameters) -> Joined:
     if WORKER_VARIABLE in os.environ:
-        raise Refused(
+        raise ChangeForbidden(
             "this server is a worker of the job, and what it starts would end with it",
             advice="start the guest with `counterpoint orchestrator FILE --join DIRECTORY`, or use a server of its own",
         )

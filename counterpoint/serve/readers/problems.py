@@ -66,7 +66,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class JobProblem:
     """One problem of a job, of one of its runs or of one of its workers."""
 
     kind: Kind
@@ -109,7 +109,7 @@ DISK_ERROR, DISK_WARNING = (0.01, 2 * GIB), (0.05, 20 * GIB)
 """Share of the disk and bytes that are free: below both, it is nearly full."""
 
 
-def problems_of(job: JobFacts) -> list[Problem]:
+def problems_of(job: JobFacts) -> list[JobProblem]:
     """Returns the problems of the job and of its runs, errors first, then those that began last."""
     found = [_with_job(one, job.directory) for one in (*_of_job(job), *_of_workers(job), *_of_outages(job))]
     for run in job.runs:
@@ -118,12 +118,12 @@ def problems_of(job: JobFacts) -> list[Problem]:
     return sorted(found, key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
 
 
-def problems_of_run(run: RunFacts, now: float, job: Path) -> list[Problem]:
+def problems_of_run(run: RunFacts, now: float, job: Path) -> list[JobProblem]:
     """Returns the problems of one run of `job`, a directory. Of one that is over, its metrics are no problem any more."""
     found = [*_exclusion(run)]
     if run.history.unreadable:
         advice = "see what is at that path; the page shows the run without it"
-        found.append(Problem(Kind.UNREADABLE, "warning", run.history.unreadable, advice, run=run.run_id))
+        found.append(JobProblem(Kind.UNREADABLE, "warning", run.history.unreadable, advice, run=run.run_id))
     if run.alive and run.exclusion is None:
         found += _no_difference(run, job)
         for rule in (
@@ -159,7 +159,7 @@ _CAUSES: Mapping[Kind, frozenset[Kind]] = {
 ships, which is as severe as the stall that it causes."""
 
 
-def _is_effect(problem: Problem, found: Sequence[Problem]) -> bool:
+def _is_effect(problem: JobProblem, found: Sequence[JobProblem]) -> bool:
     """Whether another of the problems `found` is the cause of this one, and says it."""
     if problem.kind is Kind.TROUBLE:
         return FAILING in problem.reason and any(
@@ -182,19 +182,19 @@ _ENDED = (Kind.WORKER_FAILED, Kind.WORKER_RESTARTING)
 """Kinds of problems of a worker that has ended: what misses it is out for that reason."""
 
 
-def _with_job(problem: Problem, job: Path) -> Problem:
+def _with_job(problem: JobProblem, job: Path) -> JobProblem:
     """Completes commands in the advice, so that they can be pasted wherever one stands."""
     of_job = f" --job {shlex.quote(str(job))}`"
     return replace(problem, advice=_LOGS.sub(lambda found: found[1] + of_job, problem.advice))
 
 
-def _of_job(job: JobFacts) -> Iterator[Problem]:
+def _of_job(job: JobFacts) -> Iterator[JobProblem]:
     if job.error:
         advice = "start the job with --resume, which repairs its directory, or see who else writes there"
-        yield Problem(Kind.UNREADABLE, "error", job.error, advice)
+        yield JobProblem(Kind.UNREADABLE, "error", job.error, advice)
     if not job.running and job.state in (State.WAITING, State.STARTING, State.RUNNING):
         reason = f"processes.json says that the job is {job.state}, and no `counterpoint run` holds its lock"
-        yield Problem(Kind.SUPERVISOR_GONE, "error", reason, "its command was killed: start it again with --resume")
+        yield JobProblem(Kind.SUPERVISOR_GONE, "error", reason, "its command was killed: start it again with --resume")
     if job.disk_bytes and job.disk_free_bytes is not None:
         for severity, (share, least) in (("error", DISK_ERROR), ("warning", DISK_WARNING)):
             if job.disk_free_bytes < least and job.disk_free_bytes < share * job.disk_bytes:
@@ -202,33 +202,33 @@ def _of_job(job: JobFacts) -> Iterator[Problem]:
                     f"{job.disk_free_bytes / GIB:.1f} GiB of {job.disk_bytes / GIB:.0f} GiB are free on the job's disk"
                 )
                 advice = "make room, or lower keep_rollouts and keep_checkpoints: on a full disk no step is committed"
-                yield Problem(Kind.DISK_FULL, "error" if severity == "error" else "warning", reason, advice)
+                yield JobProblem(Kind.DISK_FULL, "error" if severity == "error" else "warning", reason, advice)
                 break
 
 
-def _of_workers(job: JobFacts) -> Iterator[Problem]:
+def _of_workers(job: JobFacts) -> Iterator[JobProblem]:
     for worker in job.workers:
         name, state, since = worker["name"], worker["state"], worker["since"]
         last_output = redact_line(str(worker.get("last_output", "")))
         died = "".join(f": {text}" for text in (worker["last_death"], last_output) if text)
         if state == State.FAILED:
             advice = f"see `counterpoint logs {name}`; then --resume"
-            yield Problem(Kind.WORKER_FAILED, "error", f"{name} failed{died}", advice, since, worker=name)
+            yield JobProblem(Kind.WORKER_FAILED, "error", f"{name} failed{died}", advice, since, worker=name)
         elif not job.running:
             continue
         elif state in (State.RESTARTING, State.EXITED, State.STUCK):
             advice = f"it is started again, max_restarts times in a row at most; see `counterpoint logs {name}`"
-            yield Problem(Kind.WORKER_RESTARTING, "error", f"{name} is {state}{died}", advice, since, worker=name)
+            yield JobProblem(Kind.WORKER_RESTARTING, "error", f"{name} is {state}{died}", advice, since, worker=name)
         elif worker["restarts"] and job.now - since < RESTART_SECONDS:
             reason = f"{name} was started again, {worker['restarts']} times so far{died}"
             advice = f"see `counterpoint logs {name}`"
-            yield Problem(Kind.RESTARTED, "warning", reason, advice, since, worker=name)
+            yield JobProblem(Kind.RESTARTED, "warning", reason, advice, since, worker=name)
         if worker["trouble"] and job.running:
             advice = f"it is killed and started again if it stays silent; see `counterpoint logs {name}`"
-            yield Problem(Kind.TROUBLE, "warning", f"{name}: {worker['trouble']}", advice, worker=name)
+            yield JobProblem(Kind.TROUBLE, "warning", f"{name}: {worker['trouble']}", advice, worker=name)
 
 
-def _of_outages(job: JobFacts) -> Iterator[Problem]:
+def _of_outages(job: JobFacts) -> Iterator[JobProblem]:
     """What is out for a run: the trainer, or a server; the latter is an error only if no server is left.
 
     What starts for the first time is waited for as a matter of course: it is no outage yet, and its worker tells if it fails.
@@ -241,10 +241,10 @@ def _of_outages(job: JobFacts) -> Iterator[Problem]:
         reason = f"{outage.who} {outage.what}: {outage.reason}"
         if outage.kind is OutageKind.TRAINER:
             advice = "see `counterpoint logs trainer`; the run goes on once the trainer is back, and loses no step"
-            yield Problem(Kind.NO_TRAINER, "error", reason, advice, outage.since, run)
+            yield JobProblem(Kind.NO_TRAINER, "error", reason, advice, outage.since, run)
         else:
             advice = "see its log; runs go on with the other servers, and take it back once it answers and holds their weights"
-            yield Problem(Kind.NOT_SERVING, "error" if none_left else "warning", reason, advice, outage.since, run)
+            yield JobProblem(Kind.NOT_SERVING, "error" if none_left else "warning", reason, advice, outage.since, run)
 
 
 def _starts(job: JobFacts, role: str) -> bool:
@@ -257,18 +257,18 @@ def _starts(job: JobFacts, role: str) -> bool:
     )
 
 
-def _exclusion(run: RunFacts) -> Iterator[Problem]:
+def _exclusion(run: RunFacts) -> Iterator[JobProblem]:
     if run.exclusion is None:
         return
     if run.exclusion.startswith("evicted"):
         advice = "remove the cause, then the run's control/evicted.txt, and start it again with --resume"
-        yield Problem(Kind.EVICTED, "error", run.exclusion, advice, run.excluded_at, run.run_id)
+        yield JobProblem(Kind.EVICTED, "error", run.exclusion, advice, run.excluded_at, run.run_id)
     else:
         advice = "correct the run's configuration and start it again"
-        yield Problem(Kind.REFUSED, "error", run.exclusion, advice, run.excluded_at, run.run_id)
+        yield JobProblem(Kind.REFUSED, "error", run.exclusion, advice, run.excluded_at, run.run_id)
 
 
-def _stalled(run: RunFacts, now: float) -> Iterator[Problem]:
+def _stalled(run: RunFacts, now: float) -> Iterator[JobProblem]:
     """No step for much longer than steps take. A run that has none yet is its worker's trouble."""
     typical, steps = run.seconds_a_step, run.history.steps
     if typical is None or run.paused or (steps is not None and run.newest["step"] >= steps):
@@ -281,25 +281,25 @@ def _stalled(run: RunFacts, now: float) -> Iterator[Problem]:
             f"see what it waits for: `counterpoint logs {run.run_id}`, and the state of the servers and the trainer"
         )
         severity: Literal["error", "warning"] = "error" if now - since > STALL_ERROR * overdue else "warning"
-        yield Problem(Kind.STALLED, severity, reason, advice, since, run.run_id)
+        yield JobProblem(Kind.STALLED, severity, reason, advice, since, run.run_id)
 
 
-def _no_difference(run: RunFacts, job: Path) -> Iterator[Problem]:
+def _no_difference(run: RunFacts, job: Path) -> Iterator[JobProblem]:
     if (notice := run.history.no_difference) is not None:
         advice = f"{notice.advice}. Three of the worst: {show_command(job, run.run_id)}"
-        yield Problem(Kind.NO_DIFFERENCE, "error", f"{notice}", advice, notice.since, run.run_id)
+        yield JobProblem(Kind.NO_DIFFERENCE, "error", f"{notice}", advice, notice.since, run.run_id)
 
 
-def _discarded(run: RunFacts, now: float) -> Iterator[Problem]:
+def _discarded(run: RunFacts, now: float) -> Iterator[JobProblem]:
     report = run.history.discarded
     if report.get("notable") and run.history.no_difference is None:
         advice = "see one of them: step 0 of the run's rollouts; make the task solvable, or change the filters"
         stalls = _stalled(run, now) if run.alive else ()
         severity: Literal["error", "warning"] = next((stall.severity for stall in stalls), "warning")
-        yield Problem(Kind.NOTHING_SHIPS, severity, in_words(report), advice, report.get("time"), run.run_id)
+        yield JobProblem(Kind.NOTHING_SHIPS, severity, in_words(report), advice, report.get("time"), run.run_id)
 
 
-def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
+def _failures(run: RunFacts, now: float) -> Iterator[JobProblem]:
     """Rollouts that their environment failed, or to which inference gave no answer, as shares of the newest steps' rollouts.
 
     Where so many have failed since the newest step that it is notable, only those count: it may be the last step.
@@ -315,7 +315,7 @@ def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
         reason = f"{unanswered / everything:.0%} of the newest {everything:.0f} rollouts got no answer from inference"
         advice = "see the servers: `counterpoint logs inference_0`"
         severity = _severity(unanswered / everything)
-        yield Problem(Kind.FAILING_INFERENCE, severity, reason, advice, since, run.run_id)
+        yield JobProblem(Kind.FAILING_INFERENCE, severity, reason, advice, since, run.run_id)
     advice = "see the failed rollouts' errors, and `counterpoint logs " + run.run_id + "`"
     named = [name for name in run.names if name.startswith(PREFIX)]
     failures = sum_failures({name: line.get(name, 0) for name in named} for line in lines) if named else {}
@@ -323,28 +323,28 @@ def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
         words = failures_in_words(failures)
         reason = f"{failed / everything:.0%} of the newest {everything:.0f} rollouts failed: {words}"
         severity = _severity(failed / everything)
-        yield Problem(Kind.FAILING_ENVIRONMENT, severity, reason, advice, since, run.run_id)
+        yield JobProblem(Kind.FAILING_ENVIRONMENT, severity, reason, advice, since, run.run_id)
         return
     for environment, kinds in failures.items():
         if sum(kinds.values()) >= LEAST_ROLLOUTS and not any(f"reward/{environment}/mean" in line for line in lines):
             reason = f"none of its rollouts completes: {failures_in_words({environment: kinds})}"
-            yield Problem(Kind.FAILING_ENVIRONMENT, "error", reason, advice, since, run.run_id)
+            yield JobProblem(Kind.FAILING_ENVIRONMENT, "error", reason, advice, since, run.run_id)
 
 
-def _shares(run: RunFacts, now: float) -> Iterator[Problem]:
+def _shares(run: RunFacts, now: float) -> Iterator[JobProblem]:
     """What is trained less than it should be, over the newest steps, because its rollouts are too old."""
     advice = lost_in_words(run.history.last_shipped) or REMEDY
     for words in shortfalls(run.lines).values():
-        yield Problem(Kind.SHORT_OF_SHARE, "warning", words, advice, run.lines[0].get("time"), run.run_id)
+        yield JobProblem(Kind.SHORT_OF_SHARE, "warning", words, advice, run.lines[0].get("time"), run.run_id)
 
 
-def _many_samples(run: RunFacts, now: float) -> Iterator[Problem]:
+def _many_samples(run: RunFacts, now: float) -> Iterator[JobProblem]:
     """What is trained again and again, since no request of a rollout extends another."""
     if words := branching.in_words(run.lines):
-        yield Problem(Kind.MANY_SAMPLES, "warning", words, branching.ADVICE, run.lines[0].get("time"), run.run_id)
+        yield JobProblem(Kind.MANY_SAMPLES, "warning", words, branching.ADVICE, run.lines[0].get("time"), run.run_id)
 
 
-def _environment_restarts(run: RunFacts, now: float) -> Iterator[Problem]:
+def _environment_restarts(run: RunFacts, now: float) -> Iterator[JobProblem]:
     for name in sorted(filter(_is_restarts, run.names)):
         restarted = [line for line in run.lines if line.get(name, 0) > 0]
         if restarted:
@@ -353,17 +353,17 @@ def _environment_restarts(run: RunFacts, now: float) -> Iterator[Problem]:
                 f"workers of the environment {environment} died {_total(restarted, name):.0f} times in the newest steps"
             )
             advice = f"see `counterpoint logs {run.run_id}` for how they died; their rollouts were failed"
-            yield Problem(Kind.ENVIRONMENT_RESTARTED, "warning", reason, advice, restarted[0]["time"], run.run_id)
+            yield JobProblem(Kind.ENVIRONMENT_RESTARTED, "warning", reason, advice, restarted[0]["time"], run.run_id)
 
 
 def _is_restarts(name: str) -> bool:
     return name.startswith("environment/") and name.endswith("/restarts") and name.count("/") == 2
 
 
-def _mismatch(run: RunFacts, now: float) -> Iterator[Problem]:
+def _mismatch(run: RunFacts, now: float) -> Iterator[JobProblem]:
     """Inference and trainer disagree more and more, or altogether, or in one step all at once."""
     if (jump := run.history.shown_jump) is not None:
-        yield Problem(Kind.MISMATCH, "warning", str(jump), mismatch.ADVICE, jump.time, run.run_id)
+        yield JobProblem(Kind.MISMATCH, "warning", str(jump), mismatch.ADVICE, jump.time, run.run_id)
     if len(run.mismatch) < RISING_STEPS:
         return
     newest = statistics.median(value for _, value in run.mismatch[-RISING_STEPS:])
@@ -375,25 +375,25 @@ def _mismatch(run: RunFacts, now: float) -> Iterator[Problem]:
         reason = (
             f"mismatch KL is {scientific(newest)}: the trainer learns from tokens that its policy would hardly choose"
         )
-        yield Problem(Kind.MISMATCH, "error", reason, advice, since, run.run_id)
+        yield JobProblem(Kind.MISMATCH, "error", reason, advice, since, run.run_id)
     elif len(before) >= RISING_STEPS and newest >= max(RISING_LEAST, RISING_FACTOR * statistics.median(before)):
         reason = (
             f"mismatch KL rises: {scientific(newest)}, after {scientific(statistics.median(before))} some steps ago"
         )
-        yield Problem(Kind.MISMATCH, "warning", reason, advice, since, run.run_id)
+        yield JobProblem(Kind.MISMATCH, "warning", reason, advice, since, run.run_id)
 
 
-def _not_finite(run: RunFacts, now: float) -> Iterator[Problem]:
+def _not_finite(run: RunFacts, now: float) -> Iterator[JobProblem]:
     if run.empty:
         shown = ", ".join(run.empty[:5])
         advice = "see the reward function and the loss; a loss or a gradient that is not finite evicts its run"
         since = run.history.last_shipped.get("time")
-        yield Problem(
+        yield JobProblem(
             Kind.NOT_FINITE, "error", f"not a finite number in the newest step: {shown}", advice, since, run.run_id
         )
 
 
-def _lag(run: RunFacts, now: float) -> Iterator[Problem]:
+def _lag(run: RunFacts, now: float) -> Iterator[JobProblem]:
     limits = {
         "p90": run.file.warn_p90_seconds,
         "p99": run.file.warn_p99_seconds,
@@ -410,7 +410,7 @@ def _lag(run: RunFacts, now: float) -> Iterator[Problem]:
             blame = f"; of it {slow_spots_in_words(worst)}" if worst else ""
             reason = f"the event loop was late in step {line['step']}: {', '.join(above)}{blame}"
             advice = "see the loop's view for the code that made it late, and docs/debugging.md for what to do about each kind"
-            yield Problem(Kind.LAG, "warning", reason, advice, line["time"], run.run_id)
+            yield JobProblem(Kind.LAG, "warning", reason, advice, line["time"], run.run_id)
             return
 
 

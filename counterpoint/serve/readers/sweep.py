@@ -14,7 +14,7 @@ from pathlib import Path
 from counterpoint.job.reading.rollouts.rollout_records import finite_number
 from counterpoint.job.reading.rollouts.view import shown_value
 from counterpoint.job.sweep.result import RunResult
-from counterpoint.job.sweep.rows import Row, rows_reader
+from counterpoint.job.sweep.rows import TargetRow, rows_reader
 from counterpoint.sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
 from counterpoint.sweep.status import TargetStatus, status_of
 from counterpoint.sweep.store import StoreError, UnsafeStoreError
@@ -109,14 +109,14 @@ class SweepReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read: tuple[int, Callable[[], list[Row]]] | None = None
+        self._read: tuple[int, Callable[[], list[TargetRow]]] | None = None
         """The time of the sweep's file, and what reads the rows of its targets."""
 
     def read(self) -> SweepAnswer:
         """Reads every target."""
         if not self._path.is_file():
             names = _record_names(self._path)
-            rows = [Row(_status_in(self._path, name), None, {}) for name in names[:MOST_TARGETS]]
+            rows = [TargetRow(_status_in(self._path, name), None, {}) for name in names[:MOST_TARGETS]]
             return _answer(rows, len(names), knows_values=False)
         try:
             rows = self._rows_of_file()
@@ -124,14 +124,14 @@ class SweepReader:
             return _answer([], 0, knows_values=True, problem=str(error))
         return _answer(rows[:MOST_TARGETS], len(rows), knows_values=True)
 
-    def _rows_of_file(self) -> list[Row]:
+    def _rows_of_file(self) -> list[TargetRow]:
         modified = self._path.stat().st_mtime_ns
         if self._read is None or self._read[0] != modified:
             self._read = modified, rows_reader(str(self._path))
         return self._read[1]()
 
 
-def _answer(rows: list[Row], count: int, *, knows_values: bool, problem: str = "") -> SweepAnswer:
+def _answer(rows: list[TargetRow], count: int, *, knows_values: bool, problem: str = "") -> SweepAnswer:
     """Returns the sweep; `count` is the number of its targets, of which `rows` has those that are shown."""
     keys = sorted({key for row in rows for key in row.values})[:MOST_KEYS]
     return SweepAnswer(
@@ -143,7 +143,7 @@ def _answer(rows: list[Row], count: int, *, knows_values: bool, problem: str = "
     )
 
 
-def _entry(row: Row, keys: list[str]) -> TargetEntry:
+def _entry(row: TargetRow, keys: list[str]) -> TargetEntry:
     status, values = row.status, [row.values.get(key) for key in keys]
     lease, beat = status.lease_seconds, status.heartbeat_at
     is_lost = status.state == "RUNNING" and lease is not None and beat is not None and time.time() - beat > lease

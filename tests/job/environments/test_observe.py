@@ -28,12 +28,12 @@ from counterpoint.inference.base import SamplingParameters
 from counterpoint.job.environments import observe as observing
 from counterpoint.job.environments import rehearsal, waiting
 from counterpoint.job.environments.findings import Level, findings
-from counterpoint.job.environments.observe import Observations, Plan, observe
+from counterpoint.job.environments.observe import Observations, PlayPlan, observe
 from counterpoint.models.tiny_tokenizer import write_tokenizer
 from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.support.polling import until, wait_until
 
-PLAN = Plan(examples=2, rollouts=2, rounds=3)
+PLAN = PlayPlan(examples=2, rollouts=2, rounds=3)
 
 
 class Pool:
@@ -169,7 +169,7 @@ async def test_no_more_rollouts_are_played_at_once_than_the_job_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, most: int
 ) -> None:
     module = sys.modules[__name__]
-    monkeypatch.setattr(module, "PLAN", Plan(examples=2, rollouts=2, rounds=1, at_once=at_once))
+    monkeypatch.setattr(module, "PLAN", PlayPlan(examples=2, rollouts=2, rounds=1, at_once=at_once))
     monkeypatch.setattr(Crowded, "most", 0)
     seen = await seen_of("Crowded", tmp_path)
     assert (len(seen.rollouts), Crowded.most) == (4, most)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
+from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagSpan, LagTrace
 
 
 async def test_a_block_is_seen_in_its_span() -> None:
@@ -39,7 +39,7 @@ def test_a_sample_belongs_to_the_spans_that_its_wait_overlaps() -> None:
     trace = LagTrace()
     trace.times.extend([1.0, 2.0, 3.0, 4.0])
     trace.lags.extend([0.1, 0.2, 0.9, 0.4])
-    first, second, gap = Span("first", 0.95, 1.5), Span("second", 2.05, 2.5), Span("gap", 1.1, 1.7)
+    first, second, gap = LagSpan("first", 0.95, 1.5), LagSpan("second", 2.05, 2.5), LagSpan("gap", 1.1, 1.7)
     assert trace.distribution().n == pytest.approx(1600, abs=5)
     assert trace.distribution(first).max == 0.1
     # The third was waited for from 2.099 on and came after the end of the span; so did those due from then to its end.
@@ -49,7 +49,7 @@ def test_a_sample_belongs_to_the_spans_that_its_wait_overlaps() -> None:
     assert within.n == pytest.approx(400, abs=2)
     assert trace.distribution(first, second).n == trace.distribution(first).n + within.n
     # Samples that waited through the end of one span and the beginning of another are of both, and counted once.
-    before = trace.distribution(Span("before", 2.0, 2.2), second)
+    before = trace.distribution(LagSpan("before", 2.0, 2.2), second)
     assert before.n == pytest.approx(within.n + 200, abs=5)
     with pytest.raises(ValueError, match="no sample was taken"):
         trace.distribution(gap)
@@ -59,14 +59,14 @@ async def test_no_sample_is_an_error_and_not_a_zero() -> None:
     async with LagTrace() as trace:
         await asyncio.sleep(0.01)
     with pytest.raises(ValueError, match="no sample was taken"):
-        trace.distribution(Span("later", 100.0, 101.0))
+        trace.distribution(LagSpan("later", 100.0, 101.0))
 
 
 def test_a_pause_of_the_machine_can_be_taken_from_the_lag_of_its_time() -> None:
     trace = LagTrace()
     trace.times.extend([1.0, 2.0, 3.0])
     trace.lags.extend([0.1, 0.2, 0.0])
-    trace.spans = [Span("all", 0.0, 4.0)]
+    trace.spans = [LagSpan("all", 0.0, 4.0)]
     waits = []
 
     def pauses(begin: float, end: float) -> float:

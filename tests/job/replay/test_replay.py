@@ -13,8 +13,8 @@ import pytest
 from counterpoint.cli.display.replay_tables import lateness
 from counterpoint.cli.dumps.replay import replay
 from counterpoint.cli.main import main
-from counterpoint.job.replay.lag_trace import LagTrace, Span
-from counterpoint.job.replay.replay import Replay, Row
+from counterpoint.job.replay.lag_trace import LagSpan, LagTrace
+from counterpoint.job.replay.replay import PhaseRow, Replay
 from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from counterpoint.orchestrator.rollouts.dump import write_dump
 from counterpoint.run.loop_health.lag import LagDistribution
@@ -53,10 +53,10 @@ def test_late_code_is_looked_for_from_what_the_idle_loop_shows(
 ) -> None:
     """A stall before the baseline, such as the rig's own start, does not hide what is as late as it was."""
     monkeypatch.setattr("counterpoint.job.replay.replay.freeze_gc", lambda: time.sleep(0.5))
-    seen: list[tuple[tuple[Span, ...], LagDistribution]] = []
+    seen: list[tuple[tuple[LagSpan, ...], LagDistribution]] = []
     distribution = LagTrace.distribution
 
-    def noted(trace: LagTrace, *spans: Span) -> LagDistribution:
+    def noted(trace: LagTrace, *spans: LagSpan) -> LagDistribution:
         seen.append((spans, distribution(trace, *spans)))
         return seen[-1][1]
 
@@ -90,7 +90,7 @@ def test_a_replay_shows_a_table_and_draws_a_timeline(
 )
 def test_a_loop_that_was_late_is_not_said_to_be_idle(lag: float, said: str) -> None:
     """The lag of the idle loop is not counted: no code is to blame for it."""
-    rows = [Row(name, 1.0, LagDistribution.of([value], 0.1)) for name, value in (("idle", 0.2), ("finalize", lag))]
+    rows = [PhaseRow(name, 1.0, LagDistribution.of([value], 0.1)) for name, value in (("idle", 0.2), ("finalize", lag))]
     assert said in lateness(Replay(rows, [], 0.005, LagTrace(), 0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
+from counterpoint.job.tracking.rows import Evaluation, Sink, SinkSpec, TrackedRow
 
 
 class NotingSink(Sink):
@@ -16,7 +16,7 @@ class NotingSink(Sink):
     def last_step(self, run_id: str, saved: int) -> int:
         return max(map(int, self.file.read_text().split()), default=0) if self.file.exists() else 0
 
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         with self.file.open("a") as file:
             file.write(f"{row.step}\n")
 
@@ -27,7 +27,7 @@ class NotingSink(Sink):
 class HangingSink(NotingSink):
     """Never returns from its third step."""
 
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         if row.step == 3:
             threading.Event().wait()
         super().write(row)
@@ -43,7 +43,7 @@ class RaisingSink(NotingSink):
 class DyingSink(NotingSink):
     """Raises at every second step, after it has taken it."""
 
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         super().write(row)
         if row.step % 2 == 0:
             raise OSError("connection reset")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.tracking import tracking
-from counterpoint.job.tracking.rows import Row, Sink, SinkSpec
+from counterpoint.job.tracking.rows import Sink, SinkSpec, TrackedRow
 from counterpoint.job.tracking.sinks_of import SINKS
 from counterpoint.transport.exact_json import dumps, loads
 from counterpoint.transport.files.atomic import write_atomically
@@ -130,7 +130,7 @@ def main(given: str) -> None:
         sink: Sink = made(spec, identity)
         write = sink.write
 
-        def counted(row: Row) -> None:
+        def counted(row: TrackedRow) -> None:
             nonlocal taken
             write(row)
             taken += 1
@@ -142,7 +142,7 @@ def main(given: str) -> None:
 
     tracking.ROWS_PER_FLUSH = 2
     spec = SinkSpec(name, sink, Path(directory), "job", options)
-    run = tracking.Tracking([spec], tracking.Limits(follow_seconds=0.02)).run
+    run = tracking.Tracking([spec], tracking.SinkPatience(follow_seconds=0.02)).run
     sys.exit(1 if run(lambda: bool(select.select([0], [], [], 0)[0])) else 0)
 
 

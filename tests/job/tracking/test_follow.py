@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.job.tracking.follow import Follower, State
+from counterpoint.job.tracking.follow import JobFollower, SinkState
 from counterpoint.transport.files.json_lines import lines_from_end, replace_end
 from tests.job.tracking.jobs import Job
 
@@ -22,8 +22,8 @@ class Sent:
         self.start()
 
     def start(self) -> None:
-        state = State(self.job.directory / "sink.json")
-        self.follower = Follower(self.job.directory, state, lambda run_id, saved: max(self.steps, default=0))
+        state = SinkState(self.job.directory / "sink.json")
+        self.follower = JobFollower(self.job.directory, state, lambda run_id, saved: max(self.steps, default=0))
 
     def read(self, over: bool = False) -> None:
         while self.follower.read():

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from counterpoint.job.tracking.rows import Sink, SinkSpec
-from counterpoint.job.tracking.tracking import Limits, Tracking
+from counterpoint.job.tracking.tracking import SinkPatience, Tracking
 from tests.job.tracking.broken_sinks import DyingSink, HangingSink, NotingSink, RaisingSink
 from tests.job.tracking.jobs import Job
 
-LIMITS = Limits(first_pause_seconds=0.01, stall_seconds=2.0, follow_seconds=0.02)
+LIMITS = SinkPatience(first_pause_seconds=0.01, stall_seconds=2.0, follow_seconds=0.02)
 
 HANGS = """
 import sys

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import counterpoint
 from counterpoint.job.reading.metrics import trained_lines as trained_lines_module
 from counterpoint.job.reading.metrics.downsample import downsample, rounded
-from counterpoint.job.reading.metrics.evaluations import Evaluations, result_in
+from counterpoint.job.reading.metrics.evaluations import EvaluationResults, result_in
 from counterpoint.job.reading.metrics.history import History
 from counterpoint.job.reading.metrics.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
 from counterpoint.job.reading.metrics.step_table import MOST_SEEN, StepTable
@@ -266,7 +266,7 @@ def test_a_result_without_a_completed_rollout_has_no_number_for_any_reader(tmp_p
     result |= {"rollouts/completed": 0, "rollouts/failed": 8}
     write_lines(run / "metrics.jsonl", [shipped_line(5, 1.0)])
     write_lines(run / "evaluations.jsonl", [result])
-    evaluations = Evaluations(run)
+    evaluations = EvaluationResults(run)
     evaluations.refresh()
     assert "failed" in str(evaluations.newest["held"])
     assert curve(tmp_path, "evaluation/held/pass@1") == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint.job.reading.activity.fleet import Server
+from counterpoint.job.reading.activity.fleet import ViewedServer
 from counterpoint.job.reading.job_facts import JobFacts, RunFacts
 from counterpoint.job.reading.metrics.balance import Idle
 from counterpoint.job.reading.metrics.history import History
@@ -18,7 +18,7 @@ from counterpoint.job.reading.metrics.newest_steps import KEPT_STEPS, KEPT_TRAIN
 from counterpoint.job.reading.run_file import RunFile
 from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.step.differences import Notice
-from counterpoint.serve.readers.problems import Kind, Problem, problems_of
+from counterpoint.serve.readers.problems import JobProblem, Kind, problems_of
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from counterpoint.transport import outages
 from counterpoint.transport.outages import OpenOutage
@@ -61,7 +61,7 @@ def changed(run: RunFacts, metrics: dict[str, Any], newest: int = KEPT_STEPS) ->
     return run
 
 
-def only(job: JobFacts) -> Problem:
+def only(job: JobFacts) -> JobProblem:
     problems = problems_of(job)
     assert len(problems) == 1, problems
     assert problems[0].reason
@@ -262,8 +262,8 @@ def test_a_disk_that_is_nearly_full_is_a_problem(free: int, severity: str | None
     )
 
 
-def server(url: str, state: str) -> Server:
-    return Server(url, [("test", NOW, {"url": url, "state": state})])
+def server(url: str, state: str) -> ViewedServer:
+    return ViewedServer(url, [("test", NOW, {"url": url, "state": state})])
 
 
 def outage(kind: outages.OutageKind, who: str) -> OpenOutage:

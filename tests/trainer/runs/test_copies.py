@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from counterpoint.job.population.exploit import (
-    RequestRefused,
+    ExploitRefused,
     durable_steps,
     forget_saved,
     outcome,
@@ -60,7 +60,7 @@ def refused(one: Life, output_dir: Path, request_id: str, receiver: str = "loser
     answer = outcome(output_dir, receiver, request_id)
     assert answer is not None
     assert answer.outcome == "refused"
-    with pytest.raises(RequestRefused):
+    with pytest.raises(ExploitRefused):
         wait(output_dir, receiver, request_id, 0)
     return answer.reason
 

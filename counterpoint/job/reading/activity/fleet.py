@@ -71,7 +71,7 @@ class View:
 
 
 @dataclass(slots=True)
-class Server:
+class ViewedServer:
     """One server, by all runs that use it."""
 
     url: str
@@ -141,14 +141,14 @@ def read_views(directory: Path) -> list[View]:
     return sorted(views, key=lambda view: -view.time)
 
 
-def join(views: Iterable[View]) -> list[Server]:
+def join(views: Iterable[View]) -> list[ViewedServer]:
     """Returns the servers of several views, by URL, at most `MAX_SERVERS`."""
-    servers: dict[str, Server] = {}
+    servers: dict[str, ViewedServer] = {}
     for view in views:
         for described in view.servers:
             url = described.get("url")
             if isinstance(url, str) and (url in servers or len(servers) < MAX_SERVERS):
-                servers.setdefault(url, Server(url)).views.append((view.run, view.time, described))
+                servers.setdefault(url, ViewedServer(url)).views.append((view.run, view.time, described))
     return [servers[url] for url in sorted(servers)]
 
 

@@ -38,7 +38,7 @@ _MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class EstimateInterval:
     """An estimate with its 95 % interval; None where there is none."""
 
     value: float
@@ -59,13 +59,13 @@ class Evaluated:
     step: int
     time: float
     """The time when it ended, in Unix seconds."""
-    metrics: Mapping[str, Interval]
+    metrics: Mapping[str, EstimateInterval]
     """Those over all environments of the evaluation: `reward/mean`, `pass@k`. Empty where nothing was measured."""
     error: str = ""
     """Why it could not be played; empty if it was."""
     failed: str = ""
     """How many of its rollouts failed and why, where those decide the result; else empty."""
-    every: Mapping[str, Interval] = field(default_factory=dict)
+    every: Mapping[str, EstimateInterval] = field(default_factory=dict)
     """All, with those of single environments."""
 
     @property
@@ -93,7 +93,7 @@ class Best:
     path: Path
 
 
-class Evaluations:
+class EvaluationResults:
     """The results of one run's evaluations."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -179,7 +179,7 @@ def _change(first: Mapping[str, Any], newest: Mapping[str, Any], best: Mapping[s
     changes = []
     for metric, fields in newest["metrics"].items():
         before = "" if is_one or metric not in first["metrics"] else f"{number(first['metrics'][metric]['value'])} → "
-        changes.append(f"{_in_words(metric)} {before}{Interval(**fields)}")
+        changes.append(f"{_in_words(metric)} {before}{EstimateInterval(**fields)}")
     steps = f"step {newest['step']}" if is_one else f"steps {first['step']} and {newest['step']}"
     kept = f"; best step {best['step']}, {best['path']}" if best is not None else ""
     return f"{', '.join(changes) or _without_result(failed)} ({steps}){kept}{_after(failed)}"
@@ -235,8 +235,8 @@ def _because(error: str) -> str:
     return f": {clipped(error, _LONGEST_ERROR)}" if error else ""
 
 
-def _interval(fields: object) -> Interval | None:
+def _interval(fields: object) -> EstimateInterval | None:
     if not isinstance(fields, dict):
         return None
     value, low, high = (fields[name] if is_number(fields.get(name)) else None for name in ("value", "low", "high"))
-    return None if value is None else Interval(value, low, high)
+    return None if value is None else EstimateInterval(value, low, high)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from counterpoint.inference.checkpoint import is_delta
-from counterpoint.job.reading.metrics.evaluations import Evaluated, Evaluations
+from counterpoint.job.reading.metrics.evaluations import Evaluated, EvaluationResults
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line, is_number, read_discarded, step_of
 from counterpoint.job.reading.metrics.trained_lines import TrainedLines
 from counterpoint.orchestrator.step.differences import Notice, read_notice, show_command
@@ -84,7 +84,7 @@ class History:
     """The notice that its newest groups show no difference to learn from, if there is one."""
     mismatch_jump: Jump | None = None
     """The newest step whose mismatch KL was far beyond that of the steps before, if there is a notice."""
-    evaluations: Evaluations = field(default_factory=lambda: Evaluations(Path()))
+    evaluations: EvaluationResults = field(default_factory=lambda: EvaluationResults(Path()))
     """The results of its evaluations."""
     new_results: list[Evaluated] = field(default_factory=list)
     """Those that ended in this invocation of the job and that the last refresh has read."""
@@ -119,7 +119,7 @@ class History:
             run_id,
             steps,
             since=since,
-            evaluations=Evaluations(run_dir),
+            evaluations=EvaluationResults(run_dir),
             _run_dir=run_dir,
             _follower=Follower(run_dir / "metrics.jsonl", NEWEST_BYTES),
             _trained_lines=trained or TrainedLines(output_dir),

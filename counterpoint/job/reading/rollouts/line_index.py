@@ -47,7 +47,7 @@ _LARGEST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class IndexedLine:
     """One line of the file."""
 
     number: int
@@ -66,7 +66,7 @@ class Row:
     players: tuple[str, ...]
 
     @classmethod
-    def of_record(cls, number: int, record: RolloutRecord) -> Row:
+    def of_record(cls, number: int, record: RolloutRecord) -> IndexedLine:
         """Returns the row of a record whose place in its file does not matter."""
         example, group = (None if value == UNKNOWN else value for value in _whole(record, "example_index", "group_id"))
         return cls(
@@ -86,7 +86,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class LineColumns:
     """What lists are filtered and sorted by, of each row `[R]` of a file."""
 
     rewards_R: NDArray[np.float64]
@@ -185,11 +185,11 @@ class StepIndex:
             self._names.append(name)
         return code
 
-    def columns(self) -> Columns:
+    def columns(self) -> LineColumns:
         """Returns copies of the columns that lists are made by."""
         tokens, rewards = self._integers[5], self._numbers[0]
         outcomes, environments, players = self._codes
-        return Columns(
+        return LineColumns(
             np.array(rewards, np.float64),
             np.array(tokens, np.int64),
             np.array(outcomes, np.uint8),
@@ -198,12 +198,12 @@ class StepIndex:
             list(self._names),
         )
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[IndexedLine]:
         """Returns all rows in the order of the file."""
         columns: list[Sequence[float]] = [*self._integers, *self._numbers, *self._codes]
         return [_row(number, values, self._names) for number, values in enumerate(zip(*columns, strict=True))]
 
-    def rows_of(self, environment: str, example_index: int) -> list[Row]:
+    def rows_of(self, environment: str, example_index: int) -> list[IndexedLine]:
         """Returns the rows of one example, without looking at each in Python."""
         code = self._codes_by_name.get(environment)
         if code is None or abs(example_index) > _LARGEST:
@@ -212,7 +212,7 @@ class StepIndex:
         of_environment = np.frombuffer(self._codes[1], np.uint32) == code
         return [row for number in np.flatnonzero(of_example & of_environment).tolist() if (row := self.row(number))]
 
-    def row(self, number: int) -> Row | None:
+    def row(self, number: int) -> IndexedLine | None:
         """Returns the row of that number; None if it is not indexed."""
         if not 0 <= number < len(self):
             return None
@@ -220,10 +220,10 @@ class StepIndex:
         return _row(number, [column[number] for column in columns], self._names)
 
 
-def _row(number: int, values: Sequence[float], names: Sequence[object]) -> Row:
+def _row(number: int, values: Sequence[float], names: Sequence[object]) -> IndexedLine:
     offset, length, example, group, turns, tokens = map(int, values[:6])
     players = names[int(values[10])]
-    return Row(
+    return IndexedLine(
         number=number,
         offset=offset,
         length=length,

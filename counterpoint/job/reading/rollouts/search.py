@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 
 import orjson
 
-from counterpoint.job.reading.rollouts.line_index import MAX_LINE_BYTES, Row, record_in
+from counterpoint.job.reading.rollouts.line_index import MAX_LINE_BYTES, IndexedLine, record_in
 from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord, records_file
 from counterpoint.job.reading.rollouts.view import RolloutEntry, entry_of
 from counterpoint.transport.config import Config
@@ -31,7 +31,7 @@ Part = Literal["prompt", "completion", "opponent", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SearchPlace:
     """The line of a step at which a search goes on."""
 
     step: int
@@ -86,11 +86,11 @@ def search(
     Ends after `most` hits, or at the moment `until` of `time.monotonic`, at least one line later than it began. `go_on` is that
     of an earlier answer; its step may have been removed since.
     """
-    begin = Place(*map(int, go_on.split("-"))) if go_on is not None else Place(2**53, 0, 0)
+    begin = SearchPlace(*map(int, go_on.split("-"))) if go_on is not None else SearchPlace(2**53, 0, 0)
     pattern, needle = re.compile(re.escape(text), re.IGNORECASE), _bytes_of(text)
     searched = SearchAnswer(hits=[], searched=0, read_bytes=0, problems=0, go_on=None)
     for step in (step for step in steps if step <= begin.step):
-        from_here = begin if begin.step == step else Place(step, 0, 0)
+        from_here = begin if begin.step == step else SearchPlace(step, 0, 0)
         try:
             with open_regular(records_file(directory, run, step)) as file:
                 file.seek(from_here.offset)
@@ -108,13 +108,13 @@ def search(
     return searched
 
 
-def _lines(file: BinaryIO, place: Place) -> Iterator[tuple[Place, bytes | None, Place]]:
+def _lines(file: BinaryIO, place: SearchPlace) -> Iterator[tuple[SearchPlace, bytes | None, SearchPlace]]:
     """Yields each line's place, its bytes (None for one that is too long), and the place of the next."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         length, shown = len(line), line if len(line) <= MAX_LINE_BYTES else None
         while shown is None and not line.endswith(b"\n") and (line := file.readline(_PIECE_BYTES)):
             length += len(line)
-        after = Place(place.step, place.number + 1, place.offset + length)
+        after = SearchPlace(place.step, place.number + 1, place.offset + length)
         yield place, shown, after
         place = after
 
@@ -125,7 +125,7 @@ def _bytes_of(text: str) -> bytes | None:
 
 
 def _look(
-    place: Place,
+    place: SearchPlace,
     line: bytes | None,
     needle: bytes | None,
     pattern: re.Pattern[str],
@@ -144,7 +144,7 @@ def _look(
         if (match := pattern.search(text)) is not None:
             start, stop = match.span()
             around = (text[max(0, start - CONTEXT) : start], text[start:stop], text[stop : stop + CONTEXT])
-            entry = entry_of((place.step, Row.of_record(place.number, record)), record)
+            entry = entry_of((place.step, IndexedLine.of_record(place.number, record)), record)
             before, found, after = map(printable, around)
             return SearchHit(rollout=entry, turn=turn, part=part, before=before, found=found, after=after)
     return None

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from counterpoint.job.reading.rollouts.line_index import (
     OUTCOMES,
-    Columns,
+    IndexedLine,
+    LineColumns,
     Outcome,
-    Row,
     StepIndex,
     outcome_of,
     players_of,
@@ -29,7 +29,7 @@ Sort = Literal["worst", "best", "newest", "longest"]
 
 BARS = 20
 
-Placed = tuple[int, Row]
+Placed = tuple[int, IndexedLine]
 """A step, and a row of it."""
 
 
@@ -54,7 +54,7 @@ class RowFilter:
             and (self.player is None or self.player in players_of(record))
         )
 
-    def taken(self, columns: Columns) -> NDArray[np.bool_]:
+    def taken(self, columns: LineColumns) -> NDArray[np.bool_]:
         """Says of each row of a step whether it is in the list: as `takes_record` of its record."""
         taken_R = np.ones(len(columns.rewards_R), bool)
         if self.environment is not None:
@@ -147,7 +147,7 @@ def select(
     return Selection(part, len(order_N), of, environments, players, *bars)
 
 
-def _keys(columns: Columns, step: int, sort: Sort) -> NDArray[np.float64]:
+def _keys(columns: LineColumns, step: int, sort: Sort) -> NDArray[np.float64]:
     """What each row of a step is sorted by, ascending; a NaN comes last."""
     if sort == "newest":
         return np.full(len(columns.rewards_R), -float(step))

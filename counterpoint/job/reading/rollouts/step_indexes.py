@@ -10,7 +10,7 @@ from pathlib import Path
 
 from counterpoint.job.directory import is_directory
 from counterpoint.job.reading.rollouts.line_index import (
-    Row,
+    IndexedLine,
     StepIndex,
     identity_of,
     record_in,
@@ -117,7 +117,7 @@ class StepIndexes:
             if (found := self._indexes.get((run, step))) is not None:
                 yield from ((step, row) for row in found.rows_of(environment, example_index))
 
-    def line(self, run: str, step: int, number: int, until: float) -> tuple[Row, bytes] | None:
+    def line(self, run: str, step: int, number: int, until: float) -> tuple[IndexedLine, bytes] | None:
         """Returns a row and its line; None if there is none (yet), or its file has changed since. Raises as `StepIndex`."""
         self.index(run, [step], until)
         found = self._indexes.get((run, step))
@@ -136,7 +136,7 @@ class StepIndexes:
             for step, row in placed
         ]
 
-    def _line_of(self, run: str, step: int, row: Row) -> bytes | None:
+    def _line_of(self, run: str, step: int, row: IndexedLine) -> bytes | None:
         try:
             with open_regular(records_file(self._directory, run, step)) as file:
                 return os.pread(file.fileno(), row.length, row.offset)

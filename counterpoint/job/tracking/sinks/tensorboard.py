@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.tracking.event_files import files_in, library, suffix
-from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
+from counterpoint.job.tracking.rows import Evaluation, Sink, SinkSpec, TrackedRow
 
 
 class TensorboardSink(Sink):
@@ -30,7 +30,7 @@ class TensorboardSink(Sink):
         self._last[run_id] = saved if files_in(self._directory / run_id) else 0
         return self._last[run_id]
 
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         """See `Sink`."""
         self._put(row.run_id, row.values, row.step, row.time)
         self._last[row.run_id] = row.step

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.job.reading.redaction import whole_configuration
-from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
+from counterpoint.job.tracking.rows import Evaluation, Sink, SinkSpec, TrackedRow
 
 
 class TrackioSink(Sink):
@@ -29,7 +29,7 @@ class TrackioSink(Sink):
         name, identity = self._names(run_id)
         return 0 if self._storage.get_last_step(self._project, name, run_id=identity) is None else saved
 
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         """See `Sink`."""
         self._put(row.run_id, "row", row.values, row.step, row.time)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.job.reading.redaction import whole_configuration
-from counterpoint.job.tracking.rows import Evaluation, Row, Sink, SinkSpec
+from counterpoint.job.tracking.rows import Evaluation, Sink, SinkSpec, TrackedRow
 from counterpoint.job.tracking.sinks.wandb_files import last_offline_step
 
 
@@ -31,7 +31,7 @@ class WandbSink(Sink):
         run = self._run(run_id)
         return int(run.step) - 1 if run.resumed else 0
 
-    def write(self, row: Row) -> None:
+    def write(self, row: TrackedRow) -> None:
         """See `Sink`."""
         extra = self._with_next.pop(row.run_id, {})
         self._run(row.run_id).log(row.values | extra | {"_timestamp": row.time}, step=row.step, commit=True)

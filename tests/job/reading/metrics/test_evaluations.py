@@ -16,7 +16,7 @@ from counterpoint.cli.display.progress import PlainProgress, describe_step
 from counterpoint.cli.display.status_tables import status_parts
 from counterpoint.cli.display.summary_tables import print_summary
 from counterpoint.job.reading.metrics import evaluations
-from counterpoint.job.reading.metrics.evaluations import Evaluations, in_words
+from counterpoint.job.reading.metrics.evaluations import EvaluationResults, in_words
 from counterpoint.job.reading.metrics.history import History
 from counterpoint.job.reading.status import read_status
 from counterpoint.job.reading.summary import summarize
@@ -123,7 +123,7 @@ def test_what_is_no_result_is_passed_over(past: Path) -> None:
         json.dumps(result(2, 0.5) | {"metrics": {"pass@1": {"value": "0.5"}, "pass@2": 3, "reward/mean": None}}),
     ]  # fmt: skip
     path.write_text("\n".join(lines) + "\n")
-    results = Evaluations(path.parent)
+    results = EvaluationResults(path.parent)
     [only] = results.refresh()
     assert (only.step, only.metrics) == (2, {})
     assert results.headline == ""
@@ -134,7 +134,7 @@ def test_a_result_of_which_every_rollout_failed_has_no_value(past: Path) -> None
     """Also one that an older version wrote as 0."""
     counts = {"rollouts/completed": 0, "rollouts/failed": 50, "failures": {"KeyError: gone": 50}}
     write_results(past, result(2, 0.0) | counts)
-    results = Evaluations(past / "run_test")
+    results = EvaluationResults(past / "run_test")
     [only] = results.refresh()
     assert (only.metrics, results.headline) == ({}, "")
     assert "failed; 50 of 50 rollouts failed: KeyError: gone" in str(only)
@@ -143,13 +143,13 @@ def test_a_result_of_which_every_rollout_failed_has_no_value(past: Path) -> None
 
 def test_an_evaluation_that_could_not_be_played_says_why(past: Path) -> None:
     write_results(past, {"evaluation": "held-out", "step": 3, "time": 1.0, "error": "no rows"})
-    [only] = Evaluations(past / "run_test").refresh()
+    [only] = EvaluationResults(past / "run_test").refresh()
     assert str(only) == "evaluation held-out of step 3: no rows"
 
 
 def test_evaluations_of_a_hostile_guest_are_bounded(past: Path) -> None:
     write_results(past, *(result(1, 0.5, f"e{number}") for number in range(200)))
-    results = Evaluations(past / "run_test")
+    results = EvaluationResults(past / "run_test")
     results.refresh()
     assert len(results.newest) == 64
 
@@ -165,7 +165,7 @@ def test_a_best_version_that_cannot_be_read_is_none(past: Path, monkeypatch: pyt
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(evaluations, "read_json", refused)  # root may read every file, so that no mode would do
-    results = Evaluations(past / "run_test")
+    results = EvaluationResults(past / "run_test")
     results.refresh()
     assert results.as_json()["held-out"]["best"] is None
 
