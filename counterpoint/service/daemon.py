@@ -28,7 +28,7 @@ from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import check_access
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.app import Endpoints
@@ -84,7 +84,7 @@ async def _serve(
 ) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "service"))
     bounds = await asyncio.to_thread(read_bounds, Path(config.model))
-    store = await asyncio.to_thread(Store, config.output_dir / "service")
+    store = await asyncio.to_thread(RecordStore, config.output_dir / "service")
     connection = open_connection(config.transport, config.output_dir)
     claim = LoadClaim(
         await asyncio.to_thread(store.secret, "claim"), f"the service in {store.directory.absolute()}"[-200:]

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from counterpoint.service.shares import Call, Shares
+from counterpoint.service.shares import Shares, WaitingCall
 
 Found = TypeVar("Found")
 
@@ -25,7 +25,7 @@ class SharedCalls:
     def __init__(self, *, alone: bool = False) -> None:
         """`alone`: there is one key."""
         self._shares = Shares(alone=alone)
-        self._waiting: dict[Call, asyncio.Future[None]] = {}
+        self._waiting: dict[WaitingCall, asyncio.Future[None]] = {}
         self._numbers = count()
 
     def resize(self, places: int) -> None:
@@ -51,11 +51,11 @@ class SharedCalls:
         finally:
             tasks.clear()  # the error refers to this frame, and would keep a thousand calls until a collection
 
-    def _ended(self, call: Call, took: Callable[[Found], int], task: asyncio.Task[Found]) -> None:
+    def _ended(self, call: WaitingCall, took: Callable[[Found], int], task: asyncio.Task[Found]) -> None:
         failed = task.cancelled() or task.exception() is not None
         self._end(call, call.tokens if failed else took(task.result()))
 
-    async def _place(self, key: str, number: int, tokens: int) -> Call:
+    async def _place(self, key: str, number: int, tokens: int) -> WaitingCall:
         call = self._shares.ask(key, number, tokens)
         begins = self._waiting[call] = asyncio.get_running_loop().create_future()
         self._begin()
@@ -69,7 +69,7 @@ class SharedCalls:
             raise
         return call
 
-    def _end(self, call: Call, tokens: int) -> None:
+    def _end(self, call: WaitingCall, tokens: int) -> None:
         self._shares.end(call, tokens)
         self._begin()
 

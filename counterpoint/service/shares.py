@@ -19,7 +19,7 @@ SHARE = 4
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class WaitingCall:
     """A call to the servers that waits for a place, or has one."""
 
     key: str
@@ -34,12 +34,12 @@ class _Key:
     """Tokens, counted on from what others had paid when it came."""
     held: int = 0
     """Its places."""
-    waiting: list[tuple[int, int, Call]] = field(default_factory=list)
+    waiting: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
     """A heap by the numbers of requests, then by arrival."""
     withdrawn: int = 0
     """How many of these are withdrawn."""
 
-    def first(self) -> Call | None:
+    def first(self) -> WaitingCall | None:
         """Returns the call that is next."""
         while self.waiting and self.waiting[0][2].withdrawn:
             heapq.heappop(self.waiting)
@@ -60,16 +60,16 @@ class Shares:
         self._now = 0.0
         """What the key had paid that was served last, before that."""
 
-    def ask(self, key: str, number: int, tokens: int) -> Call:
+    def ask(self, key: str, number: int, tokens: int) -> WaitingCall:
         """Notes a call that waits for a place. A key's own wait by the `number` of their request, then as they came."""
-        call, mine = Call(key, tokens), self._keys.setdefault(key, _Key())
+        call, mine = WaitingCall(key, tokens), self._keys.setdefault(key, _Key())
         if mine.first() is None:
             mine.paid = max(mine.paid, self._now)
         self._asked += 1
         heapq.heappush(mine.waiting, (number, self._asked, call))
         return call
 
-    def withdraw(self, call: Call) -> None:
+    def withdraw(self, call: WaitingCall) -> None:
         """Forgets a call that waits."""
         call.withdrawn, mine = True, self._keys[call.key]
         mine.withdrawn += 1
@@ -78,16 +78,16 @@ class Shares:
             mine.withdrawn = 0
             heapq.heapify(mine.waiting)
 
-    def end(self, call: Call, tokens: int) -> None:
+    def end(self, call: WaitingCall, tokens: int) -> None:
         """Takes back the place of a call that has taken so many tokens."""
         mine = self._keys[call.key]
         mine.held -= 1
         self._held -= 1
         mine.paid += tokens - call.tokens
 
-    def begin(self) -> list[Call]:
+    def begin(self) -> list[WaitingCall]:
         """Gives places, as far as there are any; returns the calls that have one now."""
-        begun: list[Call] = []
+        begun: list[WaitingCall] = []
         while (mine := self._next()) is not None:
             call = heapq.heappop(mine.waiting)[2]
             self._now = max(self._now, mine.paid)

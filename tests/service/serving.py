@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from counterpoint.environments.chat import Chat
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.keys import digest
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.service import Service
@@ -35,7 +35,7 @@ async def serving(
     """A client of the service, and the service."""
     config = ServiceConfig(output_dir=directory, model="m", name="tiny", **values)
     connection = open_connection(config.transport, directory)
-    keys, store = dict(zip(map(digest, KEYS), NAMES, strict=True)), Store(directory / "service")
+    keys, store = dict(zip(map(digest, KEYS), NAMES, strict=True)), RecordStore(directory / "service")
     service = Service(config, store, connection, cast(Samplers, samplers), None, keys, chat, has_experts=has_experts)
     app = Endpoints(service, keys).app()
     app.on_response_prepare.append(_close)

@@ -15,7 +15,7 @@ import zstandard
 
 from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
@@ -23,7 +23,7 @@ from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.refusals import NotFound
+from counterpoint.service.tinker.refusals import NoSuchThing
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.http.listening import listening
@@ -53,7 +53,7 @@ async def test_a_state_that_goes_while_it_is_loaded_begins_no_model(tmp_path: Pa
                 await service.weights.delete(saved.path, owner)
             else:
                 service.store.keep(SavedRecord(source.model_id, "weights", "a", 2, 2), overwrite=True)
-        with pytest.raises((NotFound, BadRequest)):
+        with pytest.raises((NoSuchThing, BadRequest)):
             await loading
         assert service.store.model(f"{session}:train:2") is None
         assert not service._beginning
@@ -277,7 +277,7 @@ async def test_one_keys_results_push_out_none_of_anothers(tmp_path: Path, monkey
 
 
 def test_of_two_saves_at_once_one_has_the_name(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RecordStore(tmp_path)
 
     def kept(number: int) -> bool:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from counterpoint.service.keys import digest
-from counterpoint.service.records.structs import Session
+from counterpoint.service.records.structs import SessionRecord
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.losses.traced import traced
@@ -27,7 +27,7 @@ async def test_a_loss_is_kept_and_a_hostile_one_refused(tmp_path: Path) -> None:
     other["graph"]["nodes"][2]["target"] = "operator.invert"
     headers = {"X-API-Key": KEYS[0]}
     async with serving(tmp_path) as (client, service):
-        service.store.write(Session("s1", digest(KEYS[0]).hex()))
+        service.store.write(SessionRecord("s1", digest(KEYS[0]).hex()))
         said = []
         for number, each in ((0, body), (0, body), (0, other), (1, hostile), (2, body | {"graph": [1] * 100})):
             given = each | {"custom_loss_seq_id": number}

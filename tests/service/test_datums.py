@@ -16,7 +16,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from counterpoint.service.tinker import datums
-from counterpoint.service.tinker.datums import BadRequest, Contribution, contribution_of, output_of
+from counterpoint.service.tinker.datums import BadRequest, DatumBatch, contribution_of, output_of
 from counterpoint.service.tinker.proto import FLOAT32, INT64, LENGTH, MESSAGES
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.validation import validate
@@ -38,7 +38,7 @@ def contribution(
     *,
     forward_only: bool = False,
     graph: bytes = b"",
-) -> Contribution:
+) -> DatumBatch:
     """What the service makes of a request that the SDK encodes."""
     asked = types.ForwardBackwardInput(data=data, loss_fn=loss, loss_fn_config=config)
     message = forward_backward_request_to_proto(
@@ -84,7 +84,7 @@ def test_sparse_inputs_stand_for_no_more_numbers_than_a_request_may_have(monkeyp
     assert contribution_of(message, "run", LONGEST, VOCABULARY).targets == (4,)
 
 
-def answered(found: Contribution, logprobs: Any, losses: list[float]) -> Any:
+def answered(found: DatumBatch, logprobs: Any, losses: list[float]) -> Any:
     """What the SDK reads of an answer with these log-probabilities and losses of all places."""
     columns = {}
     for name, values in (

@@ -20,8 +20,8 @@ from counterpoint.service import daemon
 from counterpoint.service.keys import digest
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
-from counterpoint.service.tinker.futures import Result, answer
-from counterpoint.service.tinker.models import Model, Request
+from counterpoint.service.tinker.futures import FutureResult, answer
+from counterpoint.service.tinker.models import ClientModel, Request
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.messages import Answered, Ask, Evicted, Ready
@@ -45,7 +45,7 @@ def tasks_of(tasks: Tasks, name: str) -> list[asyncio.Task[None]]:
 
 
 @asynccontextmanager
-async def a_running_model(directory: Path, run: Run) -> AsyncIterator[Model]:
+async def a_running_model(directory: Path, run: Run) -> AsyncIterator[ClientModel]:
     model = model_of(directory, run)
     await model.start()
     yield model
@@ -53,7 +53,7 @@ async def a_running_model(directory: Path, run: Run) -> AsyncIterator[Model]:
     model._futures.close()
 
 
-async def told(model: Model, seq_id: int) -> dict[str, Any]:
+async def told(model: ClientModel, seq_id: int) -> dict[str, Any]:
     found = await model._futures.fetch(f"s1:train:0:{seq_id}", DEADLINE_SECONDS)
     assert found is not None
     return dict(orjson.loads(found.body))
@@ -155,7 +155,7 @@ async def test_a_full_disk_holds_up_no_later_request(tmp_path: Path, monkeypatch
     async with a_running_model(tmp_path, Run()) as model, asyncio.timeout(DEADLINE_SECONDS):
         model._futures._memory_bytes = 1
         for number in (1, 2, 3):
-            await model._futures.complete(f"older {number}", Result(b"xx"))
+            await model._futures.complete(f"older {number}", FutureResult(b"xx"))
             request = Request("optim_step", number, STEP)
             model._futures.begin(model.request_id(number), is_due=True)
             model._take(request)
@@ -194,7 +194,7 @@ async def test_the_services_own_tasks_are_begun_anew(
 
 
 async def test_work_that_is_killed_is_answered(tmp_path: Path) -> None:
-    async def never() -> Result:
+    async def never() -> FutureResult:
         await asyncio.Event().wait()
         return answer()
 
@@ -209,7 +209,7 @@ async def test_work_that_is_killed_is_answered(tmp_path: Path) -> None:
 
 
 async def test_work_that_ends_with_the_service_is_told_to_nobody(tmp_path: Path) -> None:
-    async def never() -> Result:
+    async def never() -> FutureResult:
         await asyncio.Event().wait()
         return answer()
 
@@ -295,7 +295,7 @@ def contribution(model_id: str) -> Request:
     return Request("forward_backward", 1, message.SerializeToString())
 
 
-async def told_by(service: Service, model_id: str, seq_id: int) -> Result:
+async def told_by(service: Service, model_id: str, seq_id: int) -> FutureResult:
     """What a client is told that asks again and again, as the SDK does."""
     while True:
         found = await service.retrieve(f"{model_id}:{seq_id}", digest(KEYS[0]).hex(), 1.0)

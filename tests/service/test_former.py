@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from counterpoint.service.records.ledger import Used
-from counterpoint.service.records.store import Store
-from counterpoint.service.records.structs import LossRecord, ModelRecord, SamplerRecord, SavedRecord, Session
+from counterpoint.service.records.store import RecordStore
+from counterpoint.service.records.structs import LossRecord, ModelRecord, SamplerRecord, SavedRecord, SessionRecord
 from counterpoint.transport.errors import UserError
 
 Kind = TypeVar("Kind")
@@ -41,10 +41,10 @@ def json_of(name: str, kind: type[Kind]) -> Kind:
 def test_every_record_is_taken_over_and_its_file_removed(tmp_path: Path) -> None:
     directory = former(tmp_path / "service")
     for _ in "ab":
-        store = Store(directory)
+        store = RecordStore(directory)
         sessions = store.noted(store.sessions())
         assert sorted(sessions, key=lambda each: each.session_id) == [
-            json_of(f"sessions/{name}.json", Session) for name in ("s1", "s2")
+            json_of(f"sessions/{name}.json", SessionRecord) for name in ("s1", "s2")
         ]
         assert sorted(store.noted(store.models()), key=lambda each: each.model_id) == [
             json_of(f"models/{name}/model.json", ModelRecord) for name in ("s1_train_0", "s1_train_1", "s2_train_0")
@@ -85,10 +85,10 @@ def test_a_record_that_cannot_be_read_is_named_and_nothing_is_taken_over(tmp_pat
         whole = (directory / name).read_bytes()
         (directory / name).write_bytes(whole[:20] + b"?" + whole[21:])
         with pytest.raises(UserError, match=Path(name).name):
-            Store(directory)
+            RecordStore(directory)
         (directory / name).write_bytes(whole)
     assert {*FORMER} <= {str(path.relative_to(directory)) for path in directory.rglob("*")}
-    store = Store(directory)
+    store = RecordStore(directory)
     assert len(store.sessions()) == 2
 
 
@@ -110,7 +110,7 @@ def test_a_ledger_of_lines_is_taken_over(tmp_path: Path, has_sum: bool) -> None:
             b'{"days":{"2026-11-29":{"a/p":{"trained":2,"seconds":0.5}}},"counted":{"s1:train:0":[[0,1]]}}'
         )
         (directory / "12.jsonl").write_bytes(line(1, "left by a kill"))
-    store = Store(directory.parent)
+    store = RecordStore(directory.parent)
     assert store.ledger.days() == {"2026-11-29": {"a/p": Used(trained=3, seconds=0.5 * has_sum), "b": Used(trained=1)}}
     assert store.ledger._sums.counted == {"s1:train:0": [[0, 3]]}
     assert not directory.exists()

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from counterpoint.service.tinker import futures as futures_module
-from counterpoint.service.tinker.futures import Futures, Result, TooMany, failure
+from counterpoint.service.tinker.futures import FutureResult, Futures, TooMany, failure
 
 
 async def test_a_poll_waits_for_the_result() -> None:
@@ -21,9 +21,9 @@ async def test_a_poll_waits_for_the_result() -> None:
     assert await futures.fetch("one", 0.0) is None
     polling = asyncio.create_task(futures.fetch("one", 100.0))
     await asyncio.sleep(0)
-    await futures.complete("one", Result(b"found", is_protobuf=True))
-    assert await polling == Result(b"found", is_protobuf=True)
-    assert await futures.fetch("one", 0.0) == Result(b"found", is_protobuf=True), "the answer was lost"
+    await futures.complete("one", FutureResult(b"found", is_protobuf=True))
+    assert await polling == FutureResult(b"found", is_protobuf=True)
+    assert await futures.fetch("one", 0.0) == FutureResult(b"found", is_protobuf=True), "the answer was lost"
     with pytest.raises(KeyError):
         await futures.fetch("other", 0.0)
     futures.close()
@@ -45,10 +45,10 @@ async def test_results_beyond_the_memory_are_on_the_disk(monkeypatch: pytest.Mon
     bodies = {f"request {index}": bytes([index]) * 400 for index in range(8)}
     for name, body in bodies.items():
         futures.begin(name)
-        await futures.complete(name, Result(body, is_protobuf=bool(body[0] % 2)))
+        await futures.complete(name, FutureResult(body, is_protobuf=bool(body[0] % 2)))
         assert futures.bytes_held <= 1000
     for name, body in bodies.items():
-        assert await futures.fetch(name, 0.0) == Result(body, is_protobuf=bool(body[0] % 2))
+        assert await futures.fetch(name, 0.0) == FutureResult(body, is_protobuf=bool(body[0] % 2))
     assert futures.knows("request 7")
     assert not futures.knows("request 0"), "fetched long ago"
     futures.close()
@@ -63,7 +63,7 @@ async def test_a_result_that_is_made_anew_counts_once() -> None:
     futures = Futures(2, 1000)
     for _ in range(3):
         futures.begin("one")
-        await futures.complete("one", Result(b"found"))
+        await futures.complete("one", FutureResult(b"found"))
     assert futures.bytes_held == len(b"found")
     futures.close()
 
@@ -79,7 +79,7 @@ async def test_results_on_the_disk_are_bounded_and_end_with_their_session(monkey
     monkeypatch.setattr(futures_module, "SPILLED_SHARE", 2)
     futures = Futures(10, 1000)
     for index in range(8):
-        await futures.complete(f"s1:train:0:{index}", Result(bytes(500)))
+        await futures.complete(f"s1:train:0:{index}", FutureResult(bytes(500)))
     assert (futures.bytes_held, futures.bytes_spilled) == (1000, 2000)
     assert [index for index in range(8) if futures.knows(f"s1:train:0:{index}")] == [2, 3, 4, 5, 6, 7]
     futures.forget("s1:")
@@ -89,12 +89,12 @@ async def test_results_on_the_disk_are_bounded_and_end_with_their_session(monkey
 
 async def test_a_samplers_client_learns_of_all_its_results_at_once() -> None:
     futures, client, other = Futures(10, 1000), ("s:sample:0", 0), ("s:sample:0", 1)
-    await futures.complete("s:sample:0:0", Result(b"found", is_protobuf=True))
+    await futures.complete("s:sample:0:0", FutureResult(b"found", is_protobuf=True))
     found, cursor = await futures.completions(client, 0, 100.0)
     assert found == [("s:sample:0:0", 5)]
     waiting = asyncio.create_task(futures.completions(client, cursor, 100.0))
     await asyncio.sleep(0)
-    await futures.complete(f"s:sample:0:{10**9}", Result(b"the other client's", is_protobuf=True))
+    await futures.complete(f"s:sample:0:{10**9}", FutureResult(b"the other client's", is_protobuf=True))
     await futures.complete("s:sample:0:1", failure("no"))
     found, newer = await waiting
     assert found == [("s:sample:0:1", None)]
@@ -124,19 +124,19 @@ async def test_a_full_disk_costs_no_result_and_holds_up_further_requests_until_t
     with monkeypatch.context() as patch:
         patch.setattr(futures_module, "_write", full)
         for index in range(4):
-            await futures.complete(f"request {index}", Result(bytes([index]) * 400))
+            await futures.complete(f"request {index}", FutureResult(bytes([index]) * 400))
         assert futures.bytes_held == 1600, "what was asked for before has its result"
         assert futures.begin("the one that tries again")
         with pytest.raises(TooMany):
             futures.begin("more")
         assert futures.begin("due", is_due=True)
-        assert await futures.fetch("request 0", 0.0) == Result(bytes(400))
+        assert await futures.fetch("request 0", 0.0) == FutureResult(bytes(400))
         assert not futures.knows("request 0"), "what was fetched makes room first"
-    await futures.complete("the one that tries again", Result(b"found"))
+    await futures.complete("the one that tries again", FutureResult(b"found"))
     assert futures.bytes_held <= 1000
     assert futures.begin("more")
     for index in range(1, 4):
-        assert await futures.fetch(f"request {index}", 0.0) == Result(bytes([index]) * 400)
+        assert await futures.fetch(f"request {index}", 0.0) == FutureResult(bytes([index]) * 400)
     futures.close()
 
 
@@ -144,9 +144,9 @@ async def test_results_go_to_the_disk_though_its_temporary_files_were_removed() 
     futures = Futures(10, 1000)
     futures._directory.cleanup()
     for name in ("one", "two", "three"):
-        await futures.complete(name, Result(bytes(500)))
+        await futures.complete(name, FutureResult(bytes(500)))
     assert (futures.bytes_held, futures.bytes_spilled) == (1000, 500)
-    assert await futures.fetch("one", 0.0) == Result(bytes(500))
+    assert await futures.fetch("one", 0.0) == FutureResult(bytes(500))
     futures.close()
 
 
@@ -190,7 +190,7 @@ async def test_what_is_spilled_does_not_grow_with_what_is_there(monkeypatch: pyt
     """A result looks at those that it spills, and not at thousands that are on the disk."""
     looked: list[str] = []
 
-    class Counting(OrderedDict[str, Result]):
+    class Counting(OrderedDict[str, FutureResult]):
         def __iter__(self) -> Iterator[str]:
             for each in super().__iter__():
                 looked.append(each)
@@ -204,7 +204,7 @@ async def test_what_is_spilled_does_not_grow_with_what_is_there(monkeypatch: pyt
     futures = Futures(10, 1000)
     futures._held, futures._spilled = Counting(), cast(Any, Counting())
     for index in range(200):
-        await futures.complete(f"request {index}", Result(bytes(500)))
+        await futures.complete(f"request {index}", FutureResult(bytes(500)))
     assert (len(futures._held), len(futures._spilled)) == (2, 32)
     assert len(looked) <= 3 * 200
     futures._spilled.clear()

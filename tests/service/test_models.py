@@ -17,13 +17,13 @@ from counterpoint.run.items import AdamW, ItemHeader, encode_item
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
 from counterpoint.service.records.ledger import Used, day_now
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import LossRecord, ModelRecord, SavedRecord
 from counterpoint.service.tinker import models
-from counterpoint.service.tinker.context import Context
+from counterpoint.service.tinker.context import ServiceContext
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Result, TooMany
-from counterpoint.service.tinker.models import Model, Request
+from counterpoint.service.tinker.futures import FutureResult, TooMany
+from counterpoint.service.tinker.models import ClientModel, Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.room import Room
@@ -55,15 +55,15 @@ class Run:
         return Answered(number, number, metrics={SECONDS: 0.5})
 
 
-def model_of(directory: Path, run: Run, room: int = 2**30) -> Model:
+def model_of(directory: Path, run: Run, room: int = 2**30) -> ClientModel:
     config = ServiceConfig(output_dir=directory, model="m", max_tokens=10, max_pending=10)
-    context = Context(config, Store(directory), cast(Any, None), 10, {})
+    context = ServiceContext(config, RecordStore(directory), cast(Any, None), 10, {})
     context.room = Room(room)
     record, journal = (
         ModelRecord("s1:train:0", "s1_train_0", "", 1, []),
         Journal(directory / "items", "s1_train_0", 1000),
     )
-    return Model(record, cast(Any, run), journal, context)
+    return ClientModel(record, cast(Any, run), journal, context)
 
 
 class Journalling(Run):
@@ -248,7 +248,7 @@ async def test_the_ledger_tells_a_forward_pass_from_training(tmp_path: Path, onl
     await model.close()
     model._futures.close()
     used = Used(forward=5, seconds=0.5) if only else Used(trained=5, seconds=0.5)
-    assert Store(tmp_path).ledger.days()[day_now()] == {"": used}
+    assert RecordStore(tmp_path).ledger.days()[day_now()] == {"": used}
 
 
 @pytest.mark.parametrize("loss_id", ["s1:loss:0", "s2:loss:0", "s1:loss:1", "", "s1:../../models", "s1_loss_0"])
@@ -333,7 +333,7 @@ async def test_the_ledger_counts_an_item_once_however_often_its_model_is_opened(
         await until(lambda: "s1:train:0:1" in model._futures._held, "the result")  # noqa: B023
         await model.close()
         model._futures.close()
-    assert Store(tmp_path).ledger.days()[day_now()] == {"": Used(seconds=0.5)}
+    assert RecordStore(tmp_path).ledger.days()[day_now()] == {"": Used(seconds=0.5)}
 
 
 async def test_a_failure_without_an_item_is_told_again_after_a_new_start_and_the_next_goes_on(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ async def test_a_request_that_has_waited_too_long_fails_after_a_new_start_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "MISSING_SECONDS", 0.0)
-    told: list[Result | None] = []
+    told: list[FutureResult | None] = []
     for _ in range(2):
         model = model_of(tmp_path, Run())
         await model.start()

@@ -22,11 +22,11 @@ from counterpoint.service.records import ledger
 from counterpoint.service.records import store as store_module
 from counterpoint.service.records.database import Database
 from counterpoint.service.records.ledger import Ledger, Used
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import ModelRecord, SamplerRecord, SavedRecord, encoded
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import tokens_of
-from counterpoint.service.tinker.futures import Futures, Result, TooMany
+from counterpoint.service.tinker.futures import FutureResult, Futures, TooMany
 from counterpoint.service.tinker.models import Request
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import OverQuota
@@ -336,7 +336,7 @@ def test_a_request_that_ends_gives_back_what_it_kept_however_it_ends(tmp_path: P
     futures = Futures(10, 1000, ended.append)
     for name in ("one", "two", "s1:train:0:3"):
         futures.begin(name)
-    asyncio.run(futures.complete("one", Result(b"")))
+    asyncio.run(futures.complete("one", FutureResult(b"")))
     futures.cancel("two")
     futures.cancel_all("s1:train:0")
     assert ended == ["one", "two", "s1:train:0:3"]
@@ -424,7 +424,7 @@ async def test_what_clients_note_counts_and_is_not_read_for_lists(
 
 
 def test_a_list_has_what_was_noted_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
+    store = RecordStore(tmp_path)
     models = [a_model(store, number, "") for number in range(3)]
     size = len(encoded(models[0]))
     monkeypatch.setattr(store_module, "LISTED_BYTES", 2 * size)

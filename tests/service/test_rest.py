@@ -24,8 +24,15 @@ from tinker import types
 
 from counterpoint.service.keys import digest
 from counterpoint.service.records.ledger import Used
-from counterpoint.service.records.store import Store
-from counterpoint.service.records.structs import LossRecord, ModelRecord, SamplerRecord, SavedRecord, Session, run_of
+from counterpoint.service.records.store import RecordStore
+from counterpoint.service.records.structs import (
+    LossRecord,
+    ModelRecord,
+    SamplerRecord,
+    SavedRecord,
+    SessionRecord,
+    run_of,
+)
 from counterpoint.service.tinker import app
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
@@ -40,9 +47,9 @@ pytestmark = pytest.mark.slow
 OWNERS = [digest(key).hex() for key in KEYS]
 
 
-def a_model(store: Store, number: int, owner: str, created: float = 1.0) -> ModelRecord:
+def a_model(store: RecordStore, number: int, owner: str, created: float = 1.0) -> ModelRecord:
     """A model of a session of its own."""
-    session = Session(f"s{number}", owner, user_metadata={"purpose": f"no {number}"}, display_name=f"Run {number} of mine",
+    session = SessionRecord(f"s{number}", owner, user_metadata={"purpose": f"no {number}"}, display_name=f"Run {number} of mine",
                       created=created)  # fmt: skip
     name = f"{session.session_id}:train:0"
     record = ModelRecord(
@@ -245,10 +252,10 @@ async def test_a_project_is_a_label_of_sessions_by_which_the_ledger_counts(tmp_p
         await answered(client.assign_session_project(session, "two"))
         await answered(client.assign_session_project("s1", "two"))
         await count(OWNERS[0], f"{session}:sample:0:2", Used(sampled=2))
-        store = Store(tmp_path / "service")  # as another process finds it
+        store = RecordStore(tmp_path / "service")  # as another process finds it
         assert store.session("s1") is not None
         await store.ledger.count(OWNERS[0], f"{models[0].model_id}:1", Used(trained=4))
-        [day] = Store(tmp_path / "service").ledger.days().values()
+        [day] = RecordStore(tmp_path / "service").ledger.days().values()
         assert day == {f"{OWNERS[0]}/one": Used(sampled=1), f"{OWNERS[0]}/two": Used(sampled=2, trained=4)}
         runs = (await answered(client.list_training_runs(project_id="two"))).training_runs
         assert [each.training_run_id for each in runs] == ["s1:train:0"]

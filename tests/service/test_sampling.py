@@ -18,15 +18,15 @@ from tinker import types
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.keys import digest
 from counterpoint.service.records.ledger import Used, day_now
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import SamplerRecord, SavedRecord
 from counterpoint.service.samplers import Metered
 from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.service.tinker.bodies import CreateSession
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
-from counterpoint.service.tinker.samples.prompts import Places, Targets, Tensor
-from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, Sample, prompt_of
+from counterpoint.service.tinker.samples.prompts import PromptPlaces, Targets, Tensor
+from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, SampleRequest, prompt_of
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.records import Alternatives, Turn
 from tests.service.serving import KEYS, serving
@@ -119,7 +119,7 @@ async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path:
     owner = digest(KEYS[0]).hex()
     async with sampling(tmp_path) as (sampler, _, service, raw):
         await answered(sampler.sample(PROMPT, 2, parameters()))
-        assert Store(tmp_path / "service").ledger.days()[day_now()] == {owner: Used(prompt=3, sampled=2)}
+        assert RecordStore(tmp_path / "service").ledger.days()[day_now()] == {owner: Used(prompt=3, sampled=2)}
         chunk = {"type": "encoded_text", "tokens": [5, 6, 7, 8]}
         body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 7, "prompt": {"chunks": [chunk]},
                 "sampling_params": {}}  # fmt: skip
@@ -129,10 +129,10 @@ async def test_the_ledger_counts_a_sample_once_when_its_client_is_told(tmp_path:
         futures = service.results.of(owner)
         await until(lambda: ids[0] in futures._held, "the sample")
         assert service.store.ledger.today(owner) == 10
-        assert Store(tmp_path / "service").ledger.today(owner) == 5
+        assert RecordStore(tmp_path / "service").ledger.today(owner) == 5
         for request_id in ids:
             await raw.post("/api/v1/retrieve_future", json={"request_id": request_id}, headers=HEADERS)
-        assert Store(tmp_path / "service").ledger.today(owner) == 10
+        assert RecordStore(tmp_path / "service").ledger.today(owner) == 10
 
 
 def of(rows: list[list[int]]) -> types.TensorData:
@@ -183,7 +183,7 @@ async def test_tokens_at_the_places_of_an_adapters_prompt_are_scored_by_its_trai
         return -targets.astype(np.float32) - np.arange(len(targets), dtype=np.float32)[:, None] / 10
 
     prompt = np.array([5, 6, 7], np.int32)
-    places = Places(Metered(cast(Any, Servers()), "a"), ("a", Path()), prompt, score, "a", lambda each, _: each)
+    places = PromptPlaces(Metered(cast(Any, Servers()), "a"), ("a", Path()), prompt, score, "a", lambda each, _: each)
     given = Tensor([7, -1, 8], shape=[2, 3], sparse_crow_indices=[0, 2, 3], sparse_col_indices=[0, 2, 1])
     targets = Targets(given, 3)
     values = await places.log_probabilities(targets.places, targets.ids)
@@ -242,7 +242,7 @@ async def test_each_sample_of_a_request_has_a_seed_of_its_own_and_the_same_each_
 
 
 def test_what_is_refused_names_what_there_is_instead() -> None:
-    asked = Sample("s1:sample:0", 1, Prompt([Chunk(tokens=[1, 2])]), Parameters(), record_stability_info=True)
+    asked = SampleRequest("s1:sample:0", 1, Prompt([Chunk(tokens=[1, 2])]), Parameters(), record_stability_info=True)
     with pytest.raises(BadRequest, match="stable_reinforce"):
         prompt_of(asked, 64)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from counterpoint.service.shared_calls import SharedCalls
-from counterpoint.service.shares import SHARE, Call, Shares
+from counterpoint.service.shares import SHARE, Shares, WaitingCall
 from tests.support.polling import until
 
 KEYS = st.sampled_from("abcd")
@@ -27,8 +27,8 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shares = Shares(4)
-        self.waiting: dict[Call, int] = {}
-        self.held: list[Call] = []
+        self.waiting: dict[WaitingCall, int] = {}
+        self.held: list[WaitingCall] = []
         self.asked = 0
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ TestShares.settings = settings(max_examples=60, stateful_step_count=40)
 
 def served(shares: Shares, lengths: dict[str, int], calls: int) -> list[Counter[str]]:
     """Tokens that each key has got after each of so many ends of the oldest call; each always asks for more of one length."""
-    held: list[Call] = []
+    held: list[WaitingCall] = []
     for key, tokens in lengths.items():
         for _ in range(2 * shares.places):
             shares.ask(key, 0, tokens)
@@ -114,7 +114,7 @@ def test_a_key_that_comes_has_a_place_at_once_and_then_as_many_as_the_others() -
     for key in "abcd":
         for _ in range(1000):
             shares.ask(key, 0, 8192)
-    held: defaultdict[str, list[Call]] = defaultdict(list)
+    held: defaultdict[str, list[WaitingCall]] = defaultdict(list)
     for call in shares.begin():
         held[call.key].append(call)
     mine = shares.ask("e", 0, 12)

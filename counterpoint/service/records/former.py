@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import msgspec
 
-from counterpoint.service.records.ledger import Line, Sums
+from counterpoint.service.records.ledger import LedgerLine, Sums
 from counterpoint.service.records.structs import (
     LossRecord,
     ModelRecord,
     SamplerRecord,
     SavedRecord,
-    Session,
+    SessionRecord,
     put,
 )
 from counterpoint.transport.errors import UserError
@@ -28,7 +28,7 @@ from counterpoint.transport.files.journal import DamagedJournal, FileJournal
 from counterpoint.transport.files.json_lines import read_lines
 from counterpoint.transport.typed import met
 
-Kind = TypeVar("Kind", Session, ModelRecord, SavedRecord, SamplerRecord, LossRecord, Sums, Line)
+Kind = TypeVar("Kind", SessionRecord, ModelRecord, SavedRecord, SamplerRecord, LossRecord, Sums, LedgerLine)
 
 
 def import_former(directory: Path, connection: sqlite3.Connection) -> None:
@@ -37,7 +37,7 @@ def import_former(directory: Path, connection: sqlite3.Connection) -> None:
     Raises `OSError`, and `UserError` for what cannot be read: nothing is taken over then.
     """
     for path in directory.glob("sessions/[!.]*.json"):
-        put(connection, _decoded(path, path.read_bytes(), Session), heard=path.stat().st_mtime)
+        put(connection, _decoded(path, path.read_bytes(), SessionRecord), heard=path.stat().st_mtime)
     for path in directory.glob("samplers/[!.]*.json"):
         put(connection, _decoded(path, path.read_bytes(), SamplerRecord))
     for path in directory.glob("losses/[!.]*.json"):
@@ -77,7 +77,7 @@ def _ledger(directory: Path) -> Sums:
             sums = _decoded(total_path, total_path.read_bytes(), Sums)
         lines = [memoryview(raw) for raw, _ in read_lines(path)]
     for line in lines:
-        sums.add(_decoded(path, line, Line))
+        sums.add(_decoded(path, line, LedgerLine))
     return sums
 
 

@@ -58,7 +58,7 @@ class Used(msgspec.Struct, omit_defaults=True):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class Line(Used, omit_defaults=True, kw_only=True):
+class LedgerLine(Used, omit_defaults=True, kw_only=True):
     """What one request has used."""
 
     day: str
@@ -75,7 +75,7 @@ class Sums(msgspec.Struct):
     counted: dict[str, list[list[int]]] = {}
     """By source, the first and last numbers of the stretches of requests that are counted, ascending."""
 
-    def add(self, line: Line) -> bool:
+    def add(self, line: LedgerLine) -> bool:
         """Counts a line; returns False if its request is counted already."""
         source, _, number = line.request.rpartition(":")
         if source and not _insert(self.counted.setdefault(source, []), int(number)):
@@ -125,7 +125,7 @@ class Ledger:
         self._writing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
         """The last flush."""
-        self._owed: OrderedDict[str, Line] = OrderedDict()
+        self._owed: OrderedDict[str, LedgerLine] = OrderedDict()
         """What is not told yet, by the ids of requests."""
         self._owed_tokens = Counter[tuple[str, str]]()
         """The tokens of these by day and owner."""
@@ -158,7 +158,7 @@ class Ledger:
         if len(self._owed) > MOST_OWED:
             self._note(self._paid(next(iter(self._owed))))
 
-    def _paid(self, request_id: str) -> Line | None:
+    def _paid(self, request_id: str) -> LedgerLine | None:
         if (line := self._owed.pop(request_id, None)) is not None:
             place = line.day, owner_of(line.account)
             self._owed_tokens[place] -= line.tokens
@@ -198,11 +198,11 @@ class Ledger:
         """Returns what counts by day and account."""
         return self._sums.days
 
-    def _line(self, owner: str, request_id: str, used: Used) -> Line:
+    def _line(self, owner: str, request_id: str, used: Used) -> LedgerLine:
         account = account_of(owner, self._projects.get(request_id.partition(":")[0], ""))
-        return Line(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
+        return LedgerLine(**msgspec.to_builtins(used), day=day_now(), account=account, request=request_id)
 
-    def _note(self, line: Line | None) -> None:
+    def _note(self, line: LedgerLine | None) -> None:
         if line is not None and self._sums.add(line):
             self._accounts.add((line.day, line.account))
             self._sources |= {line.request.rpartition(":")[0]} - {""}

@@ -28,7 +28,7 @@ from counterpoint.service.records.structs import (
     Record,
     SamplerRecord,
     SavedRecord,
-    Session,
+    SessionRecord,
     columns_of,
     put,
     record_of,
@@ -49,7 +49,7 @@ SAME = "model_id = ? AND kind = ? AND number = ? AND name = ?"
 """Whether a row is of the weights that an item has saved, by `_same`."""
 
 
-class Store:
+class RecordStore:
     """The records of one service."""
 
     def __init__(self, directory: Path) -> None:
@@ -60,7 +60,7 @@ class Store:
         if self.database.is_new:
             remove_former(directory)
         self.ledger = Ledger(self.database)
-        for session in self.all(Session, "NOT finished AND project != ''"):
+        for session in self.all(SessionRecord, "NOT finished AND project != ''"):
             self.ledger.assign(session.session_id, session.project)
 
     def run_directory(self, run_id: str) -> Path:
@@ -76,20 +76,20 @@ class Store:
 
     def write(self, record: Record) -> None:
         """Writes a record, durably. Raises `OSError`, and `ValueError` for one that is too long."""
-        further = {"heard": time.time()} if isinstance(record, Session) else {}
+        further = {"heard": time.time()} if isinstance(record, SessionRecord) else {}
         self.database.write(lambda connection: put(connection, record, **further))
 
     # --- sessions ---
 
-    def session(self, session_id: str) -> Session | None:
+    def session(self, session_id: str) -> SessionRecord | None:
         """Returns a session, without its `user_metadata`; None if there is none."""
-        return self._one(Session, "session_id = ?", session_id)
+        return self._one(SessionRecord, "session_id = ?", session_id)
 
-    def sessions(self, owner: str | None = None) -> list[Session]:
+    def sessions(self, owner: str | None = None) -> list[SessionRecord]:
         """Returns the sessions of an owner, or of all, without their `user_metadata`."""
-        return self.all(Session, *_where(owner=owner))
+        return self.all(SessionRecord, *_where(owner=owner))
 
-    def change_session(self, session: Session) -> None:
+    def change_session(self, session: SessionRecord) -> None:
         """Writes what has changed of a session, whose `user_metadata` stays. Raises `OSError`."""
         statement = "UPDATE sessions SET finished = ?, ending = ?, project = ? WHERE session_id = ?"
         ending = None if session.ending is None else text_of(session.ending)
@@ -104,9 +104,9 @@ class Store:
         if heard:
             self.database.write(lambda connection: connection.executemany(change, heard), durable=False)
 
-    def silent_sessions(self, before: float) -> list[Session]:
+    def silent_sessions(self, before: float) -> list[SessionRecord]:
         """Returns the sessions that go on and were not heard of since a time, in seconds since 1970."""
-        return self.all(Session, "NOT finished AND heard < ?", before)
+        return self.all(SessionRecord, "NOT finished AND heard < ?", before)
 
     # --- models ---
 

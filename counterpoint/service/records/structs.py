@@ -26,7 +26,7 @@ Number = Annotated[int, Meta(ge=1, lt=2**31)]
 """A number that a client gives to a request of a model."""
 
 
-class Session(msgspec.Struct, frozen=True):
+class SessionRecord(msgspec.Struct, frozen=True):
     """A client, from its start to its end."""
 
     session_id: str
@@ -137,15 +137,15 @@ class LossRecord(msgspec.Struct, frozen=True):
     """Inputs and graph, in the JSON that `counterpoint/run/loss_graph.py` reads."""
 
 
-Record = Session | ModelRecord | SavedRecord | SamplerRecord | LossRecord
+Record = SessionRecord | ModelRecord | SavedRecord | SamplerRecord | LossRecord
 
-Kind = TypeVar("Kind", Session, ModelRecord, SavedRecord, SamplerRecord, LossRecord)
+Kind = TypeVar("Kind", SessionRecord, ModelRecord, SavedRecord, SamplerRecord, LossRecord)
 
-Noted = TypeVar("Noted", Session, ModelRecord, SavedRecord)
+Noted = TypeVar("Noted", SessionRecord, ModelRecord, SavedRecord)
 """The records to which clients add `user_metadata`, up to a megabyte: lists are made without it."""
 
 TABLES: dict[type[Record], str] = {
-    Session: "sessions",
+    SessionRecord: "sessions",
     ModelRecord: "models",
     SavedRecord: "saved",
     SamplerRecord: "samplers",

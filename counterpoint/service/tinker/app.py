@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
-from counterpoint.service.records.structs import ModelRecord, Number, Position, SavedRecord, Session
+from counterpoint.service.records.structs import ModelRecord, Number, Position, SavedRecord, SessionRecord
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
@@ -30,15 +30,15 @@ from counterpoint.service.tinker.intake import NAMES, RECORDS, RESULTS, TOKENS, 
 from counterpoint.service.tinker.listing import (
     Page,
     Search,
-    Window,
+    UseWindow,
     checkpoint,
     session_summary,
     time_text,
     training_run,
     usage_events,
 )
-from counterpoint.service.tinker.refusals import Gone, NotFound, NotServed, OverQuota, TooLarge
-from counterpoint.service.tinker.samples.sampling import Sample
+from counterpoint.service.tinker.refusals import Gone, NoSuchThing, NotServed, OverQuota, TooLarge
+from counterpoint.service.tinker.samples.sampling import SampleRequest
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service
 from counterpoint.service.tinker.sessions import session_of
@@ -132,7 +132,7 @@ class _PathBody(msgspec.Struct, frozen=True):
 BOUNDS: dict[type[msgspec.Struct], Bound] = {
     **dict.fromkeys((CreateSession, CreateModel, LoadWeights, CreateLoss, Search, _ModelBody), RECORDS),
     _FuturesBody: RESULTS,
-    Sample: TOKENS,
+    SampleRequest: TOKENS,
 }
 """What bodies may have that are no names and numbers alone."""
 
@@ -174,7 +174,7 @@ class Endpoints:
             try:
                 with self._intake.room(owner, claimed(request)):
                     return await handler(self, request, owner)
-            except NotFound as error:
+            except NoSuchThing as error:
                 return _error(404, str(error))
             except Gone as error:
                 return _error(410, str(error))
@@ -284,7 +284,7 @@ class Endpoints:
         body = await self._intake.computed(owner, lambda: msgspec.json.encode(made()))
         return web.Response(body=body, content_type="application/json")
 
-    def _own_sessions(self, owner: str) -> list[Session]:
+    def _own_sessions(self, owner: str) -> list[SessionRecord]:
         """Returns an owner's sessions, the newest first. Blocks."""
         found = self._service.store.sessions(owner)
         return sorted(found, key=lambda each: (each.created, each.session_id), reverse=True)
@@ -300,7 +300,7 @@ class Endpoints:
         return _json(key_id=int(owner[:8] or "0", 16), name=name, note="", details=details)
 
     async def _usage(self, request: web.Request, owner: str) -> web.Response:
-        service, window = self._service, _query(request, Window)
+        service, window = self._service, _query(request, UseWindow)
         days, price = service.store.ledger.days(), service.config.price
         return _json(data=usage_events(days, owner, window, service.base_model, price), sessions={})
 
@@ -528,7 +528,9 @@ class Endpoints:
         return _json(type="join_sampling_session", client_counter=number)
 
     async def _sample(self, request: web.Request, owner: str) -> web.Response:
-        request_id, sequence_ids = await self._service.samplers.sample(await self._body(request, owner, Sample), owner)
+        request_id, sequence_ids = await self._service.samplers.sample(
+            await self._body(request, owner, SampleRequest), owner
+        )
         return _json(request_id=request_id, sample_sequence_ids=sequence_ids)
 
     # --- results ---

@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 
 from counterpoint.service.config import ServiceConfig
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.replay import Replays
-from counterpoint.service.tinker.results import Results
-from counterpoint.service.tinker.sessions import Sessions
+from counterpoint.service.tinker.results import FutureResults
+from counterpoint.service.tinker.sessions import ClientSessions
 from counterpoint.service.tinker.tenants import Tenants
 from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.transport.room import Room
@@ -22,13 +22,13 @@ MOST_WAITING_BYTES = 2**30
 """The bytes of all requests of models that are in memory since they wait for the journal, or for an earlier one."""
 
 
-class Context:
+class ServiceContext:
     """What is there once in a service."""
 
     def __init__(
         self,
         config: ServiceConfig,
-        store: Store,
+        store: RecordStore,
         servers: Samplers,
         vocabulary: int | None,
         keys: Mapping[bytes, str],
@@ -48,9 +48,9 @@ class Context:
         """Held while saved weights are removed from the disk, and while something begins to need them."""
         self.room = Room(MOST_WAITING_BYTES)
         self.tasks = Tasks("the service")
-        self.sessions = Sessions(store)
+        self.sessions = ClientSessions(store)
         self.tenants = Tenants(config, keys, store.ledger)
-        self.results = Results(config, self.tasks, self.tenants.ended)
+        self.results = FutureResults(config, self.tasks, self.tenants.ended)
         self.replays = Replays(config, has_experts=has_experts)
         self.weights = Weights(store)
 

@@ -71,7 +71,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class DatumBatch:
     """What is asked of a run for one request."""
 
     batch: Batch
@@ -175,9 +175,7 @@ class _Reader:
         return found
 
 
-def contribution_of(
-    request: Any, run_id: str, longest: int, vocabulary: int | None, graph: bytes = b""
-) -> Contribution:
+def contribution_of(request: Any, run_id: str, longest: int, vocabulary: int | None, graph: bytes = b"") -> DatumBatch:
     """Returns the contribution of a `ForwardBackwardRequest`. Samples have at most `longest` tokens.
 
     `graph` is that of a traced loss, which `read_graph` takes. Raises `BadRequest`.
@@ -198,7 +196,7 @@ def contribution_of(
     return _joined(data, run_id, table, graph, forward_only=request.forward_only)
 
 
-def _joined(data: list[Datum], run_id: str, table: dict[str, Any], graph: bytes, *, forward_only: bool) -> Contribution:
+def _joined(data: list[Datum], run_id: str, table: dict[str, Any], graph: bytes, *, forward_only: bool) -> DatumBatch:
     """Returns the data as the rows of one batch. `graph` is that of a traced loss. Raises `BadRequest`."""
     lengths = [each.length for each in data]
     inputs = {name: np.concatenate([each.inputs[name] for each in data]) for name in data[0].inputs}
@@ -224,7 +222,7 @@ def _joined(data: list[Datum], run_id: str, table: dict[str, Any], graph: bytes,
         np.int32
     )
     batch = _batch(run_id, tokens, lengths, columns)
-    return Contribution(batch, objective, lengths, data[0].targets.shape[1:], [each.sequences for each in data])
+    return DatumBatch(batch, objective, lengths, data[0].targets.shape[1:], [each.sequences for each in data])
 
 
 def _check_sparse(data: Any, longest: int) -> None:
@@ -382,7 +380,7 @@ def _batch(
     return Batch(run_id, 1, samples, columns, ())
 
 
-def output_of(contribution: Contribution, answered: Answered, metrics: Mapping[str, float]) -> bytes:
+def output_of(contribution: DatumBatch, answered: Answered, metrics: Mapping[str, float]) -> bytes:
     """Returns the `ForwardBackwardOutput` of what came of a contribution, with further metrics."""
     lengths, shape = contribution.lengths, contribution.targets
     starts = np.cumsum([0, *(length + 1 for length in lengths[:-1])])

@@ -24,7 +24,7 @@ from counterpoint.environments.gateway.session import Limits, Session
 from counterpoint.service.chat import ChatModel
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.intake import claimed
-from counterpoint.service.tinker.refusals import NotFound, OverQuota, TooLarge
+from counterpoint.service.tinker.refusals import NoSuchThing, OverQuota, TooLarge
 from counterpoint.service.tinker.service import Service
 from counterpoint.transport.http.listening import PROVEN
 
@@ -128,7 +128,7 @@ class Dialects:
             return None
         try:
             saved = await self._service.weights.named(name, owner)
-        except NotFound:
+        except NoSuchThing:
             raise GatewayRefused(
                 f"there is no model {name[:120]!r}; expected {', '.join(sorted(self._service.names))} or the URI of "
                 "save_weights_for_sampler",

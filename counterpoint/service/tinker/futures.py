@@ -37,7 +37,7 @@ FULL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FutureResult:
     """What a client gets."""
 
     body: bytes
@@ -50,14 +50,14 @@ class _Spilled:
     size: int
 
 
-def failure(message: str, category: str = "user") -> Result:
+def failure(message: str, category: str = "user") -> FutureResult:
     """Returns the result of a request that failed, by `user` or `server`."""
-    return Result(orjson.dumps({"error": message, "category": category}))
+    return FutureResult(orjson.dumps({"error": message, "category": category}))
 
 
-def answer(**values: object) -> Result:
+def answer(**values: object) -> FutureResult:
     """Returns a result in JSON."""
-    return Result(orjson.dumps(values))
+    return FutureResult(orjson.dumps(values))
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Futures:
         self._pending: dict[str, asyncio.Event] = {}
         self._since: dict[str, float] = {}
         """When each of these was begun, in seconds since 1970, the oldest first."""
-        self._held: OrderedDict[str, Result] = OrderedDict()
+        self._held: OrderedDict[str, FutureResult] = OrderedDict()
         """Results in memory, the oldest first."""
         self._spilled: OrderedDict[str, _Spilled] = OrderedDict()
         """Those on the disk, which are older."""
@@ -147,7 +147,7 @@ class Futures:
         """Whether a request is pending, or has a result."""
         return request_id in self._pending or self._found(request_id) is not None
 
-    def _found(self, request_id: str) -> Result | _Spilled | None:
+    def _found(self, request_id: str) -> FutureResult | _Spilled | None:
         return self._held.get(request_id) or self._spilled.get(request_id)
 
     def forget(self, prefix: str) -> None:
@@ -171,7 +171,7 @@ class Futures:
             if named == model_id and last.isdecimal():
                 self.cancel(request_id)
 
-    async def complete(self, request_id: str, result: Result) -> None:
+    async def complete(self, request_id: str, result: FutureResult) -> None:
         """Notes the result of a request; older results go to the disk if memory is short.
 
         Where the disk takes none, they stay, those that were fetched make room, and nothing new is taken meanwhile.
@@ -217,7 +217,7 @@ class Futures:
         while self.bytes_spilled > self._memory_bytes * SPILLED_SHARE:
             self._drop(next(iter(self._spilled)))
 
-    async def fetch(self, request_id: str, seconds: float) -> Result | None:
+    async def fetch(self, request_id: str, seconds: float) -> FutureResult | None:
         """Returns the result of a request; None if there is none after `seconds`. Raises `KeyError` if it is unknown."""
         if (event := self._pending.get(request_id)) is not None:
             try:
@@ -231,7 +231,7 @@ class Futures:
             raise KeyError(request_id)
         if isinstance(found, _Spilled):
             try:
-                found = Result(await asyncio.to_thread(found.path.read_bytes), found.path.suffix == ".pb")
+                found = FutureResult(await asyncio.to_thread(found.path.read_bytes), found.path.suffix == ".pb")
             except FileNotFoundError:
                 raise KeyError(request_id) from None  # it was dropped meanwhile
         self._fetched[request_id] = None

@@ -15,7 +15,7 @@ from msgspec import Meta
 from counterpoint.service.config import PriceConfig
 from counterpoint.service.keys import owner_name
 from counterpoint.service.records.ledger import Used, owner_of, project_of
-from counterpoint.service.records.structs import ModelRecord, SavedRecord, Session
+from counterpoint.service.records.structs import ModelRecord, SavedRecord, SessionRecord
 from counterpoint.service.tinker.datums import BadRequest
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -112,8 +112,8 @@ class Search(msgspec.Struct, frozen=True):
     cursor: Cursor | None = None
 
     def page(
-        self, sessions: Sequence[Session], noted: Callable[[Session], Session]
-    ) -> tuple[Sequence[Session], Cursor | None]:
+        self, sessions: Sequence[SessionRecord], noted: Callable[[SessionRecord], SessionRecord]
+    ) -> tuple[Sequence[SessionRecord], Cursor | None]:
         """Returns the sessions that match, the newest first, from the cursor on, and where the next page begins.
 
         `noted` returns a session with its `user_metadata`. Raises `BadRequest`.
@@ -134,7 +134,7 @@ class Search(msgspec.Struct, frozen=True):
         further = len(found) > len(page)
         return page, Cursor(time_text(page[-1].created), page[-1].session_id) if further else None
 
-    def _matches(self, session: Session, noted: Callable[[Session], Session]) -> bool:
+    def _matches(self, session: SessionRecord, noted: Callable[[SessionRecord], SessionRecord]) -> bool:
         if self.project_ids is not None and session.project not in self.project_ids:
             return False
         if self.statuses is not None and not any(_has(session, each) for each in self.statuses):
@@ -150,18 +150,18 @@ class Search(msgspec.Struct, frozen=True):
         return all(given.get(key) == value for key, value in self.user_metadata.items())
 
 
-def _place(session: Session) -> tuple[float, str]:
+def _place(session: SessionRecord) -> tuple[float, str]:
     return session.created, session.session_id
 
 
-def _has(session: Session, query: StatusQuery) -> bool:
+def _has(session: SessionRecord, query: StatusQuery) -> bool:
     if session.finished:
         reason = (session.ending or {}).get("reason", {}).get("type")
         return query.type == "client_finished" and (query.reasons is None or reason in query.reasons)
     return query.type == "active"
 
 
-def session_summary(session: Session, saved: Sequence[SavedRecord]) -> dict[str, Any]:
+def session_summary(session: SessionRecord, saved: Sequence[SavedRecord]) -> dict[str, Any]:
     """Returns a session as the SDK's `SessionSummary`."""
     return {
         "session_id": session.session_id,
@@ -178,7 +178,7 @@ def session_summary(session: Session, saved: Sequence[SavedRecord]) -> dict[str,
     }
 
 
-class Window(msgspec.Struct, frozen=True):
+class UseWindow(msgspec.Struct, frozen=True):
     """The time for which use is asked: the days of UTC that begin in it."""
 
     starting_on: Annotated[datetime, Meta(tz=True)]
@@ -186,7 +186,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def usage_events(
-    days: Mapping[str, Mapping[str, Used]], owner: str, window: Window, base_model: str, price: PriceConfig
+    days: Mapping[str, Mapping[str, Used]], owner: str, window: UseWindow, base_model: str, price: PriceConfig
 ) -> list[dict[str, Any]]:
     """Returns what an owner has used as the SDK's `BillingUsageEvent`s, each of a day in place of an hour."""
     events: list[dict[str, Any]] = []

@@ -29,9 +29,9 @@ from counterpoint.service.records.ledger import Used
 from counterpoint.service.records.structs import ModelRecord, Number, Position, SamplerRecord, SavedRecord
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunFailed, RunLost, checked
 from counterpoint.service.tasks import Tasks
-from counterpoint.service.tinker.context import Context
+from counterpoint.service.tinker.context import ServiceContext
 from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of, tokens_of
-from counterpoint.service.tinker.futures import Result, TooMany, answer, failure
+from counterpoint.service.tinker.futures import FutureResult, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.sessions import session_of
@@ -146,17 +146,17 @@ class _Asked:
 
     header: ItemHeader
     batch: Batch | None
-    result: Callable[[int, Answered], Awaitable[Result]]
+    result: Callable[[int, Answered], Awaitable[FutureResult]]
     used: Used = field(default_factory=Used)
     """What it uses beside the trainer's time."""
     refused: str = ""
     """Why it is refused, if its client is to blame."""
 
 
-class Model:
+class ClientModel:
     """One model, from its first request on."""
 
-    def __init__(self, record: ModelRecord, run: DrivenRun, journal: Journal, context: Context) -> None:
+    def __init__(self, record: ModelRecord, run: DrivenRun, journal: Journal, context: ServiceContext) -> None:
         """`run` has the items of `journal`."""
         self.record = record
         self.run = run
@@ -218,7 +218,7 @@ class Model:
             if seq_id == last + 1:
                 last = seq_id
                 self._lacks |= failed.lacks
-            await self._futures.complete(self.request_id(seq_id), Result(failed.body))
+            await self._futures.complete(self.request_id(seq_id), FutureResult(failed.body))
         return last
 
     async def close(self) -> None:
@@ -442,7 +442,7 @@ class Model:
         name = f"{self.record.model_id}:{number}"
         await self._context.store.ledger.count(self.record.owner, name, used, is_journalled=True)
 
-    async def _complete(self, request: Request, result: Result) -> None:
+    async def _complete(self, request: Request, result: FutureResult) -> None:
         self.saving.discard(request.seq_id)
         await self._futures.complete(self.request_id(request.seq_id), result)
 
@@ -487,7 +487,7 @@ class Model:
             if not is_users:
                 logger.exception("model %s: request %d cannot be read", self.record.model_id, request.seq_id)
 
-            async def refused(number: int, answered: Answered) -> Result:
+            async def refused(number: int, answered: Answered) -> FutureResult:
                 return failure(said, "user" if is_users else "server")
 
             return _Asked(ItemHeader(spoils=request.contributes), None, refused, refused=said if is_users else "")
@@ -504,8 +504,8 @@ class Model:
             batch = journalled.batch or contribution.batch
         metrics = self._replay.metrics(batch, contribution.sequences)
 
-        async def result(number: int, answered: Answered) -> Result:
-            return Result(await asyncio.to_thread(output_of, contribution, answered, metrics), is_protobuf=True)
+        async def result(number: int, answered: Answered) -> FutureResult:
+            return FutureResult(await asyncio.to_thread(output_of, contribution, answered, metrics), is_protobuf=True)
 
         tokens = sum(contribution.lengths)
         used = Used(forward=tokens) if message.forward_only else Used(trained=tokens)
@@ -525,7 +525,7 @@ class Model:
         clip = given.grad_clip_norm if given.grad_clip_norm > 0 else math.inf
         values = AdamW(given.learning_rate, (given.beta1, given.beta2), given.eps, given.weight_decay, clip)
 
-        async def result(number: int, answered: Answered) -> Result:
+        async def result(number: int, answered: Answered) -> FutureResult:
             known = {name: answered.metrics[name] for name in OPTIM_METRICS if name in answered.metrics}
             return answer(metrics=known | {"step": answered.step})
 
@@ -534,7 +534,7 @@ class Model:
     def _loaded(self, asked: LoadedWeights) -> _Asked:
         """The model's first request, by which it begins with a saved state: it does since it was opened."""
 
-        async def result(number: int, answered: Answered) -> Result:
+        async def result(number: int, answered: Answered) -> FutureResult:
             return answer(path=asked.path, model_id=self.record.model_id, type="load_weights")
 
         return _Asked(ItemHeader(), None, result)
@@ -542,7 +542,7 @@ class Model:
     def _save(self, asked: SaveWeights) -> _Asked:
         name, expires = _checked_name(asked), expiry(asked.ttl_seconds)
 
-        async def result(number: int, answered: Answered) -> Result:
+        async def result(number: int, answered: Answered) -> FutureResult:
             record = SavedRecord(
                 self.record.model_id, "weights", name, number, answered.step,
                 user_metadata=asked.user_metadata, created=time.time(), expires=expires,
@@ -564,7 +564,7 @@ class Model:
         name = _checked_name(asked) if is_named else NEWEST if kind == "inflight" else publication
         expires = expiry(asked.ttl_seconds)
 
-        async def result(number: int, answered: Answered) -> Result:
+        async def result(number: int, answered: Answered) -> FutureResult:
             record = SavedRecord(
                 self.record.model_id, kind, name, number, answered.step, answered.text,
                 asked.user_metadata, time.time(), expires,
@@ -596,7 +596,7 @@ class Model:
         )
         check_recipients(recipients)
 
-        async def result(number: int, answered: Answered) -> Result:
+        async def result(number: int, answered: Answered) -> FutureResult:
             record = SavedRecord(
                 self.record.model_id, "external_weights", name, number, answered.step, answered.text,
                 asked.user_metadata, time.time(), expires, recipients=recipients,

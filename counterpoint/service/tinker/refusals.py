@@ -5,7 +5,7 @@ from __future__ import annotations
 from counterpoint.service.tinker.datums import BadRequest
 
 
-class NotFound(LookupError):
+class NoSuchThing(LookupError):
     """There is no such thing, or it is another client's."""
 
 

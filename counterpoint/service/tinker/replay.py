@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.service.config import ServiceConfig
-from counterpoint.service.tinker.datums import BadRequest, Contribution
+from counterpoint.service.tinker.datums import BadRequest, DatumBatch
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.transport.records import Batch, Int32Array, RoutingArray, Turn
 
@@ -115,7 +115,7 @@ class Routings:
         self.bytes_held -= found.nbytes
 
 
-class Replay:
+class KeyReplay:
     """What one key's samples were routed by, and its data are trained by."""
 
     def __init__(self, config: ServiceConfig, *, has_experts: bool) -> None:
@@ -141,7 +141,7 @@ class Replay:
         if routed:
             await asyncio.to_thread(note)
 
-    def routed(self, asked: Contribution, session_id: str) -> Batch:
+    def routed(self, asked: DatumBatch, session_id: str) -> Batch:
         """Returns the batch of a contribution with the routing of its tokens.
 
         Raises `BadRequest` in strict mode if sampled tokens have none.
@@ -177,12 +177,12 @@ class Replays:
         """`has_experts`: whether the model is a mixture of experts."""
         self._config = config
         self._has_experts = has_experts
-        self._by_owner: dict[str, Replay] = {}
+        self._by_owner: dict[str, KeyReplay] = {}
 
-    def of(self, owner: str) -> Replay:
+    def of(self, owner: str) -> KeyReplay:
         """Returns that of an owner."""
         if owner not in self._by_owner:
-            self._by_owner[owner] = Replay(self._config, has_experts=self._has_experts)
+            self._by_owner[owner] = KeyReplay(self._config, has_experts=self._has_experts)
         return self._by_owner[owner]
 
     @property

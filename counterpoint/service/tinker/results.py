@@ -12,13 +12,13 @@ from counterpoint.service.config import ServiceConfig
 from counterpoint.service.runs import RunLost
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Futures, Result, failure
-from counterpoint.service.tinker.refusals import Gone, NotFound
+from counterpoint.service.tinker.futures import FutureResult, Futures, failure
+from counterpoint.service.tinker.refusals import Gone, NoSuchThing
 
 logger = logging.getLogger(__name__)
 
 
-class Results:
+class FutureResults:
     """The results by owner, and the work that makes those of no model."""
 
     def __init__(self, config: ServiceConfig, tasks: Tasks, on_ended: Callable[[str, str], None]) -> None:
@@ -50,13 +50,15 @@ class Results:
             self._futures[owner] = Futures(self._config.max_pending, self._config.result_bytes, ended)
         return self._futures[owner]
 
-    def begin(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> asyncio.Task[None] | None:
+    def begin(
+        self, request_id: str, owner: str, work: Callable[[], Awaitable[FutureResult]]
+    ) -> asyncio.Task[None] | None:
         """Begins work whose result is fetched under an id; None if it was begun before. Raises `TooMany`."""
         if self.of(owner).begin(request_id):
             return self._tasks.spawn(self._complete(request_id, owner, work))
         return None
 
-    async def _complete(self, request_id: str, owner: str, work: Callable[[], Awaitable[Result]]) -> None:
+    async def _complete(self, request_id: str, owner: str, work: Callable[[], Awaitable[FutureResult]]) -> None:
         try:
             result = await work()
         except Exception as error:  # noqa: BLE001 - it is logged there
@@ -68,12 +70,12 @@ class Results:
         await self.of(owner).complete(request_id, result)
 
 
-def _failed(request_id: str, error: Exception) -> Result:
+def _failed(request_id: str, error: Exception) -> FutureResult:
     """Returns the result of a request that has none. A fault of the service's own is logged."""
     first: Exception = error
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]
-    if isinstance(first, BadRequest | NotFound | Gone):
+    if isinstance(first, BadRequest | NoSuchThing | Gone):
         return failure(str(first))
     if not isinstance(first, RunLost | InferenceError | OSError | ValueError):
         logger.error("request %s has no result", request_id, exc_info=first)  # those beside it were only cancelled

@@ -22,8 +22,8 @@ from counterpoint.run.loss_graph import read_graph
 from counterpoint.run.trained import LoraConfig, TrainedRun, TrainingConfig
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.journal import Journal
-from counterpoint.service.records.store import Store
-from counterpoint.service.records.structs import LossRecord, ModelRecord, Session, encoded, run_of
+from counterpoint.service.records.store import RecordStore
+from counterpoint.service.records.structs import LossRecord, ModelRecord, SessionRecord, encoded, run_of
 from counterpoint.service.runs import DrivenRun
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tinker.bodies import (
@@ -33,12 +33,12 @@ from counterpoint.service.tinker.bodies import (
     LoadWeights,
     OptimizerRequest,
 )
-from counterpoint.service.tinker.context import Context
+from counterpoint.service.tinker.context import ServiceContext
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Result, answer
+from counterpoint.service.tinker.futures import FutureResult, answer
 from counterpoint.service.tinker.intake import Intake
-from counterpoint.service.tinker.models import SAVES, Model, Request
-from counterpoint.service.tinker.refusals import NotFound, NotServed, OverQuota
+from counterpoint.service.tinker.models import SAVES, ClientModel, Request
+from counterpoint.service.tinker.refusals import NoSuchThing, NotServed, OverQuota
 from counterpoint.service.tinker.samples.samplers import ClientSamplers
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.tenants import check_project
@@ -85,13 +85,13 @@ NO_UNEMBEDDING = (
 """What every session is told at its start."""
 
 
-class Service(Context):
+class Service(ServiceContext):
     """All that clients have here: their models, over what all share."""
 
     def __init__(
         self,
         config: ServiceConfig,
-        store: Store,
+        store: RecordStore,
         connection: SharedConnection,
         servers: Samplers,
         vocabulary: int | None,
@@ -106,7 +106,7 @@ class Service(Context):
         self.intake = Intake(alone=len(keys) <= 1)
         self.samplers = ClientSamplers(self, self.model)
         self._connection = connection
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, ClientModel] = {}
         self._beginning: dict[str, str] = {}
         """The owners of models that are not open yet, and count as open."""
         self._closed_saving: set[str] = set()
@@ -158,7 +158,7 @@ class Service(Context):
     async def _end_abandoned(self) -> None:
         """Ends sessions whose clients have left without a word. Raises `OSError`."""
 
-        def found() -> list[Session]:
+        def found() -> list[SessionRecord]:
             self.store.touch(self.sessions.heard_of(2 * SWEEP_SECONDS))
             left = self.store.silent_sessions(time.time() - ABANDONED_SECONDS)
             return [each for each in left if self.sessions.was_silent(each.session_id, SILENT_SECONDS)]
@@ -217,10 +217,10 @@ class Service(Context):
 
     # --- sessions ---
 
-    async def create_session(self, asked: CreateSession, owner: str) -> Session:
+    async def create_session(self, asked: CreateSession, owner: str) -> SessionRecord:
         """Begins a session. Raises `BadRequest`, `OverQuota` and `ValueError`."""
         project = check_project(asked.project_id or "")
-        session = Session(
+        session = SessionRecord(
             f"s{secrets.token_hex(8)}", owner,
             user_metadata=asked.user_metadata, display_name=asked.display_name, created=time.time(),
             project=project,
@@ -230,12 +230,12 @@ class Service(Context):
         return session
 
     async def assign_project(self, session_id: str, owner: str, project: str) -> None:
-        """Has the ledger count in a project what a session uses from now on. Raises `BadRequest`, `NotFound`, `Gone`."""
+        """Has the ledger count in a project what a session uses from now on. Raises `BadRequest`, `NoSuchThing`, `Gone`."""
         session = await self.sessions.live(session_id, owner)
         await self.sessions.change(msgspec.structs.replace(session, project=check_project(project)))
 
     async def finish_session(self, session_id: str, owner: str, ending: dict[str, Any]) -> None:
-        """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NotFound`."""
+        """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NoSuchThing`."""
         found = await self.sessions.any(session_id, owner)
         if found.finished:
             return
@@ -254,8 +254,8 @@ class Service(Context):
 
     # --- models ---
 
-    async def model(self, model_id: str, owner: str) -> Model:
-        """Returns a model, also of a session that was silent. Raises `NotFound`, `Gone` and `OverQuota`."""
+    async def model(self, model_id: str, owner: str) -> ClientModel:
+        """Returns a model, also of a session that was silent. Raises `NoSuchThing`, `Gone` and `OverQuota`."""
         await self.sessions.live(session_of(model_id), owner)
         async with self._opened(model_id):
             return await self._taken_up(model_id, owner)
@@ -268,14 +268,14 @@ class Service(Context):
         self._beginning[model_id] = owner
         return True
 
-    async def _taken_up(self, model_id: str, owner: str) -> Model:
+    async def _taken_up(self, model_id: str, owner: str) -> ClientModel:
         if model_id not in self._models:
             await self.sessions.live(session_of(model_id), owner)  # it may have ended since
             is_claimed = self._claim(model_id, owner, is_back=True)
             try:
                 record = await asyncio.to_thread(self.store.model, model_id)
                 if record is None:
-                    raise NotFound(f"there is no model {model_id[:80]!r}")
+                    raise NoSuchThing(f"there is no model {model_id[:80]!r}")
                 await self._open(record)
             finally:
                 if is_claimed:
@@ -308,17 +308,17 @@ class Service(Context):
         return sorted(found, key=lambda each: (each.created, each.model_id), reverse=True)
 
     async def owned_model(self, model_id: str, owner: str) -> ModelRecord:
-        """Returns what is known of a model, also of a session that has ended. Raises `NotFound`."""
+        """Returns what is known of a model, also of a session that has ended. Raises `NoSuchThing`."""
         found = await asyncio.to_thread(self.store.model, model_id)
         if found is None or found.owner != owner:
-            raise NotFound(f"there is no model {model_id[:80]!r}")
+            raise NoSuchThing(f"there is no model {model_id[:80]!r}")
         return found
 
     async def unload_model(self, model_id: str, owner: str) -> str:
         """Closes a model, whose run leaves its slot once others wait; returns the id of the request. Raises as `model`."""
         await self.model(model_id, owner)
 
-        async def closed() -> Result:
+        async def closed() -> FutureResult:
             await self._shut(model_id)
             return answer(model_id=model_id, type="unload_model")
 
@@ -326,10 +326,10 @@ class Service(Context):
         self.results.begin(request_id, owner, closed)
         return request_id
 
-    async def retrieve(self, request_id: str, owner: str, seconds: float) -> Result | None:
+    async def retrieve(self, request_id: str, owner: str, seconds: float) -> FutureResult | None:
         """Returns the result of a request; None if there is none after `seconds`.
 
-        Raises `NotFound`, and `KeyError` for a result that is not kept.
+        Raises `NoSuchThing`, and `KeyError` for a result that is not kept.
         """
         session = await self.sessions.any(session_of(request_id), owner)
         model_id, _, last = request_id.rpartition(":")
@@ -355,7 +355,7 @@ class Service(Context):
         return model.run.reason if model is not None else ""
 
     async def create_model(self, asked: CreateModel, owner: str) -> str:
-        """Begins a model; returns the id of the request. Raises `BadRequest`, `NotFound`, `Gone` and `TooMany`."""
+        """Begins a model; returns the id of the request. Raises `BadRequest`, `NoSuchThing`, `Gone` and `TooMany`."""
         session = await self.sessions.live(asked.session_id, owner)
         self.check_base(asked.base_model)
         lora = asked.lora_config
@@ -390,7 +390,7 @@ class Service(Context):
                     await asyncio.wait([keeping])  # after a restart it is known then
         return record.loss_id
 
-    async def _keep_loss(self, record: LossRecord) -> Result:
+    async def _keep_loss(self, record: LossRecord) -> FutureResult:
         try:
             await asyncio.to_thread(read_graph, bytes(record.graph))
         except ValueError as error:
@@ -425,12 +425,15 @@ class Service(Context):
         return await self._begin_model(record, asked.path)
 
     async def source(self, path: str, owner: str) -> ModelRecord:
-        """Returns the model whose weights a URI names. Raises `BadRequest` and `NotFound`."""
+        """Returns the model whose weights a URI names. Raises `BadRequest` and `NoSuchThing`."""
         found = await asyncio.to_thread(imported, self.config.adapters, path)
         return found or await self.owned_model((await self.weights.named(path, owner)).model_id, owner)
 
     async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, dict[str, Any]]:
-        """Returns the model whose state a URI names, and what of a record begins with that. Raises `BadRequest`, `NotFound`."""
+        """Returns the model whose state a URI names, and what of a record begins with that.
+
+        Raises `BadRequest`, `NoSuchThing`.
+        """
         source = await self.source(path, owner)
         own = {name: getattr(source, name) for name in ("start_run", "start_step", "start_adapter", "alpha")}
         if source.run_id == "import":
@@ -480,7 +483,7 @@ class Service(Context):
     async def _begin_model(self, record: ModelRecord, path: str | None = None) -> str:
         """Begins a model, whose record is on the disk before its client is told so; `path` names the state that it begins with.
 
-        Raises `BadRequest`, `NotFound`, `OSError`, `OverQuota` and `TooMany`.
+        Raises `BadRequest`, `NoSuchThing`, `OSError`, `OverQuota` and `TooMany`.
         """
         size = len(encoded(record))  # a record that is too long is refused now
         request_id, is_claimed = f"{record.model_id}:{CREATE}", False
@@ -522,7 +525,7 @@ class Service(Context):
         """The updates of the models that were open since the start."""
         return self._former | {name: model.run.updates for name, model in self._models.items()}
 
-    async def _create(self, record: ModelRecord) -> Result:
+    async def _create(self, record: ModelRecord) -> FutureResult:
         try:
             async with self._opened(record.model_id):
                 await self.sessions.live(session_of(record.model_id), record.owner)
@@ -556,7 +559,7 @@ class Service(Context):
             return journal, DrivenRun(described, self.config.output_dir, self._connection, journal)
 
         journal, run = await asyncio.to_thread(opened)
-        model = Model(record, run, journal, self)
+        model = ClientModel(record, run, journal, self)
         try:
             await model.start()
         except BaseException:  # it must not be found half begun
@@ -568,7 +571,7 @@ class Service(Context):
     async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str, tokens: int = 0) -> str:
         """Takes a request of a model, of so many tokens; returns its id.
 
-        Over a quota of bytes, a save has its place in the order all the same, and fails. Raises `NotFound`, `Gone`, `TooMany`,
+        Over a quota of bytes, a save has its place in the order all the same, and fails. Raises `NoSuchThing`, `Gone`, `TooMany`,
         `OverQuota` and `ValueError`.
         """
         model, refusal = await self.model(model_id, owner), ""

@@ -9,59 +9,59 @@ from typing import Any
 
 import msgspec
 
-from counterpoint.service.records.store import Store
-from counterpoint.service.records.structs import Session, without_notes
-from counterpoint.service.tinker.refusals import Gone, NotFound
+from counterpoint.service.records.store import RecordStore
+from counterpoint.service.records.structs import SessionRecord, without_notes
+from counterpoint.service.tinker.refusals import Gone, NoSuchThing
 
 KNOWN_SESSIONS = 4096
 """Sessions that are not read from the disk again."""
 
 
-class Sessions:
+class ClientSessions:
     """Sessions that were asked for: each request has one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RecordStore) -> None:
         """Reads and writes them in `store`."""
         self._store = store
-        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._known: OrderedDict[str, SessionRecord] = OrderedDict()
         self._seen: dict[str, float] = {}
         self._started = time.monotonic()
 
-    async def begin(self, session: Session) -> None:
+    async def begin(self, session: SessionRecord) -> None:
         """Takes a new session. Raises `OSError` and `ValueError`."""
         self._take(session)
         await asyncio.to_thread(self._store.write, session)
         self._seen[session.session_id] = time.monotonic()
 
-    async def live(self, session_id: str, owner: str) -> Session:
-        """Returns a session that goes on. Raises `NotFound` and `Gone`."""
+    async def live(self, session_id: str, owner: str) -> SessionRecord:
+        """Returns a session that goes on. Raises `NoSuchThing` and `Gone`."""
         found = await self.any(session_id, owner)
         if found.finished:
             raise Gone(f"session {session_id} has ended")
         self._seen[session_id] = time.monotonic()
         return found
 
-    async def any(self, session_id: str, owner: str) -> Session:
-        """Returns a session, also one that has ended. Raises `NotFound`."""
+    async def any(self, session_id: str, owner: str) -> SessionRecord:
+        """Returns a session, also one that has ended. Raises `NoSuchThing`."""
         found = self._known.get(session_id) or await asyncio.to_thread(self._store.session, session_id)
         if found is None or found.owner != owner:
-            raise NotFound(f"there is no session {session_id[:80]!r}")
+            raise NoSuchThing(f"there is no session {session_id[:80]!r}")
         known = self._known.setdefault(found.session_id, found)  # it may have ended while it was read
         self._known.move_to_end(known.session_id)
         while len(self._known) > KNOWN_SESSIONS:
             self._known.popitem(last=False)
         return known
 
-    async def end(self, session: Session, ending: dict[str, Any]) -> None:
+    async def end(self, session: SessionRecord, ending: dict[str, Any]) -> None:
         """Ends a session. Raises `OSError`."""
         await self.change(msgspec.structs.replace(session, finished=True, ending=ending))
 
-    async def change(self, session: Session) -> None:
+    async def change(self, session: SessionRecord) -> None:
         """Takes what has changed of a session. Raises `OSError`."""
         self._take(session)
         await asyncio.to_thread(self._store.change_session, session)
 
-    def _take(self, session: Session) -> None:
+    def _take(self, session: SessionRecord) -> None:
         self._known[session.session_id] = without_notes(session)
         self._store.ledger.assign(session.session_id, "" if session.finished else session.project)
 

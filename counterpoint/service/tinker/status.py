@@ -9,12 +9,12 @@ import msgspec
 
 from counterpoint.service.config import QuotaConfig
 from counterpoint.service.records.ledger import Used, owner_of, project_of
-from counterpoint.service.records.structs import ModelRecord, SamplerRecord, SavedRecord, Session
+from counterpoint.service.records.structs import ModelRecord, SamplerRecord, SavedRecord, SessionRecord
 from counterpoint.service.tinker.tenants import cost
 from counterpoint.transport.files.atomic import write_atomically
 
 if TYPE_CHECKING:  # the page's process needs none of it
-    from counterpoint.service.records.store import Store
+    from counterpoint.service.records.store import RecordStore
     from counterpoint.service.tinker.service import Service
 
 STATUS_FILE = "status.json"
@@ -32,7 +32,7 @@ MOST_MODELS = 20
 """Models of which the newest weights are told, those with the most updates first."""
 
 
-class Key(msgspec.Struct, frozen=True):
+class KeyStatus(msgspec.Struct, frozen=True):
     """One key, and what its quota leaves it. None: no limit."""
 
     name: str
@@ -63,7 +63,7 @@ class Status(msgspec.Struct, frozen=True):
 
     time: float
     """When it was written, in seconds since 1970."""
-    keys: dict[str, Key]
+    keys: dict[str, KeyStatus]
     """By owner."""
     open: dict[str, str]
     """The models that are open, with why each waits; empty if the trainer takes its items."""
@@ -74,7 +74,7 @@ class Status(msgspec.Struct, frozen=True):
     """The id of the oldest request without a result; empty if there is none."""
     since: float = 0.0
     """When that was begun, in seconds since 1970."""
-    sessions: list[Session] = []
+    sessions: list[SessionRecord] = []
     """The newest ones, as the models and samplers, without what clients noted at length."""
     models: list[ModelRecord] = []
     samplers: list[SamplerRecord] = []
@@ -100,9 +100,9 @@ def status_of(service: Service) -> Status:
         for account, used in sorted(days[day].items())
     ]
 
-    def key(owner: str) -> Key:
+    def key(owner: str) -> KeyStatus:
         quota: QuotaConfig = tenants.quota(owner)
-        return Key(
+        return KeyStatus(
             tenants.name(owner), service.open_models(owner), service.results.of(owner).pending, ledger.today(owner),
             tenants.disk[owner], quota.models, quota.tokens_per_day, quota.disk_bytes,
         )  # fmt: skip
@@ -112,7 +112,7 @@ def status_of(service: Service) -> Status:
     return Status(time.time(), keys, service.open_reasons, rows[:MOST_ROWS], service.updates, oldest, since)
 
 
-def write_status(status: Status, store: Store) -> None:
+def write_status(status: Status, store: RecordStore) -> None:
     """Writes it, with the newest records. Blocks. Raises `OSError`."""
     most_updates = sorted(status.updates, key=lambda each: -status.updates[each])[:MOST_MODELS]
     saved = [store.all_saved(model_id) for model_id in most_updates]
@@ -120,7 +120,7 @@ def write_status(status: Status, store: Store) -> None:
         status,
         sessions=[
             msgspec.structs.replace(each, display_name=(each.display_name or "")[:MOST_NAME], ending=None)
-            for each in store.all(Session, f"1 ORDER BY heard DESC LIMIT {MOST_SHOWN}")
+            for each in store.all(SessionRecord, f"1 ORDER BY heard DESC LIMIT {MOST_SHOWN}")
         ],
         models=store.all(ModelRecord, f"1 ORDER BY rowid DESC LIMIT {MOST_SHOWN}"),
         samplers=store.all(SamplerRecord, f"1 ORDER BY rowid DESC LIMIT {MOST_SHOWN}"),

@@ -19,7 +19,7 @@ from counterpoint.job.serving.service_state import service_in_words, summarize_s
 from counterpoint.service.keys import digest
 from counterpoint.service.records.structs import ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.bodies import CreateSession
-from counterpoint.service.tinker.futures import Result, answer
+from counterpoint.service.tinker.futures import FutureResult, answer
 from counterpoint.service.tinker.status import status_of, write_status
 from tests.service.serving import KEYS, serving
 
@@ -30,7 +30,7 @@ def test_a_service_without_a_client_is_no_error(tmp_path: Path) -> None:
 
 
 async def test_models_updates_pending_requests_and_weights_are_said(tmp_path: Path) -> None:
-    async def never() -> Result:
+    async def never() -> FutureResult:
         await asyncio.Event().wait()
         return answer()
 

@@ -86,7 +86,7 @@ class Targets:
         return found
 
 
-class Places:
+class PromptPlaces:
     """The places of one prompt, at one sampler."""
 
     def __init__(

@@ -11,12 +11,12 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.service.records.structs import SamplerRecord, encoded
 from counterpoint.service.samplers import Metered
 from counterpoint.service.tinker.bodies import CreateSampler
-from counterpoint.service.tinker.context import Context
+from counterpoint.service.tinker.context import ServiceContext
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.futures import Result, failure
-from counterpoint.service.tinker.models import NEWEST, Model
-from counterpoint.service.tinker.refusals import Gone, NotFound
-from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, Sample, most_used, sample
+from counterpoint.service.tinker.futures import FutureResult, failure
+from counterpoint.service.tinker.models import NEWEST, ClientModel
+from counterpoint.service.tinker.refusals import Gone, NoSuchThing
+from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, SampleRequest, most_used, sample
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.transport.records import Float32Array, Int32Array
 
@@ -24,7 +24,7 @@ from counterpoint.transport.records import Float32Array, Int32Array
 class ClientSamplers:
     """The samplers that clients have made."""
 
-    def __init__(self, context: Context, model: Callable[[str, str], Awaitable[Model]]) -> None:
+    def __init__(self, context: ServiceContext, model: Callable[[str, str], Awaitable[ClientModel]]) -> None:
         """`model` returns a model of an owner."""
         self._context = context
         self._store = context.store
@@ -35,7 +35,7 @@ class ClientSamplers:
         """The samples that are being made, by the ids of their requests."""
 
     async def create(self, asked: CreateSampler, owner: str) -> SamplerRecord:
-        """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NotFound`, `Gone`, `InferenceError`."""
+        """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NoSuchThing`, `Gone`, `InferenceError`."""
         session = await self._sessions.live(asked.session_id, owner)
         sampler_id = f"{session.session_id}:sample:{asked.sampling_session_seq_id}"
         if asked.model_path is not None:
@@ -64,7 +64,7 @@ class ClientSamplers:
         return record
 
     async def join(self, sampler_id: str, owner: str) -> int:
-        """Returns a number for one more client of a sampler, from 1. Raises `NotFound` and `Gone`."""
+        """Returns a number for one more client of a sampler, from 1. Raises `NoSuchThing` and `Gone`."""
         async with self._joining:
             sampler = await self.named(sampler_id, owner)
             await self._sessions.live(session_of(sampler_id), owner)
@@ -73,16 +73,16 @@ class ClientSamplers:
             return joined.clones
 
     async def named(self, sampler_id: str, owner: str) -> SamplerRecord:
-        """Returns a sampler. Raises `NotFound`."""
+        """Returns a sampler. Raises `NoSuchThing`."""
         found = await asyncio.to_thread(self._store.sampler, sampler_id)
         if found is None or found.owner != owner:
-            raise NotFound(f"there is no sampler {sampler_id[:80]!r}")
+            raise NoSuchThing(f"there is no sampler {sampler_id[:80]!r}")
         return found
 
-    async def sample(self, asked: Sample, owner: str) -> tuple[str, list[str]]:
+    async def sample(self, asked: SampleRequest, owner: str) -> tuple[str, list[str]]:
         """Begins samples; returns the id of the request and one for each sample.
 
-        Raises `NotFound`, `Gone`, `TooMany`, and `OverQuota` for one that was not begun before.
+        Raises `NoSuchThing`, `Gone`, `TooMany`, and `OverQuota` for one that was not begun before.
         """
         await self._sessions.live(session_of(asked.sampling_session_id), owner)
         sampler = await self.named(asked.sampling_session_id, owner)
@@ -94,10 +94,10 @@ class ClientSamplers:
         if is_new:
             self._context.tenants.check_tokens(owner, tokens)
 
-        async def work() -> Result:
+        async def work() -> FutureResult:
             servers = Metered(self._context.servers, owner)
             try:
-                return Result(await self._sampled(servers, sampler, asked), is_protobuf=True)
+                return FutureResult(await self._sampled(servers, sampler, asked), is_protobuf=True)
             finally:  # also what a request has used that is cancelled, or fails
                 servers.end()
                 if servers.used.tokens:
@@ -110,7 +110,7 @@ class ClientSamplers:
         return request_id, _sequence_ids(sampler, asked)
 
     async def cancel(self, request_id: str, owner: str) -> None:
-        """Ends samples that are being made, also at the servers. Raises `NotFound`."""
+        """Ends samples that are being made, also at the servers. Raises `NoSuchThing`."""
         await self._sessions.any(session_of(request_id), owner)
         if (task := self._sampling.pop(request_id, None)) is not None:
             task.cancel()
@@ -118,11 +118,11 @@ class ClientSamplers:
             await self._context.results.of(owner).complete(request_id, failure("its client has cancelled it"))
 
     async def cancel_all(self, session_id: str, owner: str) -> None:
-        """Ends the samples of a session that are being made. Raises `NotFound`."""
+        """Ends the samples of a session that are being made. Raises `NoSuchThing`."""
         own = [each for each in self._sampling if session_of(each) == session_id]
         await asyncio.gather(*(self.cancel(each, owner) for each in own))
 
-    async def _sampled(self, servers: Metered, sampler: SamplerRecord, asked: Sample) -> bytes:
+    async def _sampled(self, servers: Metered, sampler: SamplerRecord, asked: SampleRequest) -> bytes:
         while sampler.follows:
             target = await asyncio.to_thread(self._store.saved, f"tinker://{sampler.follows}/inflight/{NEWEST}")
             if target is None:
@@ -138,7 +138,7 @@ class ClientSamplers:
                     raise
         return await self._sampled_by(servers, sampler, asked)
 
-    async def _sampled_by(self, servers: Metered, sampler: SamplerRecord, asked: Sample) -> bytes:
+    async def _sampled_by(self, servers: Metered, sampler: SamplerRecord, asked: SampleRequest) -> bytes:
         async def score(prompt: Int32Array, targets: Int32Array | None) -> Float32Array:
             return await (await self._model(sampler.model_id, sampler.owner)).score(prompt, sampler.step, targets)
 
@@ -147,6 +147,6 @@ class ClientSamplers:
         return response
 
 
-def _sequence_ids(sampler: SamplerRecord, asked: Sample) -> list[str]:
+def _sequence_ids(sampler: SamplerRecord, asked: SampleRequest) -> list[str]:
     count = max(0, min(asked.num_samples, MOST_SAMPLES))
     return [f"{sampler.sampler_id}:{asked.seq_id}:{index}" for index in range(count)]

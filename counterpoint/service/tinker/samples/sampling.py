@@ -21,7 +21,7 @@ from counterpoint.service.records.structs import SamplerRecord
 from counterpoint.service.samplers import Metered, affinity
 from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
-from counterpoint.service.tinker.samples.prompts import MOST_CALLS, Places, Score, Targets, Tensor, drawn
+from counterpoint.service.tinker.samples.prompts import MOST_CALLS, PromptPlaces, Score, Targets, Tensor, drawn
 from counterpoint.transport.records import MOST_ALTERNATIVES, Alternatives, Float32Array, Int32Array, Turn
 
 MOST_SAMPLES = 1024
@@ -62,7 +62,7 @@ class Parameters(msgspec.Struct, frozen=True):
     top_p: float = 1.0
 
 
-class Sample(msgspec.Struct, frozen=True):
+class SampleRequest(msgspec.Struct, frozen=True):
     """The body of `asample`."""
 
     sampling_session_id: str
@@ -79,7 +79,7 @@ class Sample(msgspec.Struct, frozen=True):
     record_stability_info: bool | None = None
 
 
-def prompt_of(asked: Sample, longest: int) -> tuple[Int32Array, SamplingParameters]:
+def prompt_of(asked: SampleRequest, longest: int) -> tuple[Int32Array, SamplingParameters]:
     """Returns the prompt of a request, and how it is sampled. Raises `BadRequest` for what is not served."""
     if asked.record_stability_info:
         raise BadRequest(
@@ -136,7 +136,7 @@ def _parameters(given: Parameters, room: int, alternatives: int) -> SamplingPara
 
 
 async def sample(
-    servers: Metered, sampler: SamplerRecord, asked: Sample, longest: int, score: Score
+    servers: Metered, sampler: SamplerRecord, asked: SampleRequest, longest: int, score: Score
 ) -> tuple[bytes, list[Turn]]:
     """Returns the `SampleResponse` of a request, and its samples.
 
@@ -167,7 +167,7 @@ async def sample(
         rest = scored.result()[first - len(prompt) :] if scored is not None else np.zeros(0, np.float32)
         unscored = np.full(len(prompt) - len(rest), np.nan, np.float32)
         response.prompt_logprobs = np.append(unscored, rest).astype(np.float32).tobytes()
-    places = Places(servers, adapter, prompt, score, name(0), lambda each, name: _seeded(each, seed, name))
+    places = PromptPlaces(servers, adapter, prompt, score, name(0), lambda each, name: _seeded(each, seed, name))
     if asked.topk_prompt_logprobs:
         found = await places.most_probable(first, asked.topk_prompt_logprobs)
         _add_top(response.topk_prompt_logprobs, found, first, asked.topk_prompt_logprobs)
@@ -185,7 +185,9 @@ async def _scored(servers: Metered, prompt: Int32Array, first: int, affinity: st
     return (await servers.scores([(prompt, first, affinity)]))[0]
 
 
-def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool) -> None:
+def _check_calls(
+    asked: SampleRequest, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool
+) -> None:
     """Raises `BadRequest` if what is asked of the prompt takes too many calls to the servers."""
     draws = max(1, len(prompt) - 1) * asked.prompt_alt_tokens_k  # also of one token: it bounds the answer's shape
     if draws < 0:
@@ -202,7 +204,7 @@ def _check_calls(asked: Sample, prompt: Int32Array, first: int, targets: Targets
         raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected at most {MOST_TARGETS}")
 
 
-def most_used(asked: Sample, longest: int) -> int:
+def most_used(asked: SampleRequest, longest: int) -> int:
     """Returns the tokens that a request may use at most, with its prompt; one that is refused later uses none of them."""
     prompt = min(sum(len(chunk.tokens) for chunk in asked.prompt.chunks), longest)
     given, places = asked.sampling_params.max_tokens, max(0, prompt - 1)

@@ -6,10 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from counterpoint.service.records.store import Store
+from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import ModelRecord, SavedRecord
 from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.refusals import NotFound
+from counterpoint.service.tinker.refusals import NoSuchThing
 from counterpoint.service.tinker.sessions import session_of
 
 LONGEST_TTL = 10 * 366 * 86_400
@@ -19,18 +19,18 @@ LONGEST_TTL = 10 * 366 * 86_400
 class Weights:
     """Saved weights of all clients."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RecordStore) -> None:
         """Reads and writes their records in `store`."""
         self._store = store
 
     async def named(self, path: str, owner: str) -> SavedRecord:
-        """Returns what a URI names. Raises `NotFound`."""
+        """Returns what a URI names. Raises `NoSuchThing`."""
         found = await asyncio.to_thread(self._store.saved, path)
         session = None
         if found is not None and found.kind != "inflight":
             session = await asyncio.to_thread(self._store.session, session_of(found.model_id))
         if found is None or session is None or session.owner != owner:
-            raise NotFound(f"there are no weights {path[:120]!r}")
+            raise NoSuchThing(f"there are no weights {path[:120]!r}")
         return found
 
     def all_of(self, model: ModelRecord) -> list[SavedRecord]:
@@ -39,15 +39,15 @@ class Weights:
         return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
 
     async def delete(self, path: str, owner: str) -> None:
-        """Takes the name from weights; a sweep deletes their bytes once nothing needs them. Raises `NotFound`."""
+        """Takes the name from weights; a sweep deletes their bytes once nothing needs them. Raises `NoSuchThing`."""
         record = await self.named(path, owner)
         await asyncio.to_thread(self._store.delete, record)
 
     async def set_ttl(self, path: str, ttl_seconds: int | None, owner: str) -> None:
-        """Has weights deleted after a time, or never. Raises `NotFound` and `BadRequest`."""
+        """Has weights deleted after a time, or never. Raises `NoSuchThing` and `BadRequest`."""
         record = await self.named(path, owner)
         if not await asyncio.to_thread(self._store.set_expiry, record, expiry(ttl_seconds)):
-            raise NotFound(f"there are no weights {path[:120]!r}")
+            raise NoSuchThing(f"there are no weights {path[:120]!r}")
 
     async def adapter_of(self, saved: SavedRecord) -> str:
         """Returns the name that published weights have at the servers."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from counterpoint.service.records.store import GOES_ON, OF_A_SESSION, Store
+from counterpoint.service.records.store import GOES_ON, OF_A_SESSION, RecordStore
 from counterpoint.service.records.structs import ModelRecord, SavedRecord, run_of
 from counterpoint.transport.files.atomic import remove_directory
 
@@ -36,7 +36,9 @@ def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
         return 0
 
 
-def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_saving: Callable[[str], bool]) -> int:
+def sweep(
+    store: RecordStore, output_dir: Path, is_live: Callable[[str], bool], is_saving: Callable[[str], bool]
+) -> int:
     """Deletes what has expired, and the bytes that nothing needs; returns how many weights were removed from the disk.
 
     `is_live` says whether a session goes on, `is_saving` whether a save of a model is under way. What cannot be removed now is
@@ -54,7 +56,7 @@ def sweep(store: Store, output_dir: Path, is_live: Callable[[str], bool], is_sav
     return removed
 
 
-def _end_names(store: Store) -> None:
+def _end_names(store: RecordStore) -> None:
     """Takes their names from weights whose time, or whose session, is over; forgets the samplers and losses of such sessions."""
     for record in store.all(SavedRecord, "NOT deleted AND expires <= ?", time.time()):
         logger.info("%s has expired", record.path)
@@ -65,7 +67,7 @@ def _end_names(store: Store) -> None:
         store.change(f"DELETE FROM {table} WHERE NOT {GOES_ON}")
 
 
-def _end_directories(store: Store, output_dir: Path) -> None:
+def _end_directories(store: RecordStore, output_dir: Path) -> None:
     """Removes the journals of models of ended sessions, and the checkpoints with which their runs would go on.
 
     Saved states are none of these. A run that still leaves its slot at the trainer writes another checkpoint, which a later look
@@ -97,7 +99,7 @@ def _end(path: Path) -> None:
         logger.warning("%s is of a session that has ended, and still on the disk: %s", path, error)
 
 
-def _forget(store: Store, record: SavedRecord, model: ModelRecord | None) -> None:
+def _forget(store: RecordStore, record: SavedRecord, model: ModelRecord | None) -> None:
     """Forgets weights that are gone from the disk, unless a model that is opened again may make them anew."""
     if model is None or not (store.run_directory(model.run_id) / "items" / f"item_{record.number}").exists():
         store.forget(record)
@@ -105,7 +107,7 @@ def _forget(store: Store, record: SavedRecord, model: ModelRecord | None) -> Non
         store.note_gone(record)
 
 
-def _removed(store: Store, output_dir: Path, model: ModelRecord, record: SavedRecord) -> bool:
+def _removed(store: RecordStore, output_dir: Path, model: ModelRecord, record: SavedRecord) -> bool:
     """Removes weights from the disk; returns False where that fails."""
     state = _state(record, output_dir, model.run_id)
     try:
@@ -122,7 +124,7 @@ def _removed(store: Store, output_dir: Path, model: ModelRecord, record: SavedRe
 
 
 def _is_needed(
-    store: Store,
+    store: RecordStore,
     output_dir: Path,
     model: ModelRecord,
     record: SavedRecord,
