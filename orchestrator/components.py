@@ -2,6 +2,8 @@
 
 `load` imports the names in the configuration, and `Components` builds on it. `orchestrator/daemon.py` starts them, waits for
 their end and shuts them down.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/dispatcher.py`.
 """
 
 from __future__ import annotations

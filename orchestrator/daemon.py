@@ -2,6 +2,8 @@
 
 `startup` brings up inference, trainer and the first policy. `main_loop` waits for the last step while the dispatcher works.
 `shutdown` drains and commits the complete steps. `orchestrator/components.py` builds and connects the components.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/components.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Every instruction becomes a task of the daemon's `TaskGroup`: a rollout, the finalizing of a group, a step boundary. An exception
 of an environment fails its rollout; any other exception is a defect and ends the daemon.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/rollouts/play.py`.
 """
 
 from __future__ import annotations

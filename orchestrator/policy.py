@@ -2,6 +2,8 @@
 
 The order matters. First the scheduler cancels groups that the new version would make too stale, then the weights load, then
 scheduling continues with the new version.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/job/derive.py`.
 """
 
 from __future__ import annotations

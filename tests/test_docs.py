@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -205,6 +206,16 @@ def test_the_table_of_sub_packages_names_each() -> None:
     for package, named in rows:
         found = {path.parent.name for path in folder_of(package).glob("*/__init__.py")}
         assert not found - {*re.findall(r"`(\w+)/`", named)}, package
+
+
+def test_the_docstrings_follow_the_reading_order() -> None:
+    page = prose(REPOSITORY / "docs/architecture.md")
+    sittings = re.findall(r"^\| (\d)\. [^|]+ \| ([^|]+) \|", page, flags=re.MULTILINE)
+    assert [number for number, _ in sittings] == [*"12345678"]
+    files = re.findall(r"`([\w/]+\.py)`", " ".join(cell for _, cell in sittings))
+    for file, following in pairwise(files):
+        docstring = ast.get_docstring(ast.parse((REPOSITORY / file).read_text())) or ""
+        assert f"Next in the reading order of `docs/architecture.md`: `{following}`." in docstring, file
 
 
 def test_files_cited_in_the_source_exist() -> None:

@@ -2,6 +2,8 @@
 
 They are plain data, without any wire, model or loop. Arrays are numpy; bulk arrays may be views of received bytes and are
 never copied on the way. Shape suffixes in names: `T` tokens, `S` samples, `L` layers, `K` experts a token.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/environments/base.py`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 An environment is a class; one instance serves all rollouts of a run, so it keeps no state of a rollout in itself. Its
 methods run on the orchestrator's event loop and must not block it: anything slow goes to `asyncio.to_thread`.
 `docs/environments.md` explains how to write one.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/run/config.py`.
 """
 
 from __future__ import annotations

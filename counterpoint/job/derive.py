@@ -2,6 +2,8 @@
 
 `counterpoint/job/config.py` calls `derive` for a whole job; `counterpoint/job/join.py` calls `check_fits` for a run that joins
 one. Errors are `ValueError`s that name both keys and their values.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/job/supervision.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `counterpoint/cluster/attended/attended_job.py` runs the workers; this adds what a job is beyond them. `counterpoint/cli/run.py`
 shows it.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/cluster/manager/manager.py`.
 """
 
 from __future__ import annotations

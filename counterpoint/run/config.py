@@ -2,6 +2,8 @@
 
 The trainer reads the keys of `TrainedRun` from the same file (`run_<id>/control/orch.toml`). `ScheduleConfig` explains how
 versions, steps and staleness relate.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/scheduling/events.py`.
 """
 
 from __future__ import annotations

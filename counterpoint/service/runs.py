@@ -3,6 +3,8 @@
 Each item is in the run's journal before it is sent, and so is its answer before anybody is told. The trainer carries items out in
 the order of their numbers, each once: after a loss of the connection, or of either process, it says which item it lacks first,
 and all from there on are sent again. What was contributed since the last checkpoint is so made anew, and no update counts twice.
+
+Next in the reading order of `docs/architecture.md`: `transport/records.py`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The directory has its probe (`counterpoint/trainer/probe.py`) and appears whole, with `STABLE`, so a watcher never sees half a
 model. The newest few versions are kept: a server may still load the version before. Weights that are published under a name stay
 until they are released.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/policy.py`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ which a thread writes while training goes on. Once it is published, the steps th
 acknowledged. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). An error of
 one run ends that run alone. A run without an orchestrator has another source of items, and other things follow its updates
 (`counterpoint/trainer/work/sources.py`).
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/trainer/work/step.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 counterpoint tinker configs/demo-tinker.toml          # a trainer and a server, until they are stopped
 python -m examples.driven.loop outputs/demo-tinker MODEL_DIRECTORY http://127.0.0.1:8000    # as the job says
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/service/runs.py`.
 """
 
 from __future__ import annotations

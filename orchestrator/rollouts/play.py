@@ -2,6 +2,8 @@
 
 A call requests only the routing that earlier turns lack (`trajectories.OpenBranches.rows_held`), so that bytes over the wire grow
 with tokens, not with turns squared.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/rollouts/trajectories.py`.
 """
 
 from __future__ import annotations

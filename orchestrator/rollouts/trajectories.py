@@ -21,6 +21,8 @@ Each token is in memory once: a branch grows in place while the rollout is playe
 side by side. The work is linear in the tokens received. Tokens are compared as bytes, and the end first, which almost always
 differs in a branch that is not a prefix. Bytes and not numpy arrays, because numpy releases the GIL for every operation on 500
 elements or more, and acquiring it again beside a busy loop costs more than the operation.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/inference/pool/pool.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 All are small and frozen. The scheduler (`scheduler.py`) is pure: `handle(event) -> list[Instruction]`. The dispatcher
 (`dispatcher.py`) executes instructions and reports back with events.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/scheduling/scheduler.py`.
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ next step to ship and v the newest loaded policy version:
 - **Pause.** Nothing starts, no evaluation either. Rollouts and batches in progress go on. No checkpoint knows of it. Since the
   examples wait, too, a run has the order of examples that it would have without pauses.
 - **Drain.** Nothing starts or ships any more. Groups that complete are still finalized. Interrupted ones wait to start again.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/daemon.py`.
 """
 
 from __future__ import annotations

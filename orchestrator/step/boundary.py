@@ -4,6 +4,8 @@ The order is the contract (`docs/contracts.md`, "Order of a step"): after a kill
 and will be trained. The merged batch travels to the trainer while the records are written. Bulk bytes are never copied. Every
 phase runs in a thread, in calls that hold the GIL shortly. All phases after the merge run in one thread call, since each return
 to a busy loop takes time.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/step/delivery.py`.
 """
 
 from __future__ import annotations

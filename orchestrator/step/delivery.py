@@ -7,6 +7,8 @@ trainer restarted neither exceeds the credit nor causes an eviction.
 Offered and committed: a batch is offered before its step is committed, so that it travels while the disk is awaited. The
 trainer trains it once a COMMIT of the same session covers its step. At a session's end it drops batches that no COMMIT covers.
 For example, after a kill between offer and commit of step 7 the trainer drops batch 7.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/step/sender.py`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 It fails a rollout that cannot be trained on (arrays that disagree, a log-probability or reward that is not finite), with a
 reason for a person, before the rollout reaches a batch. The group's other rollouts and the run continue. The dispatcher reports
 the result to the scheduler as `GroupFinalized`.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/step/boundary.py`.
 """
 
 from __future__ import annotations

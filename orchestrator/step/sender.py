@@ -3,6 +3,8 @@
 `delivery.py` decides which message is due. A batch stays in memory until the trainer has it and as `batch.bin` until it is
 durable, so that the sender can answer every `READY` with the batches from its `next_step` on. A rejection or an eviction ends
 `run` with an exception.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/trainer/loop.py`.
 """
 
 from __future__ import annotations

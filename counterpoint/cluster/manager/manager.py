@@ -3,6 +3,8 @@
 Its state is the fold of the events it was given, and whoever keeps its `snapshot` can have it again. It neither waits nor
 asks: when something is due it says so by `deadline`, and is given a `Tick`. An event costs the same in a job of ten workers and
 of ten thousand; what concerns many workers costs as much as those are.
+
+Next in the reading order of `docs/architecture.md`: `transport/process/keeper/decisions.py`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 `Held` is one for each pair of a server and a name. Events come in, instructions go out, and `holder` carries them out: there
 are no I/O, no tasks and no clock here. A name returns to service in one way, whatever happened: the server answers a health
 check, loads the weights, and proves them.
+
+Next in the reading order of `docs/architecture.md`: `orchestrator/step/finalize.py`.
 """
 
 from __future__ import annotations

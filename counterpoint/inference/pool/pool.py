@@ -2,6 +2,8 @@
 
 A name sends each request to a server, retries a failure at another, and has all servers load and prove new weights. No answer is
 returned that unproven weights computed.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/inference/pool/held.py`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ into rows, nor on how many ranks train them.
 - `token`: the mean over tokens (DAPO, arXiv:2503.14476; of a step, not of a row or a rank).
 - `sequence`: the mean over samples of the mean over their tokens (GRPO, arXiv:2402.03300).
 - `sample`: the mean over samples of the sum over their tokens over a constant (Dr. GRPO, arXiv:2503.20783).
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/trainer/broadcast.py`.
 """
 
 from __future__ import annotations

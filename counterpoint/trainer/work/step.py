@@ -5,6 +5,8 @@ run's own adapter and loss over its own tokens, at the temperature that each sam
 one, when their last sample is trained. A run changes only after its whole step is known to be finite, so a refused step leaves
 its weights, optimizer and counters as they were, and a broken run does not affect the others. All ranks open the same steps,
 train their shares of the samples, and finish in the same order with the same metrics.
+
+Next in the reading order of `docs/architecture.md`: `counterpoint/trainer/losses/objectives.py`.
 """
 
 from __future__ import annotations
