@@ -24,6 +24,7 @@ PAGES = sorted(
     [
         *REPOSITORY.glob("docs/*.md"),
         REPOSITORY / "README.md",
+        REPOSITORY / "AGENTS.md",
         REPOSITORY / "CHANGELOG.md",
         REPOSITORY / "CONTRIBUTING.md",
         REPOSITORY / "SECURITY.md",
