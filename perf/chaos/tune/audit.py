@@ -13,13 +13,14 @@ from perf.chaos.report import Findings
 from perf.chaos.tune.experiment import HEARD, MAX_FAILURES, NAME, STEPS, TRIALS
 
 STOOD_STILL = "stood still"
+LEFT = "processes left"
 FAULTS = (
     "lost trials",
     "results counted twice",
     "results lost",
     "beyond max_failures",
     "search state wrong",
-    "processes left",
+    LEFT,
     STOOD_STILL,
 )
 """What must not be found."""

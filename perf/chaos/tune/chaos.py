@@ -19,7 +19,7 @@ from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.launch import descendants, live_processes
 from counterpoint.tune.runner.journal import holds_experiment
 from perf.chaos.report import Findings, Report, kill, say
-from perf.chaos.tune.audit import FAULTS, STOOD_STILL, audit
+from perf.chaos.tune.audit import FAULTS, LEFT, STOOD_STILL, audit
 from perf.chaos.tune.experiment import HEARD, NAME
 from perf.figures import Case
 
@@ -31,11 +31,19 @@ MOMENT_SECONDS = 1.2
 DEADLINE_SECONDS = 120.0
 """Deadline for an experiment to end, or to start again."""
 LEFT_SECONDS = 15.0
-"""How long processes of a killed runner may live on."""
+"""How long processes of a runner that has ended may live on."""
 
 
 class StandsStillError(Exception):
     """An experiment does not go on."""
+
+    kind = STOOD_STILL
+
+
+class ProcessesLeftError(StandsStillError):
+    """Processes of an experiment outlive its runner."""
+
+    kind = LEFT
 
 
 class Victim:
@@ -98,17 +106,19 @@ class Victim:
         deadline = time.monotonic() + LEFT_SECONDS
         while not {pid for pid, *_ in live_processes()}.isdisjoint(processes):
             if time.monotonic() > deadline:
-                raise StandsStillError(f"{self.directory}: processes of a killed runner live on: {processes}")
+                raise ProcessesLeftError(f"{self.directory}: processes of a runner that has ended live on: {processes}")
             time.sleep(0.02)
 
     def finish(self) -> None:
         """Lets it come to its end. Raises `StandsStillError`."""
+        below = descendants(self._process.pid)
         try:
             code = self._process.wait(DEADLINE_SECONDS)
         except TimeoutError:
             raise StandsStillError(f"{self.directory}: not finished after {DEADLINE_SECONDS:g} s") from None
         if code or not (self.directory / HEARD).exists():
             raise StandsStillError(f"{self.directory}: the runner ended with {code}; see {self._log}")
+        self._wait_until_gone(below)
 
     def close(self) -> None:
         """Ends what is left."""
@@ -155,7 +165,7 @@ def _one_experiment(place: Path, scheduler: str, chance: random.Random, report: 
         return audit(place, scheduler)
     except StandsStillError as error:
         found = Findings(FAULTS)
-        found.faults[STOOD_STILL].append(str(error))
+        found.faults[error.kind].append(str(error))
         return found
     finally:
         victim.close()
