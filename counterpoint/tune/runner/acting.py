@@ -55,7 +55,7 @@ class Acting:
         raise NotImplementedError
 
     def _act(self, instruction: Instruction) -> None:
-        """Carries one instruction out. What an executor refuses is a failure of the trial."""
+        """Carries one instruction out."""
         match instruction:
             case events.Notify(method, trial, info):
                 self._notify(method, trial, info)
@@ -74,38 +74,27 @@ class Acting:
                 logger.warning("%s", text)
             case events.DeleteCheckpoint(checkpoint):
                 self._in_background(self._delete_checkpoint, checkpoint)
-            case _:
+            case events.Ask():
                 self._ask_executor(instruction)
 
-    def _ask_executor(self, instruction: Instruction) -> None:
-        executor = self._executor
-        trial = instruction.trial  # type: ignore[union-attr]
+    def _ask_executor(self, asked: events.Ask) -> None:
+        """Asks. What the executor refuses is a failure of the trial."""
+        executor, trial = self._executor, asked.trial
+        attempt = self._machine.table.progress(trial).attempt
         try:
-            match instruction:
-                case events.ContinueTraining():
-                    executor.proceed(trial)
-                case events.StartTrial(_, attempt, checkpoint):
-                    Path(trial.logdir).mkdir(parents=True, exist_ok=True)
-                    executor.begin(trial, attempt, checkpoint)
-                case events.SaveTrial(_, checkpoint):
-                    # Left by a machine that died before the journal was on its disk.
-                    remove_directory(Path(checkpoint.path))
-                    executor.save_to(trial, checkpoint)
-                case events.PauseTrial():
-                    executor.suspend(trial)
-                case events.StopTrial(_, error):
-                    executor.end(trial, error)
-                case events.EndPaused(_, error):
-                    executor.end_paused(trial, error)
-                case events.ResetTrial(_, attempt, config, checkpoint, experiment_tag):
-                    if not executor.change(trial, config, checkpoint, experiment_tag):
-                        self._decide(events.ResetRefused(trial.trial_id, attempt))
+            if asked.method == "begin":
+                Path(trial.logdir).mkdir(parents=True, exist_ok=True)
+            elif asked.method == "save_to":
+                # Left by a machine that died before the journal was on its disk.
+                remove_directory(Path(asked.arguments[0].path))
+            answer = getattr(executor, asked.method)(trial, *asked.arguments)
+            if asked.method == "change" and not answer:
+                self._decide(events.ResetRefused(trial.trial_id, attempt))
         except Exception as error:
-            logger.exception("%s: %s failed", trial, type(instruction).__name__)
-            attempt = self._machine.table.progress(trial).attempt
-            reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
+            logger.exception("%s: %s failed", trial, asked.method)
             executor.raised[trial.trial_id] = error
-            kind = executors.SaveFailed if isinstance(instruction, events.SaveTrial) else executors.Failed
+            kind = executors.SaveFailed if asked.method == "save_to" else executors.Failed
+            reason = f"{asked.method} failed: {type(error).__name__}: {error}"
             self._decide(kind(trial.trial_id, attempt, reason))
 
     def _notify(self, method: str, trial: Trial, info: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ that depended on a clock, on free resources or on chance outside a scheduler.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.executors import executor
@@ -63,32 +63,25 @@ class ResourcesFree:
     """Keys as of `needs_of`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultReceived:
+@dataclass(frozen=True)
+class ResultReceived(executor.Event):
     """`executor.Reported`, with the stopper's answer."""
 
-    trial_id: str
-    attempt: int
     result: Result
     stop: bool | None
     """None if the stopper was not asked: the result does not count."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultRefused:
+@dataclass(frozen=True)
+class ResultRefused(executor.Event):
     """A trial that rests has reported what is no result; that is a failure of it."""
 
-    trial_id: str
-    attempt: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResetRefused:
+@dataclass(frozen=True)
+class ResetRefused(executor.Event):
     """`change` returned False."""
-
-    trial_id: str
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +135,6 @@ Event = (
     | executor.Stopped
 )
 
-ATTEMPT_EVENTS = (
-    ResultReceived,
-    ResultRefused,
-    ResetRefused,
-    executor.Started,
-    executor.Saved,
-    executor.SaveFailed,
-    executor.Completed,
-    executor.Failed,
-    executor.Stopped,
-)
-"""Those of one attempt at a trial; dropped when a later attempt has begun."""
-
 # --- instructions ---
 
 
@@ -185,61 +165,13 @@ class TellComplete:
 
 
 @dataclass(frozen=True, slots=True)
-class StartTrial:
-    """`EventExecutor.begin`."""
+class Ask:
+    """Call a method of `EventExecutor` about a trial. `ResetRefused` follows a `change` that returns False."""
 
+    method: Literal["begin", "proceed", "save_to", "change", "suspend", "end", "end_paused"]
     trial: Trial
-    attempt: int
-    checkpoint: Checkpoint | None
-
-
-@dataclass(frozen=True, slots=True)
-class ContinueTraining:
-    """`EventExecutor.proceed`."""
-
-    trial: Trial
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTrial:
-    """`EventExecutor.save_to`."""
-
-    trial: Trial
-    checkpoint: Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class ResetTrial:
-    """`EventExecutor.change`; `ResetRefused` follows if it returns False."""
-
-    trial: Trial
-    attempt: int
-    config: dict[str, Any]
-    checkpoint: Checkpoint
-    experiment_tag: str
-
-
-@dataclass(frozen=True, slots=True)
-class PauseTrial:
-    """`EventExecutor.suspend`."""
-
-    trial: Trial
-
-
-@dataclass(frozen=True, slots=True)
-class StopTrial:
-    """`EventExecutor.end`."""
-
-    trial: Trial
-    error: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EndPaused:
-    """`EventExecutor.end_paused`: a trial that has no process has ended; it may have had one before."""
-
-    trial: Trial
-    error: bool = False
+    arguments: tuple[Any, ...] = ()
+    """What the method takes after the trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,22 +207,7 @@ class Warn:
     text: str
 
 
-Instruction = (
-    AskSearch
-    | TellResult
-    | TellComplete
-    | StartTrial
-    | ContinueTraining
-    | SaveTrial
-    | ResetTrial
-    | PauseTrial
-    | StopTrial
-    | EndPaused
-    | DeleteCheckpoint
-    | WriteError
-    | Notify
-    | Warn
-)
+Instruction = AskSearch | TellResult | TellComplete | Ask | DeleteCheckpoint | WriteError | Notify | Warn
 
 
 def needs_of(trial: Trial) -> str:

@@ -26,10 +26,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors import executor
 from counterpoint.tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
 from counterpoint.tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup, what_it_has
 from counterpoint.tune.runner import events
-from counterpoint.tune.runner.events import ATTEMPT_EVENTS, Event, Instruction
+from counterpoint.tune.runner.events import Event, Instruction
 from counterpoint.tune.runner.kept_checkpoints import KeptCheckpoints
 from counterpoint.tune.runner.progress import HeldResult, Phase, Progress
 from counterpoint.tune.runner.search_side import SearchSide
@@ -87,7 +88,7 @@ class ExperimentMachine(Transfers):
         if isinstance(event, events.SearchIdle):
             waits = not (self.table.count(Trial.RUNNING) or self.may_start)
             return waits and self.search.may_propose and event.heard == self.search.told
-        if not isinstance(event, ATTEMPT_EVENTS):
+        if not isinstance(event, executor.Event):
             return True
         found = self.table.get(event.trial_id)
         return found is not None and found[1].attempt == event.attempt and found[1].phase is not Phase.OUT
@@ -121,7 +122,7 @@ class ExperimentMachine(Transfers):
     # --- events ---
 
     def _decide(self, event: Event) -> None:
-        if isinstance(event, ATTEMPT_EVENTS):
+        if isinstance(event, executor.Event):
             if self.accepts(event):
                 self._attempt_event(*self._found(event.trial_id), event)
             return
@@ -212,7 +213,7 @@ class ExperimentMachine(Transfers):
             progress.returned, progress.latest = False, {}
             progress.phase = Phase.STARTING
             self.table.move(trial, Trial.RUNNING)
-            self._emit(events.StartTrial(trial, progress.attempt, trial.checkpoint))
+            self._emit(events.Ask("begin", trial, (progress.attempt, trial.checkpoint)))
             self.may_start = True
         self._free = frozenset()
 
@@ -371,7 +372,7 @@ class ExperimentMachine(Transfers):
         if progress.wanted is not None:
             progress.phase = Phase.SAVING
             progress.wanted = self._with_newest_result(trial, progress, progress.wanted)
-            self._emit(events.SaveTrial(trial, progress.wanted))
+            self._emit(events.Ask("save_to", trial, (progress.wanted,)))
         elif progress.end is not None:
             self._stop_attempt(trial, progress)
         elif progress.held:
@@ -385,14 +386,14 @@ class ExperimentMachine(Transfers):
             self._go_on(trial, progress)
         else:
             progress.phase = Phase.TRAINING
-            self._emit(events.ContinueTraining(trial))
+            self._emit(events.Ask("proceed", trial))
 
     def _stop_attempt(self, trial: Trial, progress: Progress) -> None:
         progress.phase = Phase.STOPPING
         if progress.end == Trial.PAUSED:
-            self._emit(events.PauseTrial(trial))
+            self._emit(events.Ask("suspend", trial))
         else:
-            self._emit(events.StopTrial(trial, error=progress.end == Trial.ERROR))
+            self._emit(events.Ask("end", trial, (progress.end == Trial.ERROR,)))
 
     def _attempt_over(self, trial: Trial, progress: Progress) -> None:
         """There is no process any more; its resources are free."""
@@ -408,7 +409,7 @@ class ExperimentMachine(Transfers):
             self.stop_trial(trial)
             return
         if trial.status != Trial.RUNNING and status in (Trial.TERMINATED, Trial.ERROR) and progress.attempt:
-            self._emit(events.EndPaused(trial, error=status == Trial.ERROR))
+            self._emit(events.Ask("end_paused", trial, (status == Trial.ERROR,)))
         self.table.move(trial, status)
         if status == Trial.TERMINATED:
             self._emit(events.Notify("on_trial_complete", trial))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.result import TRAINING_ITERATION, Result, what_it_has
-from counterpoint.tune.runner.events import DeleteCheckpoint, Notify, ResetTrial, Warn
+from counterpoint.tune.runner.events import Ask, DeleteCheckpoint, Notify, Warn
 from counterpoint.tune.runner.kept_checkpoints import score
 from counterpoint.tune.runner.progress import Phase, Progress
 from counterpoint.tune.runner.requests import Requests
@@ -87,7 +87,7 @@ class Transfers(Requests):
         assert exploit is not None
         if self._is_durable(exploit.source):
             progress.phase = Phase.RESETTING
-            self._emit(ResetTrial(trial, progress.attempt, exploit.config, exploit.source, exploit.experiment_tag))
+            self._emit(Ask("change", trial, (exploit.config, exploit.source, exploit.experiment_tag)))
         else:
             progress.phase = Phase.WAITING
 
