@@ -41,9 +41,8 @@ async def left_running(directory: Path) -> bool:
 async def _has_actors(job: JobFile, directory: Path) -> bool:
     """Asks Ray."""
     from counterpoint.cluster.backends.on_ray import CALL_SECONDS, CONNECT_SECONDS
-    from counterpoint.cluster.backends.ray_cluster import RayCluster
+    from counterpoint.cluster.backends.ray_cluster import RayCluster, in_thread
     from counterpoint.cluster.backends.ray_places import job_key
-    from counterpoint.cluster.backends.ray_threads import in_thread
 
     cluster = RayCluster(str(job.options.get("address", "")))
     try:

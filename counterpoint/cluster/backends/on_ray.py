@@ -24,9 +24,8 @@ from counterpoint.cluster.backends.capacity import require_capacity, require_pla
 from counterpoint.cluster.backends.kept import KeptBackend
 from counterpoint.cluster.backends.link import LEASES_OF_THE_FENCE
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
-from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.cluster.backends.ray_cluster import RayCluster, in_thread
 from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_key
-from counterpoint.cluster.backends.ray_threads import in_thread
 from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
 

@@ -1,19 +1,21 @@
 """The calls of Ray that the backend needs: nodes, placement groups, and the detached actors of workers. All of them block.
 
-`counterpoint/cluster/backends/on_ray.py` makes them in threads, and never on its event loop. Ray is imported at the first of
-them: it is an extra, and its import must not be in the main thread, where it would take SIGTERM for itself.
+So they run `in_thread`, beside the event loop: each in a daemon thread, with a name and a deadline. A thread of a pool would keep
+the process from ending while a call hangs, and Ray's first connection to a dead address never ends. Ray is imported at the first
+of them: it is an extra, and its import must not be in the main thread, where it would take SIGTERM for itself.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import importlib.util
 import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
 
 from counterpoint.cluster.backends.base import Node
 from counterpoint.cluster.backends.ray_actor import WorkerActor
@@ -25,7 +27,7 @@ from counterpoint.cluster.backends.ray_places import (
     node_name,
     node_of,
 )
-from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.errors import BackendError, ClusterError
 from counterpoint.cluster.remains import clear_dead
 from counterpoint.cluster.spec import Resources
 
@@ -34,6 +36,9 @@ ADDRESS = "RAY_ADDRESS"
 
 CONNECT_SECONDS = 5.0
 """How long the address may take to accept a connection, before Ray is asked, which would try for ever."""
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 _connecting = threading.Lock()
 _connections = 0
@@ -217,7 +222,7 @@ class RayCluster:
         """Kills an actor by name; nothing if there is none. One that is stopped lives on for some seconds."""
         import ray
 
-        with contextlib.suppress(BackendError):
+        with suppress(BackendError):
             ray.kill(self.actor(name), no_restart=True)
 
     def _group(self, name: str) -> Any:
@@ -234,3 +239,38 @@ class RayCluster:
 
         table: dict[str, Any] = placement_group_table(group)
         return table
+
+
+async def in_thread(
+    what: str, seconds: float, function: Callable[Given, Result], *arguments: Given.args, **named: Given.kwargs
+) -> Result:
+    """Returns what a call of Ray returns. Raises `BackendError` if it fails or takes longer; `what` says what it is for."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    def deliver(result: Result | None, error: BaseException | None) -> None:
+        if answer.done():
+            return  # nobody waits any more
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]  # it is the call's
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = function(*arguments, **named)
+        except ClusterError as error:
+            problem = error
+        except Exception as error:  # noqa: BLE001 - Ray raises its own errors, gRPC's and Python's
+            first = (str(error).splitlines() or [""])[0]
+            problem = BackendError(f"{what} failed: {type(error).__name__}: {first}")
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, result, problem)
+
+    threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise BackendError(f"{what} took more than {seconds:g} s; does the Ray cluster live?") from None

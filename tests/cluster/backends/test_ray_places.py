@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.cluster.backends.ray_cluster import RayCluster, in_thread
 from counterpoint.cluster.backends.ray_places import (
     SMALLEST,
     ActorName,
@@ -18,7 +18,6 @@ from counterpoint.cluster.backends.ray_places import (
     node_name,
     node_of,
 )
-from counterpoint.cluster.backends.ray_threads import in_thread
 from counterpoint.cluster.errors import BackendError, CapacityError
 from counterpoint.cluster.spec import Resources
 
