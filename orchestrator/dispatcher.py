@@ -59,7 +59,7 @@ from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_o
 from counterpoint.orchestrator.step.differences import DifferenceWatch, NothingLearnedError
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
 from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
-from counterpoint.orchestrator.step.patience import Patience
+from counterpoint.orchestrator.step.patience import BatchPatience
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
@@ -165,7 +165,7 @@ class Dispatcher:
         """The newest shipped step. It may not be committed yet."""
         self._to_start: deque[_PlayedGroup] = deque()
         """Groups that start in one of the next iterations of the loop."""
-        self._patience = Patience(
+        self._patience = BatchPatience(
             lambda step, seconds: self._spawn(self._end_patience(step, seconds), f"patience of step {step}")
         )
         self._more_to_start = False

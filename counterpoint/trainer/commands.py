@@ -16,7 +16,7 @@ from counterpoint.trainer.broadcast import Assembled
 from counterpoint.trainer.fair_share import Row
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.runs.copies import Copy
-from counterpoint.trainer.work.contribution import Contribution, Outcome
+from counterpoint.trainer.work.contribution import Contribution, StepOutcome
 from counterpoint.transport.typed import met
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class Begin(Command[Contribution], frozen=True):
     objective: Objective
 
 
-class Conclude(Command[Outcome], frozen=True):
+class Conclude(Command[StepOutcome], frozen=True):
     """Add up what a contribution has come to, whose gradients wait for an update."""
 
     slot: int

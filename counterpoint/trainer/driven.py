@@ -29,7 +29,7 @@ from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.work.contribution import Outcome
+from counterpoint.trainer.work.contribution import StepOutcome
 from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sources import Item, NoWire, Source
 from counterpoint.transport.files.atomic import write_atomically
@@ -37,7 +37,7 @@ from counterpoint.transport.records import Batch
 from counterpoint.transport.validation import validate
 
 
-class DrivenRun:
+class LocalRun:
     """The run, on rank 0; `drive` makes it."""
 
     def __init__(self, learner: Learner, run_id: str) -> None:
@@ -112,7 +112,7 @@ class DrivenRun:
             self._idle.enter_context(self._learner.kept_alive())
         return item.answer
 
-    def contribute(self, batch: Batch, objective: Objective | None = None) -> Outcome:
+    def contribute(self, batch: Batch, objective: Objective | None = None) -> StepOutcome:
         """Adds the gradients of a batch, for the configured loss or `objective`, to those since the last update.
 
         The batch's own number and run do not count.
@@ -178,7 +178,7 @@ class DrivenRun:
 
 
 @contextmanager
-def drive(config: TrainerConfig, described: TrainedRun) -> Iterator[DrivenRun | None]:
+def drive(config: TrainerConfig, described: TrainedRun) -> Iterator[LocalRun | None]:
     """Yields a run in a job's directory, with `config.resume` as it was saved last, and ends it after the block.
 
     Of several ranks each calls it; rank 0 drives, and the others yield None once that has ended.
@@ -201,4 +201,4 @@ def drive(config: TrainerConfig, described: TrainedRun) -> Iterator[DrivenRun | 
         write_atomically(control / "orch.toml", tomli_w.dumps(table).encode())
         with ExitStack() as stack:
             stack.callback(learner.stop)
-            yield stack.enter_context(closing(DrivenRun(learner, described.run_id)))
+            yield stack.enter_context(closing(LocalRun(learner, described.run_id)))

@@ -55,7 +55,7 @@ from counterpoint.trainer.updates.passes import optional_inputs
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.updates.value_head import ValueHead
 from counterpoint.trainer.work import batch_parts
-from counterpoint.trainer.work.contribution import Contribution, Outcome, given_columns
+from counterpoint.trainer.work.contribution import Contribution, StepOutcome, given_columns
 from counterpoint.trainer.work.measure import measure_row
 from counterpoint.trainer.work.step import conclude, described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.transport import codec
@@ -161,7 +161,7 @@ class Learner:
         self._tell(commands.EndPass(slot, values))
         return step
 
-    def conclude(self, slot: int) -> Outcome:
+    def conclude(self, slot: int) -> StepOutcome:
         """Adds up what the newest contribution has come to, whose samples are trained; its gradients wait for an update.
 
         Raises `InvalidBatch`: all contributions since the last update are dropped.
@@ -313,7 +313,7 @@ class Learner:
             self._drop(slot)
             raise
 
-    def _conclude(self, slot: int) -> Outcome:
+    def _conclude(self, slot: int) -> StepOutcome:
         step = self._step(slot)
         try:
             outcome = conclude(step, self.ranks)

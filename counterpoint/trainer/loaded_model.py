@@ -30,7 +30,7 @@ from counterpoint.trainer.model.sharding import differentiate_inputs, local_para
 from counterpoint.trainer.model.text_part import text_config
 from counterpoint.trainer.packer import ModelLimits
 from counterpoint.trainer.ranks import Ranks
-from counterpoint.trainer.rows import Rows
+from counterpoint.trainer.rows import RankRows
 from counterpoint.trainer.runs.manager import MultiRunManager
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class LoadedModel:
     """None if the configuration switches it off."""
     passes: Passes | None
     """None where no rank depends on another one's passes."""
-    rows: Rows
+    rows: RankRows
     limits: ModelLimits
     trained_in_full: bool = False
     """Whether a run has changed its weights."""
@@ -76,7 +76,7 @@ class LoadedModel:
         if config.divided or context is not None:
             agree = ranks.agree if config.divided else ranks.agree_on_row
             passes = Passes(model, agree, ranks.device, replay, context, (ranks.row, ranks.rows))
-        rows = Rows(config.row_tokens if can_pack(model) else 1, passes, ranks)
+        rows = RankRows(config.row_tokens if can_pack(model) else 1, passes, ranks)
         if config.activation_checkpointing:
             given = config.activation_checkpointing
             checkpoint_layers(model, replay, None if given is True else given)

@@ -38,9 +38,9 @@ from counterpoint.trainer.probe import BrokenWeights, ask, check_base
 from counterpoint.trainer.runs import behind, checkpoint, control_files, copies
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.copies import CopyRefused
-from counterpoint.trainer.runs.record import TAKES_BATCHES, Stage
-from counterpoint.trainer.runs.requested import Requests
-from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.record import TAKES_BATCHES, RunStage
+from counterpoint.trainer.runs.requested import RunRequests
+from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from counterpoint.trainer.telemetry.published import TrainerTelemetry
@@ -96,7 +96,7 @@ class Trainer:
         )
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
-        self._requests = Requests(config.output_dir, self.checkpoints)
+        self._requests = RunRequests(config.output_dir, self.checkpoints)
         self._spent: defaultdict[int, float] = defaultdict(float)
         """The seconds of all ranks that the rows of each slot's item in progress have taken."""
         self.broadcasters: dict[int, Broadcaster] = {}
@@ -176,7 +176,7 @@ class Trainer:
 
     def _make_items(self) -> None:
         """Has the next item of each run made whose items do not come by themselves."""
-        for run in self._registry.at(Stage.TRAINING):
+        for run in self._registry.at(RunStage.TRAINING):
             make, order = self._source(run).make, self.orders[run.slot]
             number = order.newest + 1
             if make is not None and number <= order.last and number not in order.waiting:
@@ -198,13 +198,13 @@ class Trainer:
         self._slots_change = False
         if self._manager.discover_runs({*self._registry.present(now), *self._sources}):
             self._learner.synchronize()
-            for run in self._registry.at(Stage.ADMITTED):
+            for run in self._registry.at(RunStage.ADMITTED):
                 if run.failure is None:
                     self._admit(run)
                 else:
                     self._manager.refuse_run(run.slot, run.failure)
                     self._slots_change = True
-        for run in self._registry.at(Stage.TRAINING, Stage.FINISHED):
+        for run in self._registry.at(RunStage.TRAINING, RunStage.FINISHED):
             self._poll(run)
         self._sessions.answer()
         self._discovered = time.monotonic()
@@ -213,7 +213,7 @@ class Trainer:
         run = self._registry.in_slot(slot)
         (self._config.output_dir / "trainer").mkdir(exist_ok=True)  # it may have been mounted since the start
         self.checkpoints.complete(run_id)  # of its former slot
-        run.progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
+        run.progress = RunProgress(checkpoint.newest_step(self._config.output_dir, run_id))
         run.failure = behind.refusal(self._config.output_dir, run, self._registry.durable(run_id))
         if run.failure is None:
             self._requests.start(run)
@@ -226,13 +226,13 @@ class Trainer:
         self.endpoint.forget(run_id)
         if self._manager.is_deleted(slot):
             self._on_directory_deleted(run_id)
-            self._registry.end(run_id, Stage.DELETED)
+            self._registry.end(run_id, RunStage.DELETED)
             self._sessions.deleted(self._registry.in_slot(slot))
         else:
             if slot in self._learner.runs:
                 self.checkpoints.begin(self._learner.runs[slot])
             if control_files.eviction(self._config.output_dir, run_id) is not None:
-                self._registry.end(run_id, Stage.EVICTED)
+                self._registry.end(run_id, RunStage.EVICTED)
             logger.info("run %s has left its slot", run_id)
         self.orders.pop(slot, None)  # last: a checkpoint that was waited for has asked for it
 

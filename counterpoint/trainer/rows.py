@@ -41,7 +41,7 @@ class _Failure:
     out_of_memory: bool
 
 
-class Rows:
+class RankRows:
     """The rows of one rank."""
 
     def __init__(self, max_tokens: int, passes: Passes | None = None, ranks: Ranks | None = None) -> None:

@@ -28,7 +28,7 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
-class Patience:
+class BatchPatience:
     """Times the steps of one run, and one wait at a time. Calls `ended` with the step and its seconds when a wait is over."""
 
     def __init__(

@@ -15,7 +15,7 @@ from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_run_config
@@ -73,7 +73,7 @@ def make_lone_run(
     write_run(make_run_config(output_dir, model, **training))
     assert manager.discover_runs()
     if resume:
-        manager.registry.in_slot(0).progress = Progress(step=checkpoint.newest_step(output_dir, "default"))
+        manager.registry.in_slot(0).progress = RunProgress(step=checkpoint.newest_step(output_dir, "default"))
     learner.synchronize()
     assert manager.registry.in_slot(0).failure is None
     return LoneRun(learner)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import Progress
+from counterpoint.trainer.runs.run import RunProgress
 from counterpoint.transport.files.atomic import write_atomically
 from tests.trainer.runs.test_manager import write
 
@@ -37,7 +37,7 @@ def main(directory: Path) -> None:
     manager.register_creation_hook(lambda *arguments: meet("creation", *arguments))
     manager.register_deletion_hook(lambda *arguments: meet("deletion", *arguments))
     manager.register_discovered_hook(
-        lambda i, r, c: setattr(manager.registry.in_slot(i), "progress", Progress(step=len(r)))
+        lambda i, r, c: setattr(manager.registry.in_slot(i), "progress", RunProgress(step=len(r)))
     )
     if rank == 1:
         try:

@@ -33,7 +33,7 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint, shard_files
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import Progress
+from counterpoint.trainer.runs.run import RunProgress
 from counterpoint.trainer.updates import reference
 from counterpoint.trainer.work import batch_parts
 from counterpoint.transport.files.atomic import published_steps
@@ -86,7 +86,7 @@ class Bench:
         assert self.manager.discover_runs()
         if resumed:
             newest = checkpoint.newest_step(directory, self.names[0])
-            self.manager.registry.in_slot(0).progress = Progress(step=newest)
+            self.manager.registry.in_slot(0).progress = RunProgress(step=newest)
         self.learner.synchronize()
         self.failures = {name: self.manager.registry.in_slot(slot).failure for slot, name in enumerate(runs)}
         assert [name for name, failure in self.failures.items() if failure] == list(refused), self.failures

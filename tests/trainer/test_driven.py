@@ -23,7 +23,7 @@ from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import broadcast as broadcast_module
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.driven import DrivenRun, drive
+from counterpoint.trainer.driven import LocalRun, drive
 from counterpoint.trainer.optimizer import check_values
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.updates.columns import Columns
@@ -55,7 +55,7 @@ def configured(directory: Path, model: Path, *, resume: bool = False) -> Trainer
     return TrainerConfig(output_dir=directory, model=str(model), threads=1, max_tokens=64, device="cpu", resume=resume)
 
 
-def train(driven: DrivenRun, step: int) -> None:
+def train(driven: LocalRun, step: int) -> None:
     """The step of an orchestrated run."""
     driven.contribute(make_batch(step, run_id="one"))
     driven.update()
@@ -71,7 +71,7 @@ def items() -> list[Item]:
     return asked
 
 
-def ask(driven: DrivenRun, up_to: int | None = None) -> None:
+def ask(driven: LocalRun, up_to: int | None = None) -> None:
     """Asks for the items from the first on."""
     for number, item in enumerate(items()[:up_to], 1):
         driven.ask(item, number).result(0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.packer import InvalidBatch
-from counterpoint.trainer.rows import Rows
+from counterpoint.trainer.rows import RankRows
 from counterpoint.trainer.work.contribution import Contribution
 from counterpoint.trainer.work.step import finish
 from tests.trainer.conftest import WINDOW, make_batch
@@ -84,7 +84,7 @@ def test_what_one_runs_row_raises_is_its_fault_and_leaves_the_others_as_if_it_ha
     metrics: list[list[dict[str, Any]]] = []
     for offender in (False, True):
         bench = Bench(dense_directory)
-        rows = Rows(64)
+        rows = RankRows(64)
         steps = [bench.open(bench.admit(index), make_batch(index, run_id=f"run-{index}")) for index in range(3)]
         for step in steps:
             step.batch.token_ids_T[step.batch.token_ids_T == MARK] = 0
@@ -123,7 +123,7 @@ def test_a_row_that_does_not_fit_into_memory_is_trained_in_halves(
 ) -> None:
     results = []
     for fits in (1000, 20):
-        bench, rows = Bench(dense_directory), Rows(64)
+        bench, rows = Bench(dense_directory), RankRows(64)
         sizes: list[int] = []
         steps = [bench.open(bench.admit(index), make_batch(index, (9, 17, 5, 12))) for index in range(2)]
 
@@ -145,7 +145,7 @@ def test_a_row_that_does_not_fit_into_memory_is_trained_in_halves(
 
 
 def test_a_run_that_lacks_memory_with_every_row_leaves_the_others_the_length_that_fitted(dense_directory: Path) -> None:
-    bench, rows = Bench(dense_directory), Rows(64)
+    bench, rows = Bench(dense_directory), RankRows(64)
     good, bad = (bench.open(bench.admit(index), make_batch(index, (9, 17, 5, 12))) for index in range(2))
     good.batch.token_ids_T[good.batch.token_ids_T == MARK] = 0
     bad.batch.token_ids_T[:] = MARK
@@ -165,7 +165,7 @@ def test_a_lost_accelerator_ends_the_trainer(dense_directory: Path) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     with pytest.raises(torch.AcceleratorError):
-        Rows(64).train([(step, [0])], lose)
+        RankRows(64).train([(step, [0])], lose)
     assert step.fault is None
 
 
@@ -259,7 +259,7 @@ class BesideAnotherRank:
 
 def test_a_rank_that_shares_experts_tries_less_where_another_lacks_memory() -> None:
     passes = BesideAnotherRank(20)
-    rows, step = Rows(60, cast(Any, passes)), FakeStep(FakeRun("a"), [10, 9, 14, 3, 19], set())
+    rows, step = RankRows(60, cast(Any, passes)), FakeStep(FakeRun("a"), [10, 9, 14, 3, 19], set())
 
     def train(row: Any) -> None:
         passes.tokens = sum(step.length(sample) for step, samples in row for sample in samples)
@@ -291,7 +291,7 @@ def test_every_sample_counts_once_unless_its_run_has_a_fault(
     steps: list[FakeStep], memory: int, cut: int, spoils: bool
 ) -> None:
     """And a run has one exactly if a sample of its own fails alone."""
-    rows = Rows(60)
+    rows = RankRows(60)
 
     def train(row: Any) -> None:
         if spoils:  # half of it was accumulated before it failed

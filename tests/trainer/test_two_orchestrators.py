@@ -20,7 +20,7 @@ from counterpoint.orchestrator.step.delivery import ConflictError, Delivery, Evi
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.run import Progress
+from counterpoint.trainer.runs.run import RunProgress
 from counterpoint.trainer.work.sessions import Sessions
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import Buffer, publish_directory
@@ -100,9 +100,9 @@ class Trainer(ZmqListener):
     answers: list[tuple[bytes, list[Buffer]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.start(Progress())
+        self.start(RunProgress())
 
-    def start(self, progress: Progress) -> None:
+    def start(self, progress: RunProgress) -> None:
         """Starts a process with a checkpoint of that progress."""
         manager = MultiRunManager(self.directory, 1)
         config = TrainerConfig(output_dir=self.directory, model="/model")

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from counterpoint.trainer.model.exchange import Call
+from counterpoint.trainer.model.exchange import Collective
 
 
 class ContextGroup:
@@ -38,7 +38,7 @@ class ContextGroup:
         self.index = index
         self.size = size
         self.commands = commands
-        self.made: list[Call] = []
+        self.made: list[Collective] = []
         """Receives every call of a pass; `counterpoint/trainer/model/passes.py` empties it."""
         self.stretch: Stretch | None = None
         """The stretch of the pass in progress, if the pass is one of `counterpoint/trainer/model/passes.py`."""

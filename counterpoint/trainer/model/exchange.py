@@ -45,7 +45,7 @@ class ExpertGroup:
     """Both, as the dimensions `peers` and `experts`."""
 
 
-class Call(Protocol):
+class Collective(Protocol):
     """One collective call that this rank has made or is to make."""
 
     def play(self) -> None:
@@ -75,7 +75,7 @@ class Exchange:
         self.experts = experts
         self.own = slice(group.index * experts // group.size, (group.index + 1) * experts // group.size)
         """Experts of this rank."""
-        self.made: list[Call] = []
+        self.made: list[Collective] = []
         """Receives every call of this layer; `counterpoint/trainer/model/passes.py` empties it."""
         self.route: Route | None = None
         """The route of the last pass."""

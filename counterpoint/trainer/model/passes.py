@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from counterpoint.trainer.faults import LacksMemory, is_fatal, is_out_of_memory
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora, applied
 from counterpoint.trainer.model.context import ContextGroup, Stretch, StretchCall, shared_rows
-from counterpoint.trainer.model.exchange import Call, exchanges
+from counterpoint.trainer.model.exchange import Collective, exchanges
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.model.sharding import rest
@@ -71,7 +71,7 @@ class _Call:
 
 
 class _Gather(DefaultAllGather):
-    def __init__(self, made: list[Call]) -> None:
+    def __init__(self, made: list[Collective]) -> None:
         self._made = made
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
@@ -80,7 +80,7 @@ class _Gather(DefaultAllGather):
 
 
 class _Scatter(DefaultReduceScatter):
-    def __init__(self, made: list[Call]) -> None:
+    def __init__(self, made: list[Collective]) -> None:
         self._made = made
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
@@ -120,11 +120,11 @@ class Passes:
         self._place, self._places = place
         self._kinds: list[tuple[nn.Module, bool]] = [(model, False), (model, True)]
         """What is called, and whether with a backward pass: kinds of passes, of which the first come first."""
-        self._made: list[Call] = []
+        self._made: list[Collective] = []
         """The calls of the pass in progress."""
-        self._scripts: dict[tuple[nn.Module, bool], list[Call]] = {}
+        self._scripts: dict[tuple[nn.Module, bool], list[Collective]] = {}
         """The calls of a whole pass of each kind."""
-        self._script: list[Call] | None = None
+        self._script: list[Collective] | None = None
         """The calls of the pass in progress; None before the first one of a round."""
         self._open = self._idling = False
         self.lacked_memory = False

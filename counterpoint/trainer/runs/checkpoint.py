@@ -24,7 +24,7 @@ from torch import Tensor
 
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs import control_files, shard_files
-from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.runs.slices import OtherSlices
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
@@ -208,7 +208,7 @@ def _check_alpha(run: Run, description: dict[str, Any]) -> None:
         )
 
 
-def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, dict[str, Any]]:
+def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[RunProgress, dict[str, Any]]:
     """Returns the progress, and all that `state.json` says."""
     directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
     try:
@@ -216,7 +216,7 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, 
         check_format(description["format"], FORMAT)
         if description["run_id"] != run_id:
             raise ValueError(f"it is of run {description['run_id']!r}; expected {run_id!r}")
-        progress = Progress(**description["progress"])
+        progress = RunProgress(**description["progress"])
         if progress.step != step:
             raise ValueError(f"its progress is of step {progress.step}; expected {step}")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -33,7 +33,7 @@ from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.runs import control_files
 from counterpoint.trainer.runs.admission import Admission, ConfigValidationHook, hook_name
 from counterpoint.trainer.runs.registry import RunRegistry
-from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.run import Run, RunProgress
 
 logger = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class MultiRunManager:
         for each in state:
             if each["slot"] not in self.registry.run_ids:
                 config = TrainedRun.model_validate(json.loads(each["config"]))
-                progress = Progress(**each["progress"])
+                progress = RunProgress(**each["progress"])
                 start = Path(each["beginning"]) if each["beginning"] is not None else None
                 self.registry.adopt(each["slot"], each["run_id"], each["admission"], config, progress, start)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from counterpoint.trainer.runs.run import Run  # which imports torch: status and page read records, too
 
 
-class Stage(Enum):
+class RunStage(Enum):
     """The stage of a run at the trainer."""
 
     SEEN = "seen"
@@ -41,16 +41,16 @@ class Stage(Enum):
     """The directory was deleted after the run had got a slot, and there is none of that name."""
 
 
-WITHOUT_SLOT = frozenset({Stage.SEEN, Stage.REFUSED, Stage.EVICTED, Stage.WAITING, Stage.DELETED})
-TAKES_BATCHES = frozenset({Stage.TRAINING, Stage.FINISHED})
+WITHOUT_SLOT = frozenset({RunStage.SEEN, RunStage.REFUSED, RunStage.EVICTED, RunStage.WAITING, RunStage.DELETED})
+TAKES_BATCHES = frozenset({RunStage.TRAINING, RunStage.FINISHED})
 
-TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+TRANSITIONS: dict[RunStage, frozenset[RunStage]] = {
     **dict.fromkeys(WITHOUT_SLOT, WITHOUT_SLOT),
-    Stage.WAITING: WITHOUT_SLOT | {Stage.ADMITTED},
-    Stage.ADMITTED: TAKES_BATCHES | {Stage.LEAVING},
-    Stage.TRAINING: TAKES_BATCHES | {Stage.LEAVING},
-    Stage.FINISHED: frozenset({Stage.FINISHED, Stage.LEAVING}),
-    Stage.LEAVING: WITHOUT_SLOT | {Stage.LEAVING},
+    RunStage.WAITING: WITHOUT_SLOT | {RunStage.ADMITTED},
+    RunStage.ADMITTED: TAKES_BATCHES | {RunStage.LEAVING},
+    RunStage.TRAINING: TAKES_BATCHES | {RunStage.LEAVING},
+    RunStage.FINISHED: frozenset({RunStage.FINISHED, RunStage.LEAVING}),
+    RunStage.LEAVING: WITHOUT_SLOT | {RunStage.LEAVING},
 }
 """The stages that may follow each stage. Without a slot, a run is in the stage that its directory stands for."""
 
@@ -85,7 +85,7 @@ class RunRecord:
     """What the trainer knows of a run id, with and without a slot. What lasts as long as the slot is in `run`."""
 
     run_id: str
-    stage: Stage = Stage.SEEN
+    stage: RunStage = RunStage.SEEN
     found: RunDirectory | None = None
     """The directory, as of the last discovery."""
     directory: int | None = None
@@ -100,7 +100,7 @@ class RunRecord:
     """The reason in `control/evicted.txt`, if the file exists."""
     had_slot: bool = False
     """Whether its batches have ever been taken: the trainer's end depends on such runs alone."""
-    ended: Literal[Stage.EVICTED, Stage.DELETED] | None = None
+    ended: Literal[RunStage.EVICTED, RunStage.DELETED] | None = None
     """How the run ended after it had a slot; None before, and again after another admission."""
     orchestrator: Orchestrator = field(default_factory=Orchestrator)
     run: Run | None = None

@@ -14,9 +14,9 @@ from typing import Literal
 
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs.control_files import RunDirectory
-from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, RunRecord, Stage
-from counterpoint.trainer.runs.run import Progress, Run
-from counterpoint.trainer.runs.slot_plan import Changes, plan
+from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, RunRecord, RunStage
+from counterpoint.trainer.runs.run import Run, RunProgress
+from counterpoint.trainer.runs.slot_plan import SlotChanges, plan
 from counterpoint.transport.messages import Hello
 
 
@@ -63,7 +63,7 @@ class RunRegistry:
         assert run is not None
         return run
 
-    def at(self, *stages: Stage) -> list[Run]:
+    def at(self, *stages: RunStage) -> list[Run]:
         """Returns what the slots hold whose runs are in one of these stages, by slot; without stages, of all runs."""
         found = [record for _, record in sorted(self._slots.items()) if not stages or record.stage in stages]
         return [record.run for record in found if record.run is not None]
@@ -129,7 +129,7 @@ class RunRegistry:
     def directory_deleted(self, run_id: str) -> None:
         """Notes that the directory of a run without a slot was deleted, and not only its configuration."""
         record = self._records[run_id]
-        record.ended = record.ended or Stage.DELETED
+        record.ended = record.ended or RunStage.DELETED
         if record.found is None:
             record.directory = None
         self._settle(record)
@@ -162,7 +162,7 @@ class RunRegistry:
             or record.found.directory != self.in_slot(slot).directory
         }
 
-    def plan(self, present: Collection[str] | None = None) -> Changes:
+    def plan(self, present: Collection[str] | None = None) -> SlotChanges:
         """Decides which runs leave and which are admitted, and sets `queue`; `vacate` and `occupy` follow for each.
 
         Args:
@@ -188,16 +188,22 @@ class RunRegistry:
         return self._put(Run(slot, run_id, self._admissions, config, config, record.checked.directory, descriptor))
 
     def adopt(
-        self, slot: int, run_id: str, number: int, config: TrainedRun, progress: Progress, beginning: Path | None = None
+        self,
+        slot: int,
+        run_id: str,
+        number: int,
+        config: TrainedRun,
+        progress: RunProgress,
+        beginning: Path | None = None,
     ) -> None:
         """Does on another rank what `occupy` has done on rank 0."""
-        self._move(self._record(run_id), Stage.WAITING)
+        self._move(self._record(run_id), RunStage.WAITING)
         self._put(Run(slot, run_id, number, config, progress=progress, beginning=beginning))
 
     def leave(self, slot: int) -> None:
         """Stops taking batches of the run in a slot; it loses the slot at the next discovery."""
         run = self.in_slot(slot)
-        self._move(self._slots[slot], Stage.LEAVING)
+        self._move(self._slots[slot], RunStage.LEAVING)
         run.session, run.refusals = None, 0
 
     def vacate(self, slot: int) -> Run:
@@ -215,7 +221,7 @@ class RunRegistry:
         departed, self._departed = sorted(self._departed, key=lambda run: run.slot), []
         return departed
 
-    def end(self, run_id: str, how: Literal[Stage.EVICTED, Stage.DELETED]) -> None:
+    def end(self, run_id: str, how: Literal[RunStage.EVICTED, RunStage.DELETED]) -> None:
         """Notes how a run that leaves its slot has ended."""
         self._record(run_id).ended = how
 
@@ -228,7 +234,7 @@ class RunRegistry:
         """
         record, run = self._slots[slot], self.in_slot(slot)
         finished = run.finished
-        self._move(record, Stage.FINISHED if finished else Stage.TRAINING)
+        self._move(record, RunStage.FINISHED if finished else RunStage.TRAINING)
         record.had_slot, record.ended = True, None
         record.orchestrator.bye_deadline = now + run.config.trainer_timeout_seconds if finished else math.inf
 
@@ -309,7 +315,7 @@ class RunRegistry:
     def all_evicted(self) -> bool:
         """Returns whether every run that has had a slot was evicted, and there was one."""
         known = [record for record in self if record.had_slot]
-        return bool(known) and all(record.ended is Stage.EVICTED for record in known)
+        return bool(known) and all(record.ended is RunStage.EVICTED for record in known)
 
     # --- how records change ---
 
@@ -320,12 +326,12 @@ class RunRegistry:
         record = self._records[run.run_id]
         assert run.slot not in self._slots, f"slot {run.slot} is taken"
         assert 0 <= run.slot < self.max_runs, f"slot {run.slot} of {self.max_runs}"
-        self._move(record, Stage.ADMITTED)
+        self._move(record, RunStage.ADMITTED)
         record.run = run
         self._slots[run.slot] = record
         return run
 
-    def _move(self, record: RunRecord, stage: Stage) -> None:
+    def _move(self, record: RunRecord, stage: RunStage) -> None:
         assert stage in TRANSITIONS[record.stage], f"run {record.run_id} cannot go from {record.stage} to {stage}"
         record.stage = stage
 
@@ -334,16 +340,16 @@ class RunRegistry:
         if record.run is not None:
             return
         if record.eviction is not None:
-            self._move(record, Stage.EVICTED)
+            self._move(record, RunStage.EVICTED)
         elif record.refusal is not None:
-            self._move(record, Stage.REFUSED)
+            self._move(record, RunStage.REFUSED)
         elif record.config is not None:
-            self._move(record, Stage.WAITING)
-        elif record.ended is Stage.DELETED and record.found is None:
-            self._move(record, Stage.DELETED)
+            self._move(record, RunStage.WAITING)
+        elif record.ended is RunStage.DELETED and record.found is None:
+            self._move(record, RunStage.DELETED)
             record.directory = None
         else:
-            self._move(record, Stage.SEEN)
+            self._move(record, RunStage.SEEN)
         self._forget_stranger(record)
 
     def _forget_stranger(self, record: RunRecord) -> None:
@@ -366,7 +372,9 @@ def _is_renewed(record: RunRecord) -> bool:
     assert config is not None
     assert checked is not None
     return (
-        record.stage is Stage.LEAVING or checked.directory != run.directory or _used(config) != _used(run.admitted_with)
+        record.stage is RunStage.LEAVING
+        or checked.directory != run.directory
+        or _used(config) != _used(run.admitted_with)
     )
 
 

@@ -33,7 +33,7 @@ from counterpoint.transport.printable import printable
 logger = logging.getLogger(__name__)
 
 
-class Requests:
+class RunRequests:
     """Carries out the requests to the runs of one trainer, and answers them."""
 
     def __init__(self, output_dir: Path, checkpoints: Checkpoints) -> None:

@@ -57,7 +57,7 @@ class Shards:
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """How far a run has been trained."""
 
     step: int = 0
@@ -89,7 +89,7 @@ class Run:
     """Inode of the run's directory at the admission; on rank 0."""
     descriptor: int | None = None
     """Open file descriptor of that directory: while it is open, no other directory gets the inode; on rank 0."""
-    progress: Progress = field(default_factory=Progress)
+    progress: RunProgress = field(default_factory=RunProgress)
     """Set by rank 0's discovered hooks to the step from which the run continues; all ranks then have it."""
     beginning: Path | None = None
     """The directory of the adapter with which the run begins, if it has no checkpoint; rank 0 decides it for all ranks."""

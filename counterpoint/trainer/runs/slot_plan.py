@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class SlotChanges:
     """What changes at a discovery: first the leaving, then the admitted."""
 
     leaving: dict[int, str]
@@ -25,7 +25,7 @@ def plan(
     max_runs: int,
     renewed: Collection[str] = (),
     present: Collection[str] | None = None,
-) -> Changes:
+) -> SlotChanges:
     """Decides what changes in the slots.
 
     A run without a valid configuration leaves. Free slots are taken lowest first, by the runs that have waited longest. If more
@@ -56,4 +56,4 @@ def plan(
     leaving |= {slot: staying[slot] for slot in yielding}
     available = sorted(free + yielding)
     admitted |= dict(zip(available, queue, strict=False))
-    return Changes(dict(sorted(leaving.items())), dict(sorted(admitted.items())), queue[len(available) :])
+    return SlotChanges(dict(sorted(leaving.items())), dict(sorted(admitted.items())), queue[len(available) :])

@@ -15,7 +15,7 @@ import torch
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.compiler import compilations
-from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.record import RunStage
 from counterpoint.trainer.runs.registry import RunRegistry
 from counterpoint.trainer.telemetry import catalogue
 from counterpoint.trainer.telemetry.published import Work
@@ -65,9 +65,9 @@ class TrainerEndpoint:
             return
         self._noted = now
         self._values.set(catalogue.LATE_GRAPHS, compilations.late)
-        stages = Counter({stage.value: 0 for stage in Stage})
+        stages = Counter({stage.value: 0 for stage in RunStage})
         stages.update(record.stage.value for record in registry)
-        occupied = registry.at(Stage.ADMITTED, Stage.TRAINING, Stage.FINISHED)
+        occupied = registry.at(RunStage.ADMITTED, RunStage.TRAINING, RunStage.FINISHED)
         self._values.replace(
             "now",
             {

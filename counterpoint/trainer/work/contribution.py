@@ -91,7 +91,7 @@ def given_columns(objective: Objective, batch: Batch, vocabulary: int) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What a contribution has come to, on rank 0."""
 
     metrics: dict[str, MetricValue]
@@ -100,7 +100,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedPasses:
     """What the passes of a step that have ended add up to, on all ranks, in the host's memory; the export on this one."""
 
     sums_EM: Tensor
@@ -168,7 +168,7 @@ class Contribution:
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
         self.mismatch_S = torch.zeros(len(batch.samples), dtype=torch.float64, device=device)
         """The sums of the mismatch over the trained tokens of each sample."""
-        self.ended = Ended(*(torch.zeros_like(each, device="cpu") for each in self.sums))
+        self.ended = EndedPasses(*(torch.zeros_like(each, device="cpu") for each in self.sums))
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
         self.started = time.perf_counter()

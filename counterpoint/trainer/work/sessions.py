@@ -25,7 +25,7 @@ from counterpoint.trainer.runs.epochs import Epochs
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.record import TAKES_BATCHES, RunRecord
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.work.contribution import Outcome
+from counterpoint.trainer.work.contribution import StepOutcome
 from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.codec import digest_of
@@ -368,7 +368,7 @@ def _answered(number: int, step: int, done: Future[Any], spent: Mapping[str, flo
         fault: Literal["asker", "trainer"] = "asker" if isinstance(error, ValueError | InvalidBatch) else "trainer"
         return Answered(number, step, fault, str(error) or type(error).__name__)
     match done.result():
-        case Outcome(metrics, columns):
+        case StepOutcome(metrics, columns):
             return Answered(number, step, metrics={**_numbers(metrics), **spent}, columns=columns)
         case Path() as directory:
             return Answered(number, step, text=str(directory), metrics=spent)

@@ -37,7 +37,7 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.updates.passes import OLD, REFERENCE
 from counterpoint.trainer.updates.value_head import differentiate, row_values
-from counterpoint.trainer.work.contribution import TARGETS, WEIGHTS, WITH_AGGREGATE, Contribution, Outcome, read
+from counterpoint.trainer.work.contribution import TARGETS, WEIGHTS, WITH_AGGREGATE, Contribution, StepOutcome, read
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def next_pass(step: Contribution, ranks: Ranks, values: UpdateValues) -> bool:
     return True
 
 
-def conclude(step: Contribution, ranks: Ranks) -> Outcome:
+def conclude(step: Contribution, ranks: Ranks) -> StepOutcome:
     """Adds up over the ranks what a contribution has come to, whose samples are trained; its gradients wait for an update.
 
     Raises:
@@ -163,7 +163,7 @@ def conclude(step: Contribution, ranks: Ranks) -> Outcome:
     step.is_concluded = True
     # Copies: on a CPU the columns are written anew where its rows are trained again.
     copied = {name: column_T.to("cpu", copy=True).flatten().numpy() for name, column_T in results.items()}
-    return Outcome(_metrics([step]), copied)
+    return StepOutcome(_metrics([step]), copied)
 
 
 def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> dict[str, MetricValue]:

@@ -45,7 +45,7 @@ from counterpoint.orchestrator.scheduling.events import (
 )
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from counterpoint.orchestrator.scheduling.scheduler import RolloutScheduler
-from counterpoint.orchestrator.step.patience import Patience
+from counterpoint.orchestrator.step.patience import BatchPatience
 from counterpoint.run.config import ScheduleConfig
 
 Example = tuple[str, int]
@@ -162,7 +162,7 @@ class Simulation:
         self._in_flight: dict[str, RolloutEnded] = {}
         """The event that will end each rollout."""
         self.scheduler = RolloutScheduler(self.schedule, self.steps, self._mix())
-        self._patience = Patience(
+        self._patience = BatchPatience(
             lambda step, seconds: self._after(0, PatienceEnded(step)), lambda: self.now, self._call_later
         )
 

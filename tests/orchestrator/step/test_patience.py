@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from counterpoint.orchestrator.step.patience import Patience
+from counterpoint.orchestrator.step.patience import BatchPatience
 
 
 class Played:
@@ -16,7 +16,7 @@ class Played:
         self.now = 0.0
         self.ended: list[tuple[int, float]] = []
         self.calls: list[float] = []
-        self.patience = Patience(lambda *end: self.ended.append(end), lambda: self.now, self.call_later)
+        self.patience = BatchPatience(lambda *end: self.ended.append(end), lambda: self.now, self.call_later)
 
     def call_later(self, seconds: float, call: object) -> Played:
         self.calls.append(seconds)
@@ -86,7 +86,7 @@ def test_a_trainer_that_waits_for_its_batch_takes_no_longer() -> None:
 
 async def test_a_wait_ends_on_the_loop() -> None:
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    patience = Patience(lambda step, seconds: ended.set_result(step))
+    patience = BatchPatience(lambda step, seconds: ended.set_result(step))
     patience.loaded(0)
     patience.wait(1, 1)
     assert not ended.done()

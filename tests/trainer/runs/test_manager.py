@@ -19,7 +19,7 @@ from counterpoint.trainer.lora.multi_lora import MultiLoRALinear
 from counterpoint.trainer.runs import control_files
 from counterpoint.trainer.runs import manager as manager_module
 from counterpoint.trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
-from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.record import RunStage
 from counterpoint.transport.files.atomic import write_atomically
 from tests.trainer.conftest import make_run_config
 
@@ -390,7 +390,7 @@ def test_a_run_without_a_slot_is_deleted_with_its_directory_and_not_with_its_con
     assert deleted == ["a"]
     record = manager.registry.find("a")
     assert record is not None
-    assert record.stage is Stage.DELETED
+    assert record.stage is RunStage.DELETED
 
 
 def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import RunDirectory
-from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, RunRecord, Stage
+from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, RunRecord, RunStage
 from counterpoint.trainer.runs.registry import RunRegistry
-from counterpoint.trainer.runs.run import Progress
+from counterpoint.trainer.runs.run import RunProgress
 from counterpoint.transport.messages import Hello
 from tests.trainer.conftest import make_run_config
 
@@ -70,8 +70,8 @@ def test_it_is_over_once_every_run_that_had_a_slot_has_ended() -> None:
     registry.connected(Hello("waits for a slot", 0))
     assert not registry.over(0.0)
     finish(registry, "a", now=50.0)
-    registry.end("b", Stage.EVICTED)
-    registry.end("c", Stage.DELETED)
+    registry.end("b", RunStage.EVICTED)
+    registry.end("c", RunStage.DELETED)
     assert not registry.over(99.0)
     assert registry.over(100.0)
     registry.disconnected("a", 50.0)
@@ -93,9 +93,9 @@ def test_a_run_that_pauses_is_waited_for() -> None:
 def test_all_evicted_means_all() -> None:
     assert not RunRegistry(1).all_evicted()
     registry = make_registry("a", "b")
-    registry.end("a", Stage.EVICTED)
+    registry.end("a", RunStage.EVICTED)
     assert not registry.all_evicted()
-    registry.end("b", Stage.EVICTED)
+    registry.end("b", RunStage.EVICTED)
     assert registry.all_evicted()
     assert registry.over(0.0)
 
@@ -114,12 +114,12 @@ def test_a_run_is_deleted_until_there_is_a_directory_of_its_name_again() -> None
     registry = make_registry("a")
     registry.take_scan({}, {})
     assert registry.plan().leaving == {0: "a"}
-    registry.end("a", Stage.DELETED)
+    registry.end("a", RunStage.DELETED)
     registry.vacate(0)
-    assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.DELETED)]
+    assert [(record.run_id, record.stage) for record in registry] == [("a", RunStage.DELETED)]
     registry.connected(Hello("a", 0))
     registry.take_scan({"a": RunDirectory("a", 2, (0, 0, 0), evicted=False)}, {})
-    assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.SEEN)]
+    assert [(record.run_id, record.stage) for record in registry] == [("a", RunStage.SEEN)]
 
 
 def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> None:
@@ -134,7 +134,7 @@ def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> No
     registry.directory_deleted("a")
     registry.take_scan({"b": directories["b"]}, {})
     assert registry.missing == []
-    registry.end("b", Stage.EVICTED)
+    registry.end("b", RunStage.EVICTED)
     assert registry.over(0.0)
     registry.take_scan({**directories, "a": replace(directories["a"], directory=2)}, {})
     assert registry.missing == []
@@ -145,8 +145,8 @@ def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> No
 def test_another_rank_has_the_runs_in_slots_and_no_others() -> None:
     registry = RunRegistry(2)
     for number, run_id in enumerate("ab", 1):
-        registry.adopt(number - 1, run_id, number, CONFIGS[run_id, 3], Progress(step=number))
-    assert [(run.run_id, run.number, run.progress.step) for run in registry.at(Stage.ADMITTED)] == [
+        registry.adopt(number - 1, run_id, number, CONFIGS[run_id, 3], RunProgress(step=number))
+    assert [(run.run_id, run.number, run.progress.step) for run in registry.at(RunStage.ADMITTED)] == [
         ("a", 1, 1),
         ("b", 2, 2),
     ]
@@ -154,7 +154,7 @@ def test_another_rank_has_the_runs_in_slots_and_no_others() -> None:
     assert registry.vacate(0).run_id == "a"
     assert [departed.run_id for departed in registry.take_departed()] == ["a"]
     assert [record.run_id for record in registry] == ["b"]
-    registry.adopt(0, "a", 3, CONFIGS["a", 3], Progress())
+    registry.adopt(0, "a", 3, CONFIGS["a", 3], RunProgress())
     assert registry.run_ids == {0: "a", 1: "b"}
 
 
@@ -178,7 +178,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.directories = {run_id: RunDirectory(run_id, 1, (1, 1, 0), evicted=False) for run_id in "abc"}
         self.steps = dict.fromkeys("abc", 3)
         self.created: dict[int, int] = {}
-        self.stages: dict[str, Stage] = {}
+        self.stages: dict[str, RunStage] = {}
         """Before the last rule."""
         self.numbers: set[int] = set()
 
@@ -216,7 +216,7 @@ class RegistryMachine(RuleBasedStateMachine):
         for slot, run_id in changes.leaving.items():
             run = registry.in_slot(slot)
             if run_id not in directories or directories[run_id].directory != run.directory:
-                registry.end(run_id, Stage.DELETED)
+                registry.end(run_id, RunStage.DELETED)
             self.note()
             registry.vacate(slot)
             self.note()
@@ -241,12 +241,12 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule()
     def admit(self) -> None:
-        for run in self.registry.at(Stage.ADMITTED):
+        for run in self.registry.at(RunStage.ADMITTED):
             self.registry.advance(run.slot, self.now)
 
     @rule()
     def train(self) -> None:
-        for run in self.registry.at(Stage.TRAINING):
+        for run in self.registry.at(RunStage.TRAINING):
             run.progress.step += 1
             self.registry.advance(run.slot, self.now)
 
@@ -285,7 +285,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def note(self) -> None:
         """Compares each stage with the one before."""
         for record in self.registry:
-            before = self.stages.get(record.run_id, Stage.SEEN)
+            before = self.stages.get(record.run_id, RunStage.SEEN)
             assert record.stage is before or record.stage in TRANSITIONS[before]
         self.stages = {record.run_id: record.stage for record in self.registry}
 
@@ -308,18 +308,18 @@ class RegistryMachine(RuleBasedStateMachine):
     def a_stage_tells_whether_there_is_a_slot(self) -> None:
         for record in self.registry:
             assert (record.run is None) == (record.stage in WITHOUT_SLOT)
-            if record.stage is Stage.WAITING:
+            if record.stage is RunStage.WAITING:
                 assert record.admissible
-            if record.stage is Stage.LEAVING:
+            if record.stage is RunStage.LEAVING:
                 assert record.run is not None
 
     @invariant()
     def of_a_deleted_run_its_end_alone_is_left(self) -> None:
         for record in self.registry:
-            if record.stage is Stage.DELETED:
+            if record.stage is RunStage.DELETED:
                 bare = RunRecord(
                     record.run_id,
-                    Stage.DELETED,
+                    RunStage.DELETED,
                     had_slot=record.had_slot,
                     ended=record.ended,
                     orchestrator=record.orchestrator,

@@ -13,7 +13,7 @@ import pytest
 
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.record import RunStage
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.work.order import Order
 from counterpoint.trainer.work.sessions import MAX_CALLERS, Sessions
@@ -185,7 +185,7 @@ def test_a_run_that_the_trainer_does_not_see_is_waited_for_and_named(
         if is_first:
             shutil.rmtree(tmp_path / "run_a")
             manager.discover_runs({"a"})
-            manager.registry.end("a", Stage.DELETED)
+            manager.registry.end("a", RunStage.DELETED)
 
 
 def test_a_configuration_that_cannot_be_reached_for_a_moment_is_not_refused(

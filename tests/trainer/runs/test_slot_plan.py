@@ -5,33 +5,33 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.trainer.runs.slot_plan import Changes, plan
+from counterpoint.trainer.runs.slot_plan import SlotChanges, plan
 
 ids = st.sampled_from("abcdefgh")
 
 
 def test_slots_are_taken_lowest_first_by_those_that_have_waited_longest() -> None:
-    assert plan({1: "x"}, {"x": 9, "late": 5, "early": 2, "next": 3}, max_runs=3) == Changes(
+    assert plan({1: "x"}, {"x": 9, "late": 5, "early": 2, "next": 3}, max_runs=3) == SlotChanges(
         {}, {0: "early", 2: "next"}, ["late"]
     )
-    assert plan({}, {"b": 1, "a": 1}, max_runs=1) == Changes({}, {0: "a"}, ["b"])
+    assert plan({}, {"b": 1, "a": 1}, max_runs=1) == SlotChanges({}, {0: "a"}, ["b"])
 
 
 def test_a_run_without_a_valid_configuration_leaves_and_its_slot_is_taken_at_once() -> None:
-    assert plan({0: "x", 1: "gone"}, {"x": 1, "new": 2}, max_runs=2) == Changes({1: "gone"}, {1: "new"}, [])
+    assert plan({0: "x", 1: "gone"}, {"x": 1, "new": 2}, max_runs=2) == SlotChanges({1: "gone"}, {1: "new"}, [])
 
 
 def test_a_renewed_run_comes_back_to_its_slot_before_all_others() -> None:
-    assert plan({0: "x", 1: "y"}, {"x": 1, "y": 9, "z": 2}, max_runs=2, renewed={"y"}) == Changes(
+    assert plan({0: "x", 1: "y"}, {"x": 1, "y": 9, "z": 2}, max_runs=2, renewed={"y"}) == SlotChanges(
         {1: "y"}, {1: "y"}, ["z"]
     )
 
 
 def test_only_those_present_get_a_slot_and_those_away_yield_theirs_when_needed() -> None:
     slots, since = {0: "x", 1: "y", 2: "w"}, {"x": 3, "y": 2, "w": 1, "new": 4, "asleep": 0}
-    assert plan(slots, since, max_runs=3, present={"x"}) == Changes({}, {}, [])
-    assert plan(slots, since, max_runs=3, present={"w", "new"}) == Changes({1: "y"}, {1: "new"}, [])
-    assert plan(slots, since, max_runs=3, present={"x", "y", "w", "new"}) == Changes({}, {}, ["new"])
+    assert plan(slots, since, max_runs=3, present={"x"}) == SlotChanges({}, {}, [])
+    assert plan(slots, since, max_runs=3, present={"w", "new"}) == SlotChanges({1: "y"}, {1: "new"}, [])
+    assert plan(slots, since, max_runs=3, present={"x", "y", "w", "new"}) == SlotChanges({}, {}, ["new"])
 
 
 @given(

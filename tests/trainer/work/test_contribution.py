@@ -15,7 +15,7 @@ from counterpoint.trainer import rows
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.work import batch_parts
-from counterpoint.trainer.work.contribution import Contribution, Outcome
+from counterpoint.trainer.work.contribution import Contribution, StepOutcome
 from counterpoint.transport.records import Batch
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
@@ -29,7 +29,7 @@ def lone(dense_directory: Path, tmp_path: Path) -> LoneRun:
     return make_lone_run(tmp_path, dense_directory, lora=LORA)
 
 
-def contribute(lone: LoneRun, batch: Batch, objective: Objective | None = None) -> Outcome:
+def contribute(lone: LoneRun, batch: Batch, objective: Objective | None = None) -> StepOutcome:
     """Trained row by row, one sample a row."""
     step = lone.learner.open_step(0, batch, objective)
     for sample in step.samples:
