@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.backends.base import WorkerHeartbeat
 from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import Outcome, WorkerExited
 from counterpoint.cluster.manager.state import WorkerRecord
@@ -57,7 +57,7 @@ class JobStatus:
 
 
 def worker_status(
-    record: WorkerRecord, log: Path, beat: Heartbeat | None = None, ended: WorkerExited | None = None
+    record: WorkerRecord, log: Path, beat: WorkerHeartbeat | None = None, ended: WorkerExited | None = None
 ) -> WorkerStatus:
     """Returns a worker's status by its record, its last heartbeat, and an end of its process that nothing was decided about.
 

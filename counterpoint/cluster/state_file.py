@@ -37,7 +37,7 @@ class StateError(ClusterError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """A worker, or the job, went from one state to another."""
 
     time: float
@@ -56,7 +56,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
+class MasterState:
     """All that a master has to know of the job, and what it tells of it."""
 
     epoch: int
@@ -69,7 +69,7 @@ class SavedState:
     """What the manager knows."""
     handles: Mapping[str, Any] = field(default_factory=dict)
     """What the backend needs to find its keepers again."""
-    changes: Sequence[Change] = ()
+    changes: Sequence[StateChange] = ()
     """The newest `MOST_CHANGES`, the newest last."""
 
 
@@ -87,16 +87,16 @@ class _Saved:
     at: float
     job: dict[str, Any]
     handles: dict[str, Any]
-    changes: tuple[Change, ...]
+    changes: tuple[StateChange, ...]
 
 
-def to_bytes(saved: SavedState) -> bytes:
+def to_bytes(saved: MasterState) -> bytes:
     """Returns the file's content. Raises `TypeError` for what JSON does not have."""
     body = orjson.dumps(saved)
     return b'{"format":%d,"crc32":%d,"saved":%b}\n' % (FORMAT, zlib.crc32(body), body)
 
 
-def of_bytes(data: bytes, place: str) -> SavedState:
+def of_bytes(data: bytes, place: str) -> MasterState:
     """Reads what `to_bytes` returned. Raises `StateError` naming the `place`, the file, for anything else."""
     try:
         found = parse_json(data)
@@ -112,10 +112,10 @@ def of_bytes(data: bytes, place: str) -> SavedState:
         raise StateError(
             f"{place} cannot be read: {error}. Restore it from a copy, or start the job in another directory"
         ) from None
-    return SavedState(saved.epoch, saved.number, saved.at, job, saved.handles, saved.changes)
+    return MasterState(saved.epoch, saved.number, saved.at, job, saved.handles, saved.changes)
 
 
-def read_state(directory: Path) -> SavedState:
+def read_state(directory: Path) -> MasterState:
     """Returns the state that the job in a directory has there.
 
     Raises `StateError`, and `OSError` (`FileNotFoundError` if it has none there).
@@ -130,21 +130,21 @@ def read_state(directory: Path) -> SavedState:
 class ChangeLog:
     """Notes what changes in a job's state, for people."""
 
-    def __init__(self, job: JobState, earlier: Sequence[Change] = ()) -> None:
+    def __init__(self, job: JobState, earlier: Sequence[StateChange] = ()) -> None:
         self._job = job
         self._changes = deque(earlier, maxlen=MOST_CHANGES)
         self._stage = str(job.stage)
         self._looks = {one.name: (str(one.phase), one.incarnation) for one in job.workers.values()}
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[StateChange, ...]:
         """The newest changes."""
         return tuple(self._changes)
 
     def note(self, workers: Iterable[str], cause: str, reason: str, time: float) -> None:
         """Compares these workers, and the job, with what they were: `cause` has led to the difference."""
         if (stage := str(self._job.stage)) != self._stage:
-            self._changes.append(Change(time, "", self._stage, stage, 0, "", cause, reason))
+            self._changes.append(StateChange(time, "", self._stage, stage, 0, "", cause, reason))
             self._stage = stage
         for name in workers:
             record = self._job.workers[name]
@@ -152,4 +152,4 @@ class ChangeLog:
             if now != was:
                 self._looks[name] = now
                 why = reason or (record.last_death if record.phase in _DEATHS else "")
-                self._changes.append(Change(time, name, was[0], *now, record.node, cause, why))
+                self._changes.append(StateChange(time, name, was[0], *now, record.node, cause, why))

@@ -31,11 +31,11 @@ from counterpoint.cluster.manager.events import (
     Event,
     ManagerStage,
     Start,
-    Stop,
+    StopWorker,
     WorkerReady,
     WorkerStarted,
 )
-from counterpoint.cluster.manager.state import Place
+from counterpoint.cluster.manager.state import PlacementState
 from counterpoint.cluster.master.faults import Faults
 from counterpoint.cluster.master.orders import Orders
 from tests.cluster.master.fake_backend import FakeBackend, World
@@ -84,7 +84,7 @@ def test_the_manager_prepares_starts_monitors_and_stops() -> None:
     assert manager.start() == []
     assert manager.monitor(5.0) == []
     assert {(type(each), getattr(each, "worker", "")) for each in manager.stop(6.0)} == {
-        (Stop, "trainer-0"), (Stop, "trainer-1"),
+        (StopWorker, "trainer-0"), (StopWorker, "trainer-1"),
     }  # fmt: skip
     stages.append(manager.stage)
     assert stages == [ManagerStage.INIT, ManagerStage.READY, ManagerStage.RUNNING, ManagerStage.STOPPING]
@@ -116,7 +116,7 @@ async def test_the_scheduler_allocates_creates_and_cleans_up(tmp_path: Path) -> 
         world.end(worker, 0)
         manager.handle(world.reports[-1])
     assert manager.stage is ManagerStage.STOPPED
-    manager.state.bundles["trainer-1"].place = Place.ALLOCATED  # as where its worker could not be killed
+    manager.state.bundles["trainer-1"].place = PlacementState.ALLOCATED  # as where its worker could not be killed
     await scheduler.cleanup()
     assert "release trainer-1" in world.commands
 

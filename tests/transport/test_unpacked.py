@@ -75,7 +75,7 @@ MODEL_CALL = wire.encode_request(GenerateRequest("m", np.ones(1, np.int32), SAMP
         lambda: workers.unpack(CLAIM),
         lambda: wire.decode_request(MODEL_CALL + MAP),
         lambda: calls.decode([CLAIM]),
-        lambda: channel.unpack([30 * NESTED], channel.Turn),
+        lambda: channel.unpack([30 * NESTED], channel.ChannelTurn),
     ],
 )
 def test_lists_that_claim_what_is_not_there_take_no_memory(read: Any) -> None:
@@ -100,7 +100,7 @@ DEEP = b"\x91" * 1000 + b"\xc0"
         lambda: codec.decode_message([b"READY", b"\x81\xa1a" + DEEP]),
         lambda: codec.decode([codec.BATCH, DEEP, *[b""] * 8], 2**20),
         lambda: unpack_arrays(b"CPA1" + len(DEEP).to_bytes(4, "little") + DEEP),
-        lambda: channel.unpack([DEEP], channel.Turn),
+        lambda: channel.unpack([DEEP], channel.ChannelTurn),
     ],
 )
 def test_what_is_nested_deep_is_refused_in_words(read: Any) -> None:

@@ -17,9 +17,9 @@ from counterpoint.cluster import job_files
 from counterpoint.cluster.attended.left_running import left_running
 from counterpoint.cluster.attended.views import Views, shown_outcome
 from counterpoint.cluster.errors import ClusterError
-from counterpoint.cluster.manager.events import Outcome, StopRequested
+from counterpoint.cluster.manager.events import JobStopRequested, Outcome
 from counterpoint.cluster.master.main import MasterProcess
-from counterpoint.cluster.master.prime_master import MasterTerm, Observer
+from counterpoint.cluster.master.prime_master import MasterObserver, MasterTerm
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.sweep.store import StoreError
@@ -27,7 +27,7 @@ from counterpoint.transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)
 
-REPLACED = StopRequested("replaced by a job with another configuration", 143, "", 0.0)
+REPLACED = JobStopRequested("replaced by a job with another configuration", 143, "", 0.0)
 
 LEASES_OF_AN_END = 5
 """Leases within which keepers without a master have ended, killed workers included."""
@@ -40,7 +40,7 @@ LOOK_SECONDS = 1.0
 Answer = TypeVar("Answer")
 
 
-class AttendedJob(Observer):
+class AttendedJob(MasterObserver):
     """A job with an observer. Run it in the main thread, on asyncio's own loop."""
 
     def __init__(
@@ -60,8 +60,8 @@ class AttendedJob(Observer):
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
         job's guests, for which the services go on; it is called in a thread, and may block. An exception of either is logged and
-        does not end the job. `on_reload` is as of `MasterProcess`; `on_trouble` is called, on the loop, as `Observer.troubled`.
-        `log_from`: where the output of workers that run already begins (`WorkerView`). `backend` and
+        does not end the job. `on_reload` is as of `MasterProcess`; `on_trouble` is called, on the loop, as
+        `MasterObserver.troubled`. `log_from`: where the output of workers that run already begins (`WorkerView`). `backend` and
         `options` as of `JobFile`.
         """
         self.spec = spec
@@ -121,16 +121,19 @@ class AttendedJob(Observer):
     # --- as an observer ---
 
     def changed(self, term: MasterTerm) -> None:
-        """See `Observer.changed`."""
+        """See `MasterObserver.changed`."""
         self.observe(lambda: self._views.update(term), otherwise=None)
         self.observe(lambda: self._on_change(self), otherwise=None)
 
     def troubled(self, trouble: str) -> None:
-        """See `Observer.troubled`."""
+        """See `MasterObserver.troubled`."""
         (self._on_trouble or super().troubled)(trouble)
 
     async def guests(self) -> Sequence[str] | None:
-        """See `Observer.guests`. They are not known while a look takes longer than `LOOK_SECONDS`: a file system may hang."""
+        """See `MasterObserver.guests`.
+
+        They are not known while a look takes longer than `LOOK_SECONDS`: a file system may hang.
+        """
         if self._looking is not None and not self._looking.done():
             return None
         look = asyncio.to_thread(self.observe, lambda: tuple(self._guests()), None)
@@ -193,10 +196,10 @@ def _goes_on(directory: Path) -> bool:
 async def _run_master(
     directory: Path,
     job: job_files.JobFile,
-    observer: Observer | None,
-    stop_first: StopRequested | None = None,
+    observer: MasterObserver | None,
+    stop_first: JobStopRequested | None = None,
     on_reload: Callable[[], object] | None = None,
-) -> tuple[Outcome, StopRequested | None]:
+) -> tuple[Outcome, JobStopRequested | None]:
     """Runs a job to its end; returns its outcome, and what a signal asked for."""
     process = MasterProcess(directory, job, observer=observer, stop_first=stop_first, alone=True, on_reload=on_reload)
     try:

@@ -38,7 +38,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class WorkerHeartbeat:
     """A worker's heartbeat, or its status line: no event."""
 
     worker: str
@@ -84,10 +84,10 @@ class Backend(Protocol):
     async def release(self, bundle: str) -> None:
         """Gives a place back, whatever is in it is killed."""
 
-    def events(self) -> AsyncIterator[Event | Heartbeat]:
+    def events(self) -> AsyncIterator[Event | WorkerHeartbeat]:
         """Yields what happens, each event at least once until `acknowledge`d, in order for each worker."""
 
-    async def acknowledge(self, event: Event | Heartbeat) -> None:
+    async def acknowledge(self, event: Event | WorkerHeartbeat) -> None:
         """Tells the backend that what follows from an event is durable (or it was stale), so that it need not be repeated."""
 
     def handles(self) -> Mapping[str, Any]:

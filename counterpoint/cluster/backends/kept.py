@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
-from counterpoint.cluster.backends.base import Backend, Heartbeat
+from counterpoint.cluster.backends.base import Backend, WorkerHeartbeat
 from counterpoint.cluster.backends.link import LEASES_OF_THE_FENCE, NO_PROCESS, Link
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.errors import BackendError, StaleMasterError
@@ -54,7 +54,7 @@ class KeptBackend(Backend, Generic[Kind]):
         """Held while a worker is created or ended: what ends it must not overtake what creates it."""
         self._members: dict[str, Member] = {}
         self._events: deque[Event] = deque()
-        self._beats: dict[str, Heartbeat] = {}
+        self._beats: dict[str, WorkerHeartbeat] = {}
         """The latest of each worker that was not taken yet."""
         self._arrived = asyncio.Event()
         self._sources: dict[Event, tuple[Link, int]] = {}
@@ -169,7 +169,7 @@ class KeptBackend(Backend, Generic[Kind]):
 
     # --- events ---
 
-    async def events(self) -> AsyncIterator[Event | Heartbeat]:
+    async def events(self) -> AsyncIterator[Event | WorkerHeartbeat]:
         """See `Backend.events`. Raises `StaleMasterError` once a keeper has obeyed another master."""
         while True:
             self._raise_if_stale()
@@ -181,9 +181,9 @@ class KeptBackend(Backend, Generic[Kind]):
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def acknowledge(self, event: Event | Heartbeat) -> None:
+    async def acknowledge(self, event: Event | WorkerHeartbeat) -> None:
         """See `Backend.acknowledge`."""
-        source = None if isinstance(event, Heartbeat) else self._sources.pop(event, None)
+        source = None if isinstance(event, WorkerHeartbeat) else self._sources.pop(event, None)
         if source is not None:
             link, number = source
             link.acknowledge(number)
@@ -192,9 +192,9 @@ class KeptBackend(Backend, Generic[Kind]):
         self._events.append(event)
         self._arrived.set()
 
-    def _take(self, event: Event | Heartbeat, link: Link, number: int) -> None:
+    def _take(self, event: Event | WorkerHeartbeat, link: Link, number: int) -> None:
         """Takes what a keeper has told."""
-        if isinstance(event, Heartbeat):
+        if isinstance(event, WorkerHeartbeat):
             waiting = self._beats.get(event.worker)
             if waiting is not None and waiting.alive and waiting.incarnation == event.incarnation:
                 event = replace(event, alive=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.backends.base import WorkerHeartbeat
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.backends.said import LONGEST_ADDRESS, event_of
 from counterpoint.cluster.clock import RunningClock
@@ -43,7 +43,7 @@ MOST_UNSENT = 2**26
 NO_PROCESS = 128 + 9
 """Exit code of a worker whose process is not known, or no more."""
 
-Tell = Callable[[Event | Heartbeat, "Link", int], None]
+Tell = Callable[[Event | WorkerHeartbeat, "Link", int], None]
 """Takes what a keeper tells: an event with its number, to be acknowledged, or a heartbeat."""
 
 
@@ -214,7 +214,7 @@ class Link(ABC):
                 self.close()
             case messages.BEAT:
                 texts = (printable(message["status"]), printable(message["trouble"]))
-                beat = Heartbeat(self.worker, self.incarnation, *texts, message["pid"], message["alive"])
+                beat = WorkerHeartbeat(self.worker, self.incarnation, *texts, message["pid"], message["alive"])
                 self._tell(beat, self, 0)
             case messages.LIFE:
                 pass

@@ -55,5 +55,5 @@ def event_of(message: Mapping[str, Any], worker: str, incarnation: int, node: st
         case {"kind": messages.SCALE, "count": count} if worker == sub_master_name(role_of(worker)):
             return events.ScaleRequested(role_of(worker), count, at)
         case {"kind": messages.STOP_JOB, "reason": reason, "code": code}:
-            return events.StopRequested(cut(reason), code if 0 <= code <= LARGEST_CODE else 1, worker, at)
+            return events.JobStopRequested(cut(reason), code if 0 <= code <= LARGEST_CODE else 1, worker, at)
     return None

@@ -59,7 +59,7 @@ _JITTER = random.Random()
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class _Request:
     """A call, with what is needed to send it (again)."""
 
     number: int
@@ -210,7 +210,7 @@ class Caller:
         self, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
     ) -> Call[Any]:
         """Sends a call to `worker`, or if it is not `fixed` or empty to any of the role."""
-        request = Request(next(self._numbers), role, worker, fixed, method, frames, timeout)
+        request = _Request(next(self._numbers), role, worker, fixed, method, frames, timeout)
         with self._changed:
             self._require_open(f"{role}.{method}")
             assert self._thread is not None  # since `follow`
@@ -300,10 +300,10 @@ class Caller:
 
     # --- on the loop: calls ---
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: _Request) -> None:
         asyncio.get_running_loop().create_task(self._carry(request)).add_done_callback(request.end)
 
-    async def _carry(self, request: Request) -> Any:
+    async def _carry(self, request: _Request) -> Any:
         """Sends a call, also again if it is repeatable, and returns what the method returned. Raises `CallError`."""
         peer: Peer | None = None
         busy: set[str] = set()
@@ -335,7 +335,7 @@ class Caller:
             async with self._in_time(request):
                 await self._news.wait()
 
-    async def _wait_in_turn(self, request: Request, peer: Peer) -> None:
+    async def _wait_in_turn(self, request: _Request, peer: Peer) -> None:
         """Waits, in the order of calls, until the worker is connected, or takes no calls after all."""
         peer.queued += 1
         try:
@@ -345,19 +345,19 @@ class Caller:
         finally:
             peer.queued -= 1
 
-    def _ask(self, request: Request, member: Member, connection: Connection) -> asyncio.Future[list[Buffer]]:
+    def _ask(self, request: _Request, member: Member, connection: Connection) -> asyncio.Future[list[Buffer]]:
         header = CallHeader(self._name, request.number, member.worker, member.incarnation, request.method)
         return connection.ask([msgspec.msgpack.encode(header), *request.frames], request.seconds_left)
 
     @asynccontextmanager
-    async def _in_time(self, request: Request) -> AsyncIterator[None]:
+    async def _in_time(self, request: _Request) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(min(request.seconds_left, _LONGEST_SECONDS)):
                 yield
         except TimeoutError:
             raise CallTimeout(f"{request}: it was not sent within {request.timeout:g} s") from None
 
-    def _after(self, failure: RpcError, request: Request, peer: Peer, name: str, busy: set[str]) -> Peer | None:
+    def _after(self, failure: RpcError, request: _Request, peer: Peer, name: str, busy: set[str]) -> Peer | None:
         """Returns to whom a call goes next that `name` has failed, None for anybody; raises if it goes to nobody."""
         if failure.kind == LATE:
             raise CallTimeout(f"{request}: no answer within {request.timeout:g} s") from None
@@ -380,7 +380,7 @@ class Caller:
             raised.add_note(f"The traceback in {name}:\n{failure.trace}")
         raise raised from None
 
-    def _choose(self, request: Request) -> Peer | None:
+    def _choose(self, request: _Request) -> Peer | None:
         """Returns the worker whose turn it is: one that takes calls, else one that may again."""
         named = self._peers.get(request.worker)
         if request.is_fixed or (named is not None and named.takes_calls):
@@ -391,14 +391,14 @@ class Caller:
         self._turns[request.role] += 1
         return best[self._turns[request.role] % len(best)] if best else None
 
-    def _missing(self, request: Request) -> str:
+    def _missing(self, request: _Request) -> str:
         workers = ", ".join(member.worker for member in self.members(request.role))
         if workers:
             return f"the job has no such worker; those of the role are {workers}"
         roles = ", ".join(sorted({_role(member) for member in self._members.values()} - {""}))
         return f"the job has no worker of the role {request.role}; its roles are {roles}"
 
-    def _is_repeatable(self, request: Request) -> bool:
+    def _is_repeatable(self, request: _Request) -> bool:
         return self._methods.get(request.role, {}).get(request.method, False)
 
 

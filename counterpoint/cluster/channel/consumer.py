@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Item:
+class LentRecord:
     """A record that is lent to this consumer."""
 
     sequence: int
@@ -70,7 +70,7 @@ class ChannelConsumer(End):
         super().__init__(config, job_directory, who)
         self._committed = CommittedPositions() if committed is None else committed
         """What was acknowledged, too: a host that was killed before it was told lends it again."""
-        self._items: deque[Item] = deque()
+        self._items: deque[LentRecord] = deque()
         self._changed = event()
         """Done, and another, when there is something for whoever waits."""
         self._held: set[int] = set()
@@ -84,7 +84,7 @@ class ChannelConsumer(End):
         """Records that could not be decoded; they were logged, acknowledged and dropped."""
 
     def acknowledge(self, sequence: int, generation: str) -> None:
-        """See `Item.acknowledge`. A host of another `generation` has not lent this record, and gets nothing."""
+        """See `LentRecord.acknowledge`. A host of another `generation` has not lent this record, and gets nothing."""
         with self._lock:
             if generation == self._generation and sequence in self._held:
                 self._committed.add(self._config.name, generation, sequence)
@@ -92,7 +92,7 @@ class ChannelConsumer(End):
                 self._done.append(sequence)
         self._wake()
 
-    def get(self, timeout: float | None = None) -> Item | None:
+    def get(self, timeout: float | None = None) -> LentRecord | None:
         """Waits for the next item; None at the end of the stream. Raises `TimeoutError`, `ChannelError`."""
         patience = Patience(timeout, f"no record came from channel {self._config.name}")
         while True:
@@ -105,7 +105,7 @@ class ChannelConsumer(End):
                 changed = self._changed
             patience.wait(changed)
 
-    def take_ready(self, count: int) -> list[Item]:
+    def take_ready(self, count: int) -> list[LentRecord]:
         """Returns at most `count` items that are there already, without waiting, such as the rest of a batch."""
         with self._lock:
             return [self._items.popleft() for _ in range(min(count, len(self._items)))]
@@ -114,7 +114,7 @@ class ChannelConsumer(End):
         """Disconnects, after the acknowledgements were sent. What is not acknowledged is lent again."""
         self._end()
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[LentRecord]:
         while (item := self.get()) is not None:
             yield item
 
@@ -154,7 +154,7 @@ class ChannelConsumer(End):
         if items or told.finished:
             changed.set_result(None)
 
-    def _item(self, head: Head, frames: Sequence[Buffer]) -> Item | None:
+    def _item(self, head: Head, frames: Sequence[Buffer]) -> LentRecord | None:
         """Returns what is to be shown of a record; whatever is not is acknowledged."""
         with self._lock:
             if head.number in self._held:
@@ -162,7 +162,7 @@ class ChannelConsumer(End):
         if not self._committed.contains(self._config.name, head.number):
             try:
                 value = decode([as_bytes_view(frame).toreadonly() for frame in frames])
-                return Item(head.number, head.origin, head.position, value, self, self._generation)
+                return LentRecord(head.number, head.origin, head.position, value, self, self._generation)
             except CodecError as error:
                 self.poisoned += 1
                 named = f"position {head.position} of {head.origin}"

@@ -22,10 +22,10 @@ from counterpoint.cluster.channel.messages import (
     REJECTED,
     TURNS,
     ChannelError,
+    ChannelTurn,
     Head,
     Leaving,
     Told,
-    Turn,
     Who,
     pack,
     unpack,
@@ -189,7 +189,7 @@ class End:
             if said is None and not leaving and len(asked) >= (TURNS if session else 1):
                 return None
             heads, done, frames = said or ((), (), ())
-            turn = Turn(self._who, session, [*heads], [*done], leaving)
+            turn = ChannelTurn(self._who, session, [*heads], [*done], leaving)
             seconds = CLOSE_SECONDS if leaving else FOREVER_SECONDS if session else WELCOME_SECONDS
             answer = connection.ask(pack(turn, frames), seconds)
             answer.add_done_callback(self._answered)

@@ -28,8 +28,8 @@ from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.end import CLOSE_SECONDS, MAX_ASKS
 from counterpoint.cluster.channel.journal import StateJournal
-from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Turn, Who, pack, unpack
-from counterpoint.cluster.channel.queue import Queue, Record, Session, State
+from counterpoint.cluster.channel.messages import ChannelError, ChannelTurn, Framed, Head, Told, Who, pack, unpack
+from counterpoint.cluster.channel.queue import ChannelSession, Queue, QueuedRecord, QueueState
 from counterpoint.cluster.member import Stage
 from counterpoint.cluster.spec import role_of
 from counterpoint.cluster.worker import Context, Worker
@@ -52,7 +52,7 @@ STOP_POLL_SECONDS = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class _Peer(Session):
+class _Peer(ChannelSession):
     """A session with its number and the turns that are open."""
 
     number: int = 0
@@ -97,7 +97,7 @@ class ChannelHost:
         except BaseException:
             self._free()
             raise
-        state = self._journal.state if self._journal is not None else State(secrets.token_hex(8))
+        state = self._journal.state if self._journal is not None else QueueState(secrets.token_hex(8))
         self._queue = Queue(config.capacity, config.producers, config.max_deaths, state)
         self._numbers = itertools.count(secrets.randbits(60))
         self._log = RateLimitedLog(logger)
@@ -142,7 +142,7 @@ class ChannelHost:
         return self._over.is_set() and self.failure is None
 
     @property
-    def set_aside(self) -> dict[int, Record]:
+    def set_aside(self) -> dict[int, QueuedRecord]:
         """The records that were set aside since their consumers died, by sequence number."""
         return self._queue.state.aside
 
@@ -207,7 +207,7 @@ class ChannelHost:
 
     def _on_ask(self, ask: PeerAsk) -> None:
         try:
-            turn, frames = unpack(ask.frames, Turn)
+            turn, frames = unpack(ask.frames, ChannelTurn)
             self._take(ask, turn, messages.with_frames(turn.heads, frames))
         except CodecError as error:
             self.garbage += 1
@@ -216,7 +216,7 @@ class ChannelHost:
         except Exception as error:  # noqa: BLE001 - kept for the owner, and the host ends
             self._fail(error)
 
-    def _take(self, ask: PeerAsk, turn: Turn, orders: Sequence[Framed]) -> None:
+    def _take(self, ask: PeerAsk, turn: ChannelTurn, orders: Sequence[Framed]) -> None:
         peer = self._queue.sessions.get((turn.who.kind, turn.who.name))
         assert peer is None or isinstance(peer, _Peer)
         if not turn.session:
@@ -246,7 +246,7 @@ class ChannelHost:
         self._queue.told[peer] = None
         self._plan_pass()
 
-    def _objection(self, who: Who, present: Session | None, connection: Connection) -> str:
+    def _objection(self, who: Who, present: ChannelSession | None, connection: Connection) -> str:
         if who.kind == messages.PRODUCER and who.name not in self._queue.producers:
             return f"{who.name} is not among the channel's producers: {', '.join(self.config.producers)}"
         if present is not None and (who.incarnation, who.started) < (present.who.incarnation, present.who.started):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgpack
 
-from counterpoint.cluster.channel.queue import Note, State
+from counterpoint.cluster.channel.queue import Note, QueueState
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.files.journal import DamagedJournal, FileJournal
 from counterpoint.transport.files.lock import take_lock
@@ -36,7 +36,7 @@ class StateJournal:
         self._sync = sync
         self._journal: FileJournal | None = None
         self._lock = take_lock(directory / "lock", f"{directory} is another host's; one host keeps a channel at a time")
-        self.state = State()
+        self.state = QueueState()
         try:
             if (old := next(directory.glob("*.journal"), None)) is not None:
                 raise DamagedJournal(

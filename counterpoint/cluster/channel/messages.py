@@ -72,7 +72,7 @@ class Who(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     sticky: bool = False
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChannelTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What an end asks: to take a producer's orders, or what a consumer has done with, and to tell what there is to tell.
 
     The first turn of a session has number 0 and nothing else. Several are open, of which the host answers the oldest, so that a
@@ -101,7 +101,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     finished: bool = False
 
 
-def pack(message: Turn | Told, frames: Sequence[Buffer] = ()) -> list[Buffer]:
+def pack(message: ChannelTurn | Told, frames: Sequence[Buffer] = ()) -> list[Buffer]:
     """Returns the frames of a message."""
     return [msgspec.msgpack.encode(message), *frames]
 

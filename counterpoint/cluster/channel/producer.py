@@ -16,7 +16,7 @@ from pathlib import Path
 from counterpoint.cluster.calls.codec import encode
 from counterpoint.cluster.channel import messages
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.cluster.channel.consumer import Item
+from counterpoint.cluster.channel.consumer import LentRecord
 from counterpoint.cluster.channel.end import End, Patience, event
 from counterpoint.cluster.channel.messages import ChannelError, Framed, Head, Told, Who
 from counterpoint.transport.files.atomic import Buffer
@@ -52,7 +52,7 @@ class ChannelProducer(End):
         """This producer itself."""
         return self
 
-    def put(self, value: object, after: Item | None = None, timeout: float | None = None) -> None:
+    def put(self, value: object, after: LentRecord | None = None, timeout: float | None = None) -> None:
         """Puts a record and returns once the host has stored it. `after` is the item that it was made from.
 
         Raises `TypeError` for a value that cannot travel, `ValueError` for one too large, `ChannelError` if it is refused, and
@@ -61,11 +61,11 @@ class ChannelProducer(End):
         patience = _patience(timeout)
         _settle(self._send(value, after, patience), patience)
 
-    def send(self, value: object, after: Item | None = None, timeout: float | None = None) -> Stored:
+    def send(self, value: object, after: LentRecord | None = None, timeout: float | None = None) -> Stored:
         """The same, but returns once the record is on its way; the answer is done once it is stored."""
         return self._send(value, after, _patience(timeout))
 
-    def skip(self, after: Item, timeout: float | None = None) -> None:
+    def skip(self, after: LentRecord, timeout: float | None = None) -> None:
         """Says that nothing is made from an item, so that its position does not count as missing."""
         patience = _patience(timeout)
         _settle(self._queue(messages.SKIP, after, patience), patience)
@@ -95,7 +95,7 @@ class ChannelProducer(End):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, value: object, after: Item | None, patience: Patience) -> Stored:
+    def _send(self, value: object, after: LentRecord | None, patience: Patience) -> Stored:
         frames = encode(value, "record")
         if (size := size_of(frames)) > (limit := self._config.max_record_bytes):
             raise ValueError(f"a record of {size} bytes; max_record_bytes of channel {self._config.name} is {limit}")
@@ -109,7 +109,7 @@ class ChannelProducer(End):
             _settle(stored, patience)
 
     def _queue(
-        self, kind: messages.Kind, after: Item | None, patience: Patience, frames: Sequence[Buffer] = ()
+        self, kind: messages.Kind, after: LentRecord | None, patience: Patience, frames: Sequence[Buffer] = ()
     ) -> Stored:
         """Queues an order once fewer than `window` wait for an answer."""
         while True:

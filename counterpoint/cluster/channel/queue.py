@@ -33,7 +33,7 @@ Note = tuple[list[Any], Sequence[Buffer]]
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class ChannelSession:
     """A living end, and what it is to be told."""
 
     who: Who
@@ -54,7 +54,7 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class QueuedRecord:
     """A record that is not acknowledged."""
 
     origin: str
@@ -62,12 +62,12 @@ class Record:
     frames: Sequence[Buffer]
     owner: str = ""
     """The sticky consumer to which it was lent."""
-    holder: Session | None = None
+    holder: ChannelSession | None = None
     died: set[int] = field(default_factory=set)
     """The processes that died while it was the first that they held. A host that is killed forgets them."""
 
 
-class State:
+class QueueState:
     """What must survive the host. It changes by notes alone, so that whoever has read them has the same."""
 
     def __init__(self, generation: str = "") -> None:
@@ -77,9 +77,9 @@ class State:
         self.positions: dict[str, PositionSet] = {}
         """What each stream has put or skipped."""
         self.ended: set[str] = set()
-        self.kept: dict[int, Record] = {}
+        self.kept: dict[int, QueuedRecord] = {}
         """The stored records by their sequence number, ascending."""
-        self.aside: dict[int, Record] = {}
+        self.aside: dict[int, QueuedRecord] = {}
 
     def apply(self, change: list[Any], frames: Sequence[Buffer] = ()) -> None:
         """Makes one change."""
@@ -87,7 +87,7 @@ class State:
             case ["put", sequence, origin, position]:
                 self.next_sequence = max(self.next_sequence, sequence + 1)
                 self.positions.setdefault(origin, PositionSet()).add(position)
-                self.kept[sequence] = Record(origin, position, frames)
+                self.kept[sequence] = QueuedRecord(origin, position, frames)
             case ["done", numbers]:
                 for sequence in numbers:
                     del self.kept[sequence]
@@ -120,20 +120,22 @@ class State:
 class Queue:
     """The state machine of one channel. What follows from an event is in `notes`, and at the sessions in `told`."""
 
-    def __init__(self, capacity: int, producers: Iterable[str], max_deaths: int, state: State | None = None) -> None:
+    def __init__(
+        self, capacity: int, producers: Iterable[str], max_deaths: int, state: QueueState | None = None
+    ) -> None:
         """Begins empty, or with the state of an earlier host. The stream ends once all of `producers` have ended."""
-        self.state = state if state is not None else State()
+        self.state = state if state is not None else QueueState()
         self.capacity = capacity
         self.producers = frozenset(producers)
         self._max_deaths = max_deaths
-        self.sessions: dict[tuple[str, str], Session] = {}
+        self.sessions: dict[tuple[str, str], ChannelSession] = {}
         """The ends by their kind and name."""
         self.notes: list[Note] = []
         """The notes that the host writes down before it tells anybody anything."""
-        self.told: dict[Session, None] = {}
-        self._line: OrderedDict[Session, None] = OrderedDict()
+        self.told: dict[ChannelSession, None] = {}
+        self._line: OrderedDict[ChannelSession, None] = OrderedDict()
         """The producers that wait for room."""
-        self._ready: OrderedDict[Session, None] = OrderedDict()
+        self._ready: OrderedDict[ChannelSession, None] = OrderedDict()
         """The consumers with room, in line."""
         self._free = [sequence for sequence, record in self.state.kept.items() if not record.owner]
         """A heap of the records that may be lent to anybody."""
@@ -152,7 +154,7 @@ class Queue:
         """The lowest position of a stream that is missing."""
         return self.state.positions[origin].watermark if origin in self.state.positions else 0
 
-    def join(self, session: Session) -> Session | None:
+    def join(self, session: ChannelSession) -> ChannelSession | None:
         """Begins a session; returns the earlier one of the same name, which is over. Another process than its own has died."""
         who = session.who
         earlier = self.sessions.get((who.kind, who.name))
@@ -166,7 +168,7 @@ class Queue:
         self._settle()
         return earlier
 
-    def leave(self, session: Session, failed: bool) -> None:
+    def leave(self, session: ChannelSession, failed: bool) -> None:
         """Ends a session; `failed` if its process died or ended by an error: if not, nothing that it holds is to blame."""
         del self.sessions[session.who.kind, session.who.name]
         for sessions in (self.told, self._line, self._ready):
@@ -187,7 +189,7 @@ class Queue:
         session.held = set()
         self._settle()
 
-    def order(self, session: Session, head: Head, frames: Sequence[Buffer] = ()) -> None:
+    def order(self, session: ChannelSession, head: Head, frames: Sequence[Buffer] = ()) -> None:
         """Takes a producer's order: at once, or when there is room for its record."""
         if head.kind == PUT:
             session.waiting.append((head, frames))
@@ -196,7 +198,7 @@ class Queue:
         else:
             self._take(session, head, frames)
 
-    def acknowledge(self, session: Session, numbers: Iterable[int]) -> None:
+    def acknowledge(self, session: ChannelSession, numbers: Iterable[int]) -> None:
         """Forgets those of the records that are lent to this session."""
         done = sorted(session.held.intersection(numbers))
         if done:
@@ -207,7 +209,7 @@ class Queue:
             self._settle()
             self._finish()
 
-    def _take(self, session: Session, head: Head, frames: Sequence[Buffer]) -> None:
+    def _take(self, session: ChannelSession, head: Head, frames: Sequence[Buffer]) -> None:
         name = session.who.name
         if head.kind == END:
             if name not in self.state.ended:
@@ -254,14 +256,14 @@ class Queue:
             self._lend(consumer, sequence)
             self._serve(consumer)
 
-    def _serve(self, consumer: Session) -> None:
+    def _serve(self, consumer: ChannelSession) -> None:
         """Lends a consumer what belongs to its name, and lines it up for more if it has room."""
         while consumer.backlog and len(consumer.held) < consumer.who.credit:
             self._lend(consumer, consumer.backlog.popleft())
         if len(consumer.held) < consumer.who.credit:
             self._ready[consumer] = None
 
-    def _lend(self, consumer: Session, sequence: int) -> None:
+    def _lend(self, consumer: ChannelSession, sequence: int) -> None:
         self.state.kept[sequence].holder = consumer
         consumer.held.add(sequence)
         self._tell(consumer).lent.append(sequence)
@@ -271,7 +273,7 @@ class Queue:
             for session in self.sessions.values():
                 self._tell(session).finished = session.who.kind == CONSUMER
 
-    def _tell(self, session: Session) -> Session:
+    def _tell(self, session: ChannelSession) -> ChannelSession:
         self.told[session] = None
         return session
 

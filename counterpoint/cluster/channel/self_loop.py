@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.cluster.channel.consumer import ChannelConsumer, Item
+from counterpoint.cluster.channel.consumer import ChannelConsumer, LentRecord
 from counterpoint.cluster.channel.exactly_once import CommitFile
 from counterpoint.cluster.channel.producer import ChannelProducer
 from counterpoint.cluster.worker import Context, Worker
@@ -61,7 +61,7 @@ class SelfLoopWorker(Worker):
         super().__init__(context)
         self.input = DataChannel(context.config["input"], context)
         self.output = DataChannel(context.config["output"], context) if "output" in context.config else None
-        self.item: Item | None = None
+        self.item: LentRecord | None = None
         """The record that is being processed, with its name: `origin` and `position`."""
         self.processed = 0
         """Records, by this incarnation."""
@@ -124,14 +124,14 @@ class SelfLoopWorker(Worker):
         finally:
             file.close()
 
-    def _processed(self, item: Item) -> Any:
+    def _processed(self, item: LentRecord) -> Any:
         self.item = item
         made = self.process(item.value)
         self.processed += 1
         return made
 
 
-def items_of(consumer: ChannelConsumer, stop: threading.Event) -> Iterator[Item]:
+def items_of(consumer: ChannelConsumer, stop: threading.Event) -> Iterator[LentRecord]:
     """Yields items until the stream ends or `stop`."""
     while not stop.is_set():
         try:

@@ -112,7 +112,7 @@ def _by_function(progress: Progress, function: Callable[[Progress], object], nam
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """What the policy decided, within the limits."""
 
     progress: Progress
@@ -143,10 +143,10 @@ class Scaler:
         self.window_seconds, self._dry_run = window_seconds, dry_run
         self._mark: tuple[float, tuple[int, int, int], Totals] | None = None
         """When the window began, of which round, workers and ranks, and what these had done."""
-        self.last: Decision | None = None
+        self.last: ScalingDecision | None = None
         """The last decision that was made."""
 
-    def observe(self, at: float, round_number: int, workers: int, totals: Totals | None) -> Decision | None:
+    def observe(self, at: float, round_number: int, workers: int, totals: Totals | None) -> ScalingDecision | None:
         """Takes what all `workers` of a round have done up to `at`; returns a decision once a window is over.
 
         Args:
@@ -172,5 +172,5 @@ class Scaler:
         within = min(max(wanted, self._fewest), self._most)
         if within != wanted:
             reason += f"; {wanted} is outside {self._fewest} to {self._most}"
-        self.last = Decision(progress, within, reason, self._dry_run)
+        self.last = ScalingDecision(progress, within, reason, self._dry_run)
         return self.last

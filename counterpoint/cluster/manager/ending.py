@@ -24,9 +24,9 @@ from counterpoint.cluster.manager.state import (
     ENDED,
     WELL,
     BundleRecord,
-    Ledger,
+    JobLedger,
     Phase,
-    Place,
+    PlacementState,
     RoleRecord,
     WorkerRecord,
     add_worker,
@@ -62,7 +62,7 @@ DONE = events.Outcome(0, "done")
 # --- the end of a process ---
 
 
-def exited(ledger: Ledger, worker: WorkerRecord, event: events.WorkerExited) -> list[events.Instruction]:
+def exited(ledger: JobLedger, worker: WorkerRecord, event: events.WorkerExited) -> list[events.Instruction]:
     """Decides what the end of a process means."""
     code, at, command = event.code, event.at, ledger.spec_of(worker).command is not None
     in_order = code == 0 or code in ASKED_TO_END or event.lost
@@ -89,7 +89,7 @@ def exited(ledger: Ledger, worker: WorkerRecord, event: events.WorkerExited) -> 
     return died(ledger, worker, code, words, at, with_node=event.lost, hopeless=hopeless)
 
 
-def _ended_alike(ledger: Ledger, worker: WorkerRecord, words: str) -> bool:
+def _ended_alike(ledger: JobLedger, worker: WorkerRecord, words: str) -> bool:
     """Whether a command that was never ready ended for this reason before, numbers aside: it would for ever."""
     role = ledger.spec_of(worker)
     same = _NUMBERS.sub("0", words) == _NUMBERS.sub("0", worker.last_death)
@@ -103,7 +103,7 @@ def words_of(event: events.WorkerExited) -> str:
     return describe_exit(event.code) + (f": {event.reason}" if event.reason else "")
 
 
-def create_failed(ledger: Ledger, worker: WorkerRecord, event: events.CreateFailed) -> list[events.Instruction]:
+def create_failed(ledger: JobLedger, worker: WorkerRecord, event: events.CreateFailed) -> list[events.Instruction]:
     """Handles it as a death, since the cause (a full disk, no memory) may be gone at the next attempt."""
     if worker.phase is Phase.STOPPING:
         return ended(ledger, worker, Phase.STOPPED, event.at)
@@ -111,7 +111,7 @@ def create_failed(ledger: Ledger, worker: WorkerRecord, event: events.CreateFail
     return died(ledger, worker, 1, f"could not be started: {event.reason}", event.at)
 
 
-def node_lost(ledger: Ledger, event: events.NodeLost) -> list[events.Instruction]:
+def node_lost(ledger: JobLedger, event: events.NodeLost) -> list[events.Instruction]:
     """Places all that was on the node elsewhere."""
     bundles = starting.lose_node(ledger, event.node, event.at)
     instructions: list[events.Instruction] = []
@@ -126,7 +126,7 @@ def node_lost(ledger: Ledger, event: events.NodeLost) -> list[events.Instruction
     return instructions
 
 
-def _lost(ledger: Ledger, worker: WorkerRecord, event: events.NodeLost) -> list[events.Instruction]:
+def _lost(ledger: JobLedger, worker: WorkerRecord, event: events.NodeLost) -> list[events.Instruction]:
     if worker.settled or worker.phase is Phase.STOPPING or ledger.stops:
         return ended(ledger, worker, Phase.FAILED if worker.killed else Phase.STOPPED, event.at)
     words = f"was lost with node {event.node}: {event.reason}"
@@ -134,7 +134,7 @@ def _lost(ledger: Ledger, worker: WorkerRecord, event: events.NodeLost) -> list[
 
 
 def died(
-    ledger: Ledger,
+    ledger: JobLedger,
     worker: WorkerRecord,
     code: int,
     words: str,
@@ -193,7 +193,7 @@ def _forget_process(worker: WorkerRecord) -> None:
     worker.to_notice.clear()
 
 
-def _recycle_role(ledger: Ledger, role: str, at: float, not_before: float) -> list[events.Instruction]:
+def _recycle_role(ledger: JobLedger, role: str, at: float, not_before: float) -> list[events.Instruction]:
     """Asks all of a role to end and be created again; of the whole job, the SubMasters as well."""
     record = ledger.state.roles[role]
     record.not_before = max(record.not_before, not_before)
@@ -215,7 +215,7 @@ def _recycle_role(ledger: Ledger, role: str, at: float, not_before: float) -> li
     return instructions
 
 
-def ended(ledger: Ledger, worker: WorkerRecord, phase: Phase, at: float) -> list[events.Instruction]:
+def ended(ledger: JobLedger, worker: WorkerRecord, phase: Phase, at: float) -> list[events.Instruction]:
     """Notes that a worker has ended for good, and does what follows."""
     instructions = _end(ledger, worker, phase)
     if ledger.stops:
@@ -224,7 +224,7 @@ def ended(ledger: Ledger, worker: WorkerRecord, phase: Phase, at: float) -> list
     return instructions + (_stop_when_idle(ledger, at) if worker.task else [])
 
 
-def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[events.Instruction]:
+def _end(ledger: JobLedger, worker: WorkerRecord, phase: Phase) -> list[events.Instruction]:
     """Its bundle's place is given back with the last worker in it."""
     worker.address = worker.server_key = ""
     worker.noticed.clear()
@@ -234,7 +234,7 @@ def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[events.Inst
     return [] if left else starting.release(ledger, ledger.state.bundles[worker.bundle])
 
 
-def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) -> list[events.Instruction]:
+def failed_for_good(ledger: JobLedger, worker: WorkerRecord, code: int, at: float) -> list[events.Instruction]:
     """A worker that has died will not be created again: the job fails.
 
     After a task that is created again alone the other tasks go on, since they do not need it, unless a channel links them: its
@@ -253,7 +253,7 @@ def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) 
     return _end(ledger, worker, Phase.FAILED) + stop(ledger, outcome, at)
 
 
-def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> events.Outcome:
+def failure(ledger: JobLedger, worker: WorkerRecord, code: int) -> events.Outcome:
     """Returns the outcome of a job that fails since this worker did.
 
     Its code is 1 for a death by signal, an unexpected 0, and an obstacle that has not passed.
@@ -263,7 +263,7 @@ def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> events.Outcome:
     return events.Outcome(code if 0 < code < 126 and code != PASSING else 1, f"{reason} (log: {log})", worker.name)
 
 
-def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:
+def failed_to_stop(ledger: JobLedger, worker: WorkerRecord, code: int) -> None:
     """Notes a failure while stopping; the first failure is the one that counts."""
     decided = ledger.state.decided
     if decided is not None and decided.failed_worker is None and ledger.spec_of(worker).essential:
@@ -276,7 +276,7 @@ def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:
 
 
 def extension_requested(
-    ledger: Ledger, worker: WorkerRecord, event: events.ExtensionRequested
+    ledger: JobLedger, worker: WorkerRecord, event: events.ExtensionRequested
 ) -> list[events.Instruction]:
     """Gives a worker that ends, or is not ready yet, and is not killed, more time."""
     starts = worker.phase is Phase.INITIALIZING and worker.deadline is not None
@@ -287,7 +287,7 @@ def extension_requested(
 
 
 def suspect(
-    ledger: Ledger, worker: WorkerRecord, event: events.WorkerSuspected | events.WorkerHeard
+    ledger: JobLedger, worker: WorkerRecord, event: events.WorkerSuspected | events.WorkerHeard
 ) -> list[events.Instruction]:
     """Notes whether heartbeats of a worker are missing, for people; it is killed only once it is silent."""
     worker.suspected = isinstance(event, events.WorkerSuspected)
@@ -295,12 +295,14 @@ def suspect(
     return []
 
 
-def silent(ledger: Ledger, worker: WorkerRecord, event: events.WorkerSilent) -> list[events.Instruction]:
+def silent(ledger: JobLedger, worker: WorkerRecord, event: events.WorkerSilent) -> list[events.Instruction]:
     """Kills a worker that is not heard of."""
     return [] if worker.ending else kill_stuck(ledger, worker, f"was silent for {event.seconds:g} s", event.at)
 
 
-def replace_requested(ledger: Ledger, worker: WorkerRecord, event: events.ReplaceRequested) -> list[events.Instruction]:
+def replace_requested(
+    ledger: JobLedger, worker: WorkerRecord, event: events.ReplaceRequested
+) -> list[events.Instruction]:
     """Kills a worker that its SubMaster, and nobody else, wants to be created again."""
     by = ledger.current(event.by, event.by_incarnation)
     if by is None or by.rank >= 0 or worker.rank < 0 or worker.role != by.role or worker.settled or ledger.stops:
@@ -308,13 +310,13 @@ def replace_requested(ledger: Ledger, worker: WorkerRecord, event: events.Replac
     return kill_stuck(ledger, worker, f"was found unfit by {by.name} ({event.reason})", event.at)
 
 
-def kill_stuck(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> list[events.Instruction]:
+def kill_stuck(ledger: JobLedger, worker: WorkerRecord, words: str, at: float) -> list[events.Instruction]:
     """Kills a worker; its death is then handled like any other."""
     worker.stuck = words[: events.LONGEST_REASON]
     return ledger.move(worker, Phase.STUCK, at)
 
 
-def due(ledger: Ledger, event: events.Tick) -> list[events.Instruction]:
+def due(ledger: JobLedger, event: events.Tick) -> list[events.Instruction]:
     """Decides about all whose deadlines have passed."""
     instructions: list[events.Instruction] = []
     while (record := ledger.take_due(event.at)) is not None:
@@ -330,7 +332,7 @@ def due(ledger: Ledger, event: events.Tick) -> list[events.Instruction]:
     return instructions
 
 
-def _overdue(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
+def _overdue(ledger: JobLedger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     if worker.ending:
         seconds = ledger.spec_of(worker).stop_timeout_seconds
         return kill_stuck(ledger, worker, f"did not end within {seconds:g} s of announcing its end", at)
@@ -355,7 +357,7 @@ def _overdue(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Ins
     return ledger.move(worker, worker.phase, at)
 
 
-def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
+def _not_ready(ledger: JobLedger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """A command that is not ready in its time would not be the next time; a worker of a class is created again."""
     role = ledger.spec_of(worker)
     worker.last_death = f"{NOT_READY} {role.ready_timeout_seconds:g} s"
@@ -369,7 +371,7 @@ def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.I
     return ledger.move(worker, Phase.STOPPING, at)
 
 
-def _unkillable(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> list[events.Instruction]:
+def _unkillable(ledger: JobLedger, worker: WorkerRecord, words: str, at: float) -> list[events.Instruction]:
     """A process that cannot be killed is stuck in the kernel: the job goes on without it, or fails."""
     worker.last_death = words
     if worker.phase is not Phase.STOPPING:
@@ -381,7 +383,7 @@ def _unkillable(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> 
 # --- more workers, or fewer: somebody asks for it, or there is no place for all of them ---
 
 
-def scale(ledger: Ledger, event: events.ScaleRequested) -> list[events.Instruction]:
+def scale(ledger: JobLedger, event: events.ScaleRequested) -> list[events.Instruction]:
     """Brings a role to so many workers. A count beyond the role's limits changes nothing."""
     role = ledger.state.roles.get(event.role)
     if role is None or ledger.stops or not ledger.state.begun:
@@ -398,7 +400,7 @@ def scale(ledger: Ledger, event: events.ScaleRequested) -> list[events.Instructi
     return instructions
 
 
-def _add(ledger: Ledger, role: str, rank: int, at: float) -> list[events.Instruction]:
+def _add(ledger: JobLedger, role: str, rank: int, at: float) -> list[events.Instruction]:
     """Creates a worker of a new rank, or of one that had been taken out; one that is still ending will be created again."""
     worker = ledger.state.workers.get(worker_name(role, rank))
     if worker is None:
@@ -411,12 +413,12 @@ def _add(ledger: Ledger, role: str, rank: int, at: float) -> list[events.Instruc
     worker.unblocked = ledger.state.stage is not events.ManagerStage.INIT
     ledger.state.roles[role].changed.append(worker.name)
     bundle = ledger.state.bundles[worker.bundle]
-    if bundle.place in (Place.NONE, Place.RELEASED):
+    if bundle.place in (PlacementState.NONE, PlacementState.RELEASED):
         return starting.allocate(ledger, bundle)
     return starting.create_if_possible(ledger, worker, at)
 
 
-def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[events.Instruction]:
+def _take_out(ledger: JobLedger, role: str, rank: int, at: float) -> list[events.Instruction]:
     worker = ledger.state.workers[worker_name(role, rank)]
     if worker.phase in DEAD:
         return remove(ledger, worker, at)
@@ -425,7 +427,7 @@ def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[events.In
     return ledger.move(worker, Phase.RECYCLING, at)
 
 
-def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
+def remove(ledger: JobLedger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """Takes a worker without a process out of its role, and has the SubMaster check those that are left."""
     role = ledger.state.roles[worker.role]
     role.changed.append(worker.name)
@@ -433,13 +435,13 @@ def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instr
     return ended(ledger, worker, Phase.REMOVED, at)
 
 
-def allocation_failed(ledger: Ledger, event: events.AllocationFailed) -> list[events.Instruction]:
+def allocation_failed(ledger: JobLedger, event: events.AllocationFailed) -> list[events.Instruction]:
     """Tries again after a pause; without a place for good, goes on with one worker fewer, or stops the job.
 
     The highest rank leaves, whoever has no place, and so may leave its own place to it.
     """
     bundle = ledger.state.bundles.get(event.bundle)
-    if bundle is None or bundle.attempt != event.attempt or bundle.place is not Place.ALLOCATING:
+    if bundle is None or bundle.attempt != event.attempt or bundle.place is not PlacementState.ALLOCATING:
         return []
     if not event.final or starting.use_all_nodes(ledger):
         starting.retry_later(ledger, bundle, event.at)
@@ -458,7 +460,7 @@ def allocation_failed(ledger: Ledger, event: events.AllocationFailed) -> list[ev
 # --- the end of the job ---
 
 
-def stop_requested(ledger: Ledger, event: events.StopRequested) -> list[events.Instruction]:
+def stop_requested(ledger: JobLedger, event: events.JobStopRequested) -> list[events.Instruction]:
     """Stops the job at the first request, and kills it at a second one that is no repetition.
 
     A worker's never kills, and changes nothing while the job stops: the worker sees others end, as they were asked to.
@@ -481,7 +483,7 @@ def stop_requested(ledger: Ledger, event: events.StopRequested) -> list[events.I
     return stop(ledger, events.Outcome(event.code, reason, failed.failed_worker), event.at)
 
 
-def _kill_all(ledger: Ledger, at: float) -> list[events.Instruction]:
+def _kill_all(ledger: JobLedger, at: float) -> list[events.Instruction]:
     instructions: list[events.Instruction] = []
     for worker in [worker for role in ledger.roles for worker in ledger.at(role, ALIVE)]:
         worker.killed = True
@@ -489,13 +491,13 @@ def _kill_all(ledger: Ledger, at: float) -> list[events.Instruction]:
     return instructions
 
 
-def guests_changed(ledger: Ledger, event: events.GuestsChanged) -> list[events.Instruction]:
+def guests_changed(ledger: JobLedger, event: events.GuestsChanged) -> list[events.Instruction]:
     """Notes the guests; without any, the services may not be needed any more."""
     ledger.state.guests = list(event.guests)
     return _stop_when_idle(ledger, event.at)
 
 
-def stop(ledger: Ledger, outcome: events.Outcome, at: float) -> list[events.Instruction]:
+def stop(ledger: JobLedger, outcome: events.Outcome, at: float) -> list[events.Instruction]:
     """Begins to stop the job. The first outcome counts, unless a later one is a failure."""
     state = ledger.state
     if state.decided is None or (outcome.code != 0 and not _is_failure(state.decided)):
@@ -515,7 +517,7 @@ def stop(ledger: Ledger, outcome: events.Outcome, at: float) -> list[events.Inst
     return instructions + _stop_next(ledger, at)
 
 
-def _stop_next(ledger: Ledger, at: float) -> list[events.Instruction]:
+def _stop_next(ledger: JobLedger, at: float) -> list[events.Instruction]:
     """Asks the next group to stop once all groups before it have ended."""
     state = ledger.state
     instructions: list[events.Instruction] = []
@@ -533,7 +535,7 @@ def _stop_next(ledger: Ledger, at: float) -> list[events.Instruction]:
     return instructions
 
 
-def _stop_when_idle(ledger: Ledger, at: float) -> list[events.Instruction]:
+def _stop_when_idle(ledger: JobLedger, at: float) -> list[events.Instruction]:
     """Stops the job once all its tasks have ended, unless it has guests or stays."""
     state = ledger.state
     if ledger.left_in_group[0] or state.guests or ledger.spec.stay or ledger.stops or not state.begun:
@@ -544,14 +546,14 @@ def _stop_when_idle(ledger: Ledger, at: float) -> list[events.Instruction]:
     return stop(ledger, state.failed_task or (early if left else DONE), at)
 
 
-def _unsettled(ledger: Ledger) -> list[str]:
+def _unsettled(ledger: JobLedger) -> list[str]:
     workers = ledger.state.workers.values()
     return [
         worker.name for worker in workers if worker.task and not worker.settled and worker.phase is not Phase.REMOVED
     ]
 
 
-def _conclusion(ledger: Ledger) -> events.Outcome:
+def _conclusion(ledger: JobLedger) -> events.Outcome:
     """Returns the outcome of the job.
 
     If its work was complete, a stop request does not count, except for a job that stays, which has no end of its own.

@@ -37,7 +37,7 @@ class _OfWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginJob:
     """The job starts."""
 
     at: float
@@ -209,7 +209,7 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
+class JobStopRequested:
     """The job is to stop; a second request at least a second later kills it.
 
     `code` is its exit code if everything ends cleanly before its work is complete. `by`: the worker that asked, or empty; the
@@ -238,7 +238,7 @@ class Tick:
 
 
 Event = (
-    Begin
+    BeginJob
     | MasterChanged
     | Allocated
     | AllocationFailed
@@ -258,7 +258,7 @@ Event = (
     | ReplaceRequested
     | ScaleRequested
     | NodeLost
-    | StopRequested
+    | JobStopRequested
     | GuestsChanged
     | Tick
 )
@@ -308,7 +308,7 @@ class Failover(_OfWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(_OfWorker):
+class StopWorker(_OfWorker):
     """Ask the worker to end (SIGTERM for a command): answered by `WorkerExited`."""
 
 
@@ -324,7 +324,7 @@ class Release:
     bundle: str
 
 
-Instruction = Allocate | Create | CheckChildren | Start | Failover | Stop | Kill | Release
+Instruction = Allocate | Create | CheckChildren | Start | Failover | StopWorker | Kill | Release
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from counterpoint.cluster.manager.state import (
     ALIVE,
     UNREADY,
     WELL,
+    JobLedger,
     JobState,
-    Ledger,
     Phase,
-    Place,
+    PlacementState,
     RoleRecord,
     WorkerRecord,
     asked,
@@ -55,12 +55,12 @@ OF_A_WORKER: dict[type[Event], tuple[Handler, frozenset[Phase]]] = {
 stale or was sent twice, and changes nothing. These decide by the ledger, the worker and the event."""
 
 OF_THE_JOB: dict[type[Event], Handler] = {
-    events.Begin: starting.begin,
+    events.BeginJob: starting.begin,
     events.Allocated: starting.allocated,
     events.AllocationFailed: ending.allocation_failed,
     events.NodeLost: ending.node_lost,
     events.ScaleRequested: ending.scale,
-    events.StopRequested: ending.stop_requested,
+    events.JobStopRequested: ending.stop_requested,
     events.GuestsChanged: ending.guests_changed,
     events.Tick: ending.due,
 }
@@ -75,7 +75,7 @@ class PrimeManager:
 
         Raises `ValueError` if the snapshot is none of this version.
         """
-        self._ledger = Ledger(spec, first_state(spec) if snapshot is None else JobState.from_dict(snapshot))
+        self._ledger = JobLedger(spec, first_state(spec) if snapshot is None else JobState.from_dict(snapshot))
 
     @property
     def spec(self) -> JobSpec:
@@ -125,7 +125,7 @@ class PrimeManager:
 
     def prepare(self) -> list[Instruction]:
         """Asks for every bundle's place; creation, and READY, follow from the answers. Once: a repetition returns nothing."""
-        return self.handle(events.Begin(0.0))
+        return self.handle(events.BeginJob(0.0))
 
     def start(self) -> list[Instruction]:
         """Returns each `Start` that is not answered; they are made by the event with which the job became READY.
@@ -143,7 +143,7 @@ class PrimeManager:
 
     def stop(self, at: float, reason: str = "stopped", code: int = ending.STOPPED_EARLY) -> list[Instruction]:
         """Stops the workers in order; a second time, more than a second later, kills them."""
-        return self.handle(events.StopRequested(reason, code, "", at))
+        return self.handle(events.JobStopRequested(reason, code, "", at))
 
     def handle(self, event: Event) -> list[Instruction]:
         """Returns the instructions for one event, in order."""
@@ -166,9 +166,11 @@ class PrimeManager:
         """
         state, instructions = self.state, list[Instruction]()
         for bundle in state.bundles.values():
-            if bundle.place is Place.RELEASED or (bundle.place is Place.ALLOCATING and bundle.attempt > 1):
+            if bundle.place is PlacementState.RELEASED or (
+                bundle.place is PlacementState.ALLOCATING and bundle.attempt > 1
+            ):
                 instructions.append(events.Release(bundle.name))
-            if bundle.place is Place.ALLOCATING:
+            if bundle.place is PlacementState.ALLOCATING:
                 instructions.append(starting.request(state.set_aside, bundle))
         for worker in state.workers.values():
             instructions += asked(worker)

@@ -17,9 +17,9 @@ from counterpoint.cluster.manager.state import (
     UNREADY,
     WELL,
     BundleRecord,
-    Ledger,
+    JobLedger,
     Phase,
-    Place,
+    PlacementState,
     RoleRecord,
     WorkerRecord,
 )
@@ -44,10 +44,10 @@ def needs_of(spec: JobSpec, worker: str) -> Resources:
     return Resources() if worker == sub_master_name(role) else spec.role(role).resources
 
 
-def allocate(ledger: Ledger, bundle: BundleRecord) -> list[events.Instruction]:
+def allocate(ledger: JobLedger, bundle: BundleRecord) -> list[events.Instruction]:
     """Asks for a place, once more if it had one: that is given back first."""
-    again = bundle.place in (Place.ALLOCATED, Place.RELEASED)
-    ledger.set_place(bundle, Place.ALLOCATING)
+    again = bundle.place in (PlacementState.ALLOCATED, PlacementState.RELEASED)
+    ledger.set_place(bundle, PlacementState.ALLOCATING)
     bundle.attempt += 1
     return [*([events.Release(bundle.name)] if again else []), request(ledger.state.set_aside, bundle)]
 
@@ -57,16 +57,16 @@ def request(set_aside: list[str], bundle: BundleRecord) -> events.Allocate:
     return events.Allocate(bundle.name, bundle.attempt, tuple(bundle.workers), tuple(set_aside))
 
 
-def release(ledger: Ledger, bundle: BundleRecord) -> list[events.Instruction]:
+def release(ledger: JobLedger, bundle: BundleRecord) -> list[events.Instruction]:
     """Gives the place back, or the wish for one."""
-    if bundle.place in (Place.NONE, Place.RELEASED):
+    if bundle.place in (PlacementState.NONE, PlacementState.RELEASED):
         return []
-    ledger.set_place(bundle, Place.RELEASED)
+    ledger.set_place(bundle, PlacementState.RELEASED)
     bundle.failures = 0
     return [events.Release(bundle.name)]
 
 
-def use_all_nodes(ledger: Ledger) -> bool:
+def use_all_nodes(ledger: JobLedger) -> bool:
     """Uses nodes that were set aside again, before something is given up for want of them; False if there are none."""
     had = bool(ledger.state.set_aside)
     ledger.state.set_aside.clear()
@@ -74,10 +74,10 @@ def use_all_nodes(ledger: Ledger) -> bool:
     return had
 
 
-def retry_later(ledger: Ledger, bundle: BundleRecord, at: float) -> None:
+def retry_later(ledger: JobLedger, bundle: BundleRecord, at: float) -> None:
     """Asks for the place again after a pause."""
     pause = min(FIRST_RETRY_SECONDS * 2 ** min(bundle.failures, 10), LONGEST_RETRY_SECONDS)
-    ledger.set_place(bundle, Place.RETRYING, at + pause)
+    ledger.set_place(bundle, PlacementState.RETRYING, at + pause)
     bundle.failures += 1
 
 
@@ -87,7 +87,7 @@ def no_place(bundle: BundleRecord, reason: str) -> events.Outcome:
     return events.Outcome(1, f"there is no place for {workers}: {reason}"[: events.LONGEST_REASON])
 
 
-def lose_node(ledger: Ledger, node: str, at: float) -> list[BundleRecord]:
+def lose_node(ledger: JobLedger, node: str, at: float) -> list[BundleRecord]:
     """Counts the loss; returns the bundles that were there, and have no node now. None if it was empty, or lost before."""
     names = sorted(ledger.bundles_on.get(node, ()))
     if not names:
@@ -106,7 +106,7 @@ def lose_node(ledger: Ledger, node: str, at: float) -> list[BundleRecord]:
 # --- creation ---
 
 
-def begin(ledger: Ledger, _: events.Begin) -> list[events.Instruction]:
+def begin(ledger: JobLedger, _: events.BeginJob) -> list[events.Instruction]:
     """Asks for every bundle's place at once, so that a job that does not fit is known before anything runs; once."""
     if ledger.state.begun:
         return []
@@ -114,22 +114,24 @@ def begin(ledger: Ledger, _: events.Begin) -> list[events.Instruction]:
     return [instruction for bundle in ledger.state.bundles.values() for instruction in allocate(ledger, bundle)]
 
 
-def allocated(ledger: Ledger, event: events.Allocated) -> list[events.Instruction]:
+def allocated(ledger: JobLedger, event: events.Allocated) -> list[events.Instruction]:
     """Creates the workers that waited for the place."""
     bundle = ledger.state.bundles.get(event.bundle)
-    if bundle is None or bundle.attempt != event.attempt or bundle.place is Place.ALLOCATED:
+    if bundle is None or bundle.attempt != event.attempt or bundle.place is PlacementState.ALLOCATED:
         return []
-    if bundle.place is Place.RELEASED:  # it is not needed any more, and was given back too early to be given back
+    if (
+        bundle.place is PlacementState.RELEASED
+    ):  # it is not needed any more, and was given back too early to be given back
         return [events.Release(bundle.name)]
-    ledger.set_place(bundle, Place.ALLOCATED, node=event.node)
+    ledger.set_place(bundle, PlacementState.ALLOCATED, node=event.node)
     bundle.failures = 0
     workers = [ledger.state.workers[name] for name in bundle.workers if name in ledger.state.workers]
     return [create for worker in workers for create in create_if_possible(ledger, worker, event.at)]
 
 
-def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
+def create_if_possible(ledger: JobLedger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     """Creates a waiting worker if its bundle has a place, and it need not wait for other roles."""
-    if worker.phase is not Phase.WAITING or ledger.state.bundles[worker.bundle].place is not Place.ALLOCATED:
+    if worker.phase is not Phase.WAITING or ledger.state.bundles[worker.bundle].place is not PlacementState.ALLOCATED:
         return []
     if not worker.unblocked and any(ledger.is_awaited(role) for role in ledger.spec_of(worker).after):
         return []
@@ -139,7 +141,7 @@ def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[
     return ledger.move(worker, Phase.CREATING, at)
 
 
-def created(ledger: Ledger, worker: WorkerRecord, event: events.Created) -> list[events.Instruction]:
+def created(ledger: JobLedger, worker: WorkerRecord, event: events.Created) -> list[events.Instruction]:
     """Notes where the process is; a command that does not notify is ready."""
     if worker.pid:
         return []
@@ -153,7 +155,7 @@ def created(ledger: Ledger, worker: WorkerRecord, event: events.Created) -> list
     return ledger.move(worker, Phase.INITIALIZING, event.at)
 
 
-def became_ready(ledger: Ledger, worker: WorkerRecord, event: events.WorkerReady) -> list[events.Instruction]:
+def became_ready(ledger: JobLedger, worker: WorkerRecord, event: events.WorkerReady) -> list[events.Instruction]:
     """Notes a worker's address, and what follows from its being ready."""
     if worker.ending or ledger.stops:
         return []  # too late
@@ -161,7 +163,7 @@ def became_ready(ledger: Ledger, worker: WorkerRecord, event: events.WorkerReady
     return _ready(ledger, worker, event.at)
 
 
-def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
+def _ready(ledger: JobLedger, worker: WorkerRecord, at: float) -> list[events.Instruction]:
     worker.ready_since = at
     worker.was_ready = True
     worker.launched = ledger.spec_of(worker).command is not None
@@ -172,7 +174,7 @@ def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[events.Instr
 # --- a role that is ready ---
 
 
-def advance(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
+def advance(ledger: JobLedger, role: str, at: float) -> list[events.Instruction]:
     """Does what may follow from a worker of the role having become ready, or having ended."""
     if ledger.stops:
         return []
@@ -185,7 +187,7 @@ def advance(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
     return instructions + start_ready(ledger, role, at)
 
 
-def _create_dependents(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
+def _create_dependents(ledger: JobLedger, role: str, at: float) -> list[events.Instruction]:
     """Creates the workers that waited for the role."""
     if ledger.is_awaited(role):
         return []
@@ -193,7 +195,7 @@ def _create_dependents(ledger: Ledger, role: str, at: float) -> list[events.Inst
     return [create for worker in waiting for create in create_if_possible(ledger, worker, at)]
 
 
-def release_held(ledger: Ledger, role: str, at: float) -> None:
+def release_held(ledger: JobLedger, role: str, at: float) -> None:
     """Has those that were recycled created again once all of them have ended."""
     state = ledger.state
     roles = list(ledger.roles) if state.restarting_all else [role]
@@ -207,7 +209,7 @@ def release_held(ledger: Ledger, role: str, at: float) -> None:
             ledger.set_phase(worker, Phase.RESTARTING, due)
 
 
-def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[events.Instruction]:
+def _tell_of_changes(ledger: JobLedger, role: RoleRecord) -> list[events.Instruction]:
     """Tells the SubMaster of those that were created again or left; after a role's restart, those that start after it, too."""
     changed, role.changed = role.changed, []
     if not changed or ledger.state.stage is events.ManagerStage.INIT:
@@ -242,12 +244,12 @@ def notice(worker: WorkerRecord) -> events.Failover:
     return events.Failover(worker.name, worker.incarnation, worker.notice, tuple(worker.noticed))
 
 
-def failover_done(ledger: Ledger, worker: WorkerRecord, event: events.FailoverDone) -> list[events.Instruction]:
+def failover_done(ledger: JobLedger, worker: WorkerRecord, event: events.FailoverDone) -> list[events.Instruction]:
     """Sends the next notice, if there is one."""
     return _next_notice(worker) if worker.noticed and event.notice == worker.notice else []
 
 
-def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[events.Instruction]:
+def _check(ledger: JobLedger, role: RoleRecord, at: float) -> list[events.Instruction]:
     sub_master = ledger.sub_master(role.name)
     if sub_master is None or role.checked or role.checking or sub_master.phase not in WELL or sub_master.ending:
         return []
@@ -257,7 +259,9 @@ def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[events.Instructi
     return [events.CheckChildren(sub_master.name, sub_master.incarnation, role.check)]
 
 
-def children_checked(ledger: Ledger, worker: WorkerRecord, event: events.ChildrenChecked) -> list[events.Instruction]:
+def children_checked(
+    ledger: JobLedger, worker: WorkerRecord, event: events.ChildrenChecked
+) -> list[events.Instruction]:
     """Starts the workers that waited for the check; void if one of them has died meanwhile."""
     role = ledger.state.roles[worker.role]
     if worker.rank >= 0 or not role.checking or event.check != role.check:
@@ -272,7 +276,7 @@ def children_checked(ledger: Ledger, worker: WorkerRecord, event: events.Childre
 # --- starting ---
 
 
-def start_ready(ledger: Ledger, role: str, at: float) -> list[events.Instruction]:
+def start_ready(ledger: JobLedger, role: str, at: float) -> list[events.Instruction]:
     """Starts the whole job once it is ready; later, and in a role that does not wait for the job, those that may start."""
     state = ledger.state
     if ledger.stops:
@@ -287,7 +291,7 @@ def start_ready(ledger: Ledger, role: str, at: float) -> list[events.Instruction
     return instructions
 
 
-def _start_role(ledger: Ledger, name: str, at: float) -> list[events.Instruction]:
+def _start_role(ledger: JobLedger, name: str, at: float) -> list[events.Instruction]:
     role = ledger.roles[name]
     alone = role.start is StartGate.WORKER or (role.restart is RestartScope.WORKER and role.sub_master is None)
     if not alone and not ledger.is_passed(name):
@@ -299,14 +303,14 @@ def _start_role(ledger: Ledger, name: str, at: float) -> list[events.Instruction
     return instructions
 
 
-def started(ledger: Ledger, worker: WorkerRecord, event: events.WorkerStarted) -> list[events.Instruction]:
+def started(ledger: JobLedger, worker: WorkerRecord, event: events.WorkerStarted) -> list[events.Instruction]:
     """Notes that a worker works."""
     ledger.move(worker, Phase.RUNNING, event.at)
     _note_running(ledger)
     return []
 
 
-def finished(ledger: Ledger, worker: WorkerRecord, event: events.WorkFinished) -> list[events.Instruction]:
+def finished(ledger: JobLedger, worker: WorkerRecord, event: events.WorkFinished) -> list[events.Instruction]:
     """Notes that a worker's `start` returned by itself. A task's process ends next: it has as long as after a request."""
     if worker.task:
         worker.settled = True
@@ -317,7 +321,7 @@ def finished(ledger: Ledger, worker: WorkerRecord, event: events.WorkFinished) -
 
 
 def end_announced(
-    ledger: Ledger, worker: WorkerRecord, event: events.EndAnnounced | events.WorkFinished
+    ledger: JobLedger, worker: WorkerRecord, event: events.EndAnnounced | events.WorkFinished
 ) -> list[events.Instruction]:
     """Gives a worker that is about to end as long as after a request."""
     if not worker.ending:
@@ -326,6 +330,6 @@ def end_announced(
     return []
 
 
-def _note_running(ledger: Ledger) -> None:
+def _note_running(ledger: JobLedger) -> None:
     if ledger.state.stage is events.ManagerStage.READY and not ledger.number(NOT_RUNNING):
         ledger.set_stage(events.ManagerStage.RUNNING)

@@ -1,9 +1,9 @@
 """What a PrimeManager knows of its job, and the tables of what may follow what: `TRANSITIONS`, `PLACES`, `STAGES`.
 
-The records are plain, are not computed from anything else, and are what a snapshot holds as JSON. Only `Ledger` changes phases,
-places and stages: `Ledger.move` gives a worker its next phase, with the deadline that the phase has, and returns what the phase
-asks for. An index of the workers by phase makes that cost the same in any job; it follows from the records alone. Which phase
-comes next is decided in `starting` and `ending`.
+The records are plain, are not computed from anything else, and are what a snapshot holds as JSON. Only `JobLedger` changes
+phases, places and stages: `JobLedger.move` gives a worker its next phase, with the deadline that the phase has, and returns
+what the phase asks for. An index of the workers by phase makes that cost the same in any job; it follows from the records alone.
+Which phase comes next is decided in `starting` and `ending`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from counterpoint.cluster.manager.events import Create, Instruction, Kill, ManagerStage, Outcome, Start, Stop
+from counterpoint.cluster.manager.events import Create, Instruction, Kill, ManagerStage, Outcome, Start, StopWorker
 from counterpoint.cluster.member import Stage
 from counterpoint.cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
 from counterpoint.transport.typed import typed
@@ -186,7 +186,7 @@ class RoleRecord:
     """Workers that died and will have been created again, or left, and of whom nobody was told."""
 
 
-class Place(StrEnum):
+class PlacementState(StrEnum):
     """How far the placement of a bundle is."""
 
     NONE = "none"
@@ -198,12 +198,12 @@ class Place(StrEnum):
     RELEASED = "released"
 
 
-PLACES: dict[Place, frozenset[Place]] = {
-    Place.NONE: frozenset({Place.ALLOCATING}),
-    Place.ALLOCATING: frozenset({Place.ALLOCATED, Place.RETRYING, Place.RELEASED}),
-    Place.RETRYING: frozenset({Place.ALLOCATING, Place.ALLOCATED, Place.RELEASED}),
-    Place.ALLOCATED: frozenset({Place.ALLOCATING, Place.RELEASED}),
-    Place.RELEASED: frozenset({Place.ALLOCATING}),
+PLACES: dict[PlacementState, frozenset[PlacementState]] = {
+    PlacementState.NONE: frozenset({PlacementState.ALLOCATING}),
+    PlacementState.ALLOCATING: frozenset({PlacementState.ALLOCATED, PlacementState.RETRYING, PlacementState.RELEASED}),
+    PlacementState.RETRYING: frozenset({PlacementState.ALLOCATING, PlacementState.ALLOCATED, PlacementState.RELEASED}),
+    PlacementState.ALLOCATED: frozenset({PlacementState.ALLOCATING, PlacementState.RELEASED}),
+    PlacementState.RELEASED: frozenset({PlacementState.ALLOCATING}),
 }
 """How the placement of a bundle may go on; after a try that failed, its place may still be found."""
 
@@ -214,7 +214,7 @@ class BundleRecord:
 
     name: str
     workers: list[str]
-    place: Place = Place.NONE
+    place: PlacementState = PlacementState.NONE
     attempt: int = 0
     failures: int = 0
     """Attempts in a row that failed."""
@@ -244,7 +244,7 @@ class JobState:
     stop_requests: int = 0
     stop_requested_at: float | None = None
     stop_group: int = -1
-    """Up to which group of workers (`Ledger.stop_group`) all were asked to stop."""
+    """Up to which group of workers (`JobLedger.stop_group`) all were asked to stop."""
     decided: Outcome | None = None
     """The outcome that the job is being stopped with; None until an event decides it."""
     failed_task: Outcome | None = None
@@ -328,13 +328,13 @@ def asked(worker: WorkerRecord) -> list[Instruction]:
         case Phase.STARTING:
             return [Start(worker.name, worker.incarnation)]
         case Phase.STOPPING | Phase.RECYCLING if not worker.killed:
-            return [Stop(worker.name, worker.incarnation)]
+            return [StopWorker(worker.name, worker.incarnation)]
         case Phase.STUCK | Phase.STOPPING | Phase.RECYCLING:
             return [Kill(worker.name, worker.incarnation)]
     return []
 
 
-class Ledger:
+class JobLedger:
     """A job's state, its workers by phase, and its deadlines."""
 
     def __init__(self, spec: JobSpec, state: JobState) -> None:
@@ -483,7 +483,9 @@ class Ledger:
         assert stage in STAGES[self.state.stage], f"the job cannot go from {self.state.stage} to {stage}"
         self.state.stage = stage
 
-    def set_place(self, bundle: BundleRecord, place: Place, deadline: float | None = None, node: str = "") -> None:
+    def set_place(
+        self, bundle: BundleRecord, place: PlacementState, deadline: float | None = None, node: str = ""
+    ) -> None:
         """Sets how far a bundle's placement is, and where it is, if that is known."""
         assert place in PLACES[bundle.place], f"{bundle.name} cannot go from {bundle.place} to {place}"
         bundle.place = place

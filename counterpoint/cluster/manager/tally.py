@@ -13,9 +13,9 @@ from counterpoint.cluster.manager.events import (
     EndAnnounced,
     Event,
     ExtensionRequested,
+    JobStopRequested,
     ReplaceRequested,
     ScaleRequested,
-    StopRequested,
     WorkerHeard,
     WorkerReady,
     WorkerSilent,
@@ -127,7 +127,7 @@ class Tally:
                 return self._allow(f"silence of {worker}", at)
             case WorkerHeard(worker):
                 return workers[worker].suspected
-            case StopRequested(_, _, by, at) if by:
+            case JobStopRequested(_, _, by, at) if by:
                 return self._allow(by, at)
         return True
 

@@ -23,13 +23,13 @@ from counterpoint.cluster import job_files
 from counterpoint.cluster.backends.base import Backend
 from counterpoint.cluster.clock import RunningClock
 from counterpoint.cluster.errors import CapacityError, ClusterError, StaleMasterError
-from counterpoint.cluster.manager.events import LONGEST_REASON, Outcome, StopRequested
+from counterpoint.cluster.manager.events import LONGEST_REASON, JobStopRequested, Outcome
 from counterpoint.cluster.master import queries
 from counterpoint.cluster.master.backend_choice import open_backend
 from counterpoint.cluster.master.control import ControlServer
 from counterpoint.cluster.master.faults import Faults
 from counterpoint.cluster.master.orders import Orders
-from counterpoint.cluster.master.prime_master import MasterTerm, Observer
+from counterpoint.cluster.master.prime_master import MasterObserver, MasterTerm
 from counterpoint.cluster.master.state_writer import NotWritten, StateWriter, open_state
 from counterpoint.cluster.state_file import StateError
 from counterpoint.transport.files.lock import take_lock
@@ -76,8 +76,8 @@ class MasterProcess:
         *,
         hung: HungMaster | None = None,
         standby: Standby | None = None,
-        observer: Observer | None = None,
-        stop_first: StopRequested | None = None,
+        observer: MasterObserver | None = None,
+        stop_first: JobStopRequested | None = None,
         alone: bool = False,
         on_reload: Callable[[], object] | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class MasterProcess:
         self._failures = 0
         self.outcome: job_files.OutcomeFile | None = None
         """How the job ended, if this process knows it."""
-        self.signalled: StopRequested | None = None
+        self.signalled: JobStopRequested | None = None
         """What the first signal asked for."""
 
     async def run(self) -> int:
@@ -192,7 +192,7 @@ class MasterProcess:
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Stops the job in order; a second signal kills it. A master that waits only ends."""
-        request = StopRequested(STOPS[number], 128 + number, "", 0.0)
+        request = JobStopRequested(STOPS[number], 128 + number, "", 0.0)
         self.signalled = self.signalled or request
         if self._master is not None:
             self._master.emit(request)
@@ -244,7 +244,7 @@ class MasterProcess:
             log = "the output of this command" if self._alone else f"{self._directory}/{job_files.MASTER_LOG}"
             reason = f"the master failed: {error!r}"[: LONGEST_REASON - 200] + f"; see {log}"
             if self._failures < 2 and not isinstance(error, ClusterError):
-                self._stop_first = StopRequested(reason, 1, "", 0.0)
+                self._stop_first = JobStopRequested(reason, 1, "", 0.0)
                 await _closed(backend, end=False)
                 return None
             outcome = Outcome(1, reason)

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from counterpoint.cluster.backends.base import Backend, Heartbeat
+from counterpoint.cluster.backends.base import Backend, WorkerHeartbeat
 from counterpoint.cluster.clock import JobClock
 from counterpoint.cluster.manager.events import (
     LONGEST_REASON,
-    Begin,
+    BeginJob,
     Event,
     GuestsChanged,
     Instruction,
@@ -59,7 +59,7 @@ CUT = " ... (cut)"
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class _Arrival:
     """Something that has arrived at the loop."""
 
     event: Event
@@ -69,7 +69,7 @@ class Arrival:
     """Whether the backend is to be told that it is durable."""
 
 
-class Observer:
+class MasterObserver:
     """What a process that runs a master adds to it. This one sees nothing, and knows of no guests.
 
     An exception of an observer ends its master's term: catch your own.
@@ -104,22 +104,22 @@ class MasterTerm:
         backend: Backend,
         epoch: int,
         faults: Faults | None = None,
-        observer: Observer | None = None,
+        observer: MasterObserver | None = None,
     ) -> None:
         """Takes what the job is, its state, which was read, and a backend that acts in the name of the `epoch`."""
         self.spec, self.epoch, self.backend, self.state = orders.spec, epoch, backend, state
         self._orders = orders
-        self.beats: dict[str, Heartbeat] = {}
+        self.beats: dict[str, WorkerHeartbeat] = {}
         """The last heartbeat of each worker, for display."""
         self.exits: dict[str, WorkerExited] = {}
         """The ends of processes that are not decided on yet, as while the state cannot be written; for display."""
         self.faults = faults or Faults("")
-        self._observer = observer or Observer()
+        self._observer = observer or MasterObserver()
         self.on_begun: Callable[[int], object] = lambda epoch: None
         """Called with the epoch once the state says that this is the master."""
         state.report = self._report_trouble
         self._looked_for_guests = -math.inf
-        self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Arrival | None] = asyncio.Queue()
         self._changed: dict[str, Member] = {}
         """Workers that have changed since the last pass."""
         self._failure: Exception | None = None
@@ -132,7 +132,7 @@ class MasterTerm:
     async def request(self, event: Event) -> None:
         """Passes a client's request on, and returns once it is durable. Its time is set here."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait(Arrival(event, done))
+        self._inbox.put_nowait(_Arrival(event, done))
         await done
 
     async def run(self, stop_first: Event | None = None) -> Outcome:
@@ -165,7 +165,7 @@ class MasterTerm:
         self.clock = JobClock(at)
         self.manager = manager
         self._scheduler = Scheduler(self._orders, self.backend, manager, self.emit, self.fail, self.faults)
-        opening: list[Event] = [MasterChanged(self.epoch, at), *([Begin(at)] if saved is None else [])]
+        opening: list[Event] = [MasterChanged(self.epoch, at), *([BeginJob(at)] if saved is None else [])]
         instructions = [each for event in opening for each in self._decide(event)]
         await self._write(at, handles)
         self.on_begun(self.epoch)
@@ -206,11 +206,11 @@ class MasterTerm:
             await self._one_pass(await self._arrivals())
         return outcome
 
-    async def _arrivals(self) -> list[Arrival]:
+    async def _arrivals(self) -> list[_Arrival]:
         """Waits for events, at most until the next deadline, and returns all that are there."""
         due = [at for at in (self.manager.deadline, self.tally.deadline) if at is not None]
         wait = min([PULSE_SECONDS, *(max(0.0, at - self.clock.read()) for at in due)])
-        arrived: list[Arrival | None] = []
+        arrived: list[_Arrival | None] = []
         try:
             async with asyncio.timeout(wait):
                 arrived.append(await self._inbox.get())
@@ -221,12 +221,12 @@ class MasterTerm:
         now = self.clock.read()
         found = [arrival for arrival in arrived if arrival is not None]
         found = [*await self._new_guests(found, now), *found]
-        found += [Arrival(event) for event in self.tally.missed(now)]
+        found += [_Arrival(event) for event in self.tally.missed(now)]
         if self.manager.deadline is not None and self.manager.deadline <= now:
-            found.append(Arrival(Tick(now)))
+            found.append(_Arrival(Tick(now)))
         return found
 
-    async def _new_guests(self, arrived: Sequence[Arrival], now: float) -> list[Arrival]:
+    async def _new_guests(self, arrived: Sequence[_Arrival], now: float) -> list[_Arrival]:
         """Looks for guests now and then, and before the end of a worker is handled."""
         exited = any(isinstance(arrival.event, WorkerExited) for arrival in arrived)
         if not exited and now - self._looked_for_guests < PULSE_SECONDS:
@@ -235,7 +235,7 @@ class MasterTerm:
         guests = await self._observer.guests()
         if guests is None or list(guests) == self.manager.state.guests:
             return []
-        return [Arrival(GuestsChanged(tuple(guests), 0.0))]
+        return [_Arrival(GuestsChanged(tuple(guests), 0.0))]
 
     def silent_for(self, worker: str) -> float:
         """Returns how many seconds ago the worker's last heartbeat was; 0 for one that is not listened for."""
@@ -246,7 +246,7 @@ class MasterTerm:
         if self.is_ready:
             self._observer.changed(self)
 
-    async def _one_pass(self, arrived: list[Arrival]) -> None:
+    async def _one_pass(self, arrived: list[_Arrival]) -> None:
         """Decides on events, makes the state durable, and begins what follows from it."""
         now, handles = self.clock.read(), self.backend.handles()
         instructions: list[Instruction] = []
@@ -272,7 +272,7 @@ class MasterTerm:
         self._scheduler.publish(changes)
         self._scheduler.submit(instructions)
 
-    def _fitting(self, arrival: Arrival, now: float) -> Event | None:
+    def _fitting(self, arrival: _Arrival, now: float) -> Event | None:
         """Returns an event as the state can hold it, with its time; None if it cannot, which whoever asked for it is told."""
         try:
             return fitting(replace(arrival.event, at=now))
@@ -286,13 +286,13 @@ class MasterTerm:
         """Lets the backend's events arrive. Heartbeats are counted at once, and are in no state."""
         try:
             async for event in self.backend.events():
-                if isinstance(event, Heartbeat):
+                if isinstance(event, WorkerHeartbeat):
                     self.beats[event.worker] = event
                     if event.alive:
                         self.tally.heard(event.worker, event.incarnation, self.clock.read())
                     self._observer.changed(self)
                 else:
-                    self._inbox.put_nowait(Arrival(event, from_backend=True))
+                    self._inbox.put_nowait(_Arrival(event, from_backend=True))
                     if isinstance(event, WorkerExited):
                         self.exits[event.worker] = event
                         if self.state.trouble:
@@ -308,7 +308,7 @@ class MasterTerm:
 
     def emit(self, event: Event) -> None:
         """Lets an event of this process arrive. Its time is set here."""
-        self._inbox.put_nowait(Arrival(event))
+        self._inbox.put_nowait(_Arrival(event))
 
 
 def in_words(event: Event) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from counterpoint.cluster.backends.said import LARGEST_CODE
 from counterpoint.cluster.job_status import JobStatus, worker_status
-from counterpoint.cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
+from counterpoint.cluster.manager.events import LONGEST_REASON, JobStopRequested, ScaleRequested
 from counterpoint.cluster.master.control import ControlError, unknown_role
 from counterpoint.cluster.master.orders import log_file
 from counterpoint.cluster.master.prime_master import MasterTerm
@@ -23,7 +23,7 @@ async def answer(master: MasterTerm, directory: Path, request: dict[str, Any]) -
         case {"ask": "stop", "reason": str(reason), "code": int(code)}:
             if not 0 <= code <= LARGEST_CODE:
                 raise ControlError(f"{code} is no exit code; expected 0 to {LARGEST_CODE}")
-            await master.request(StopRequested(reason[:LONGEST_REASON], code, "", 0.0))
+            await master.request(JobStopRequested(reason[:LONGEST_REASON], code, "", 0.0))
             return {}
         case {"ask": "scale", "role": str(role), "count": int(count)}:
             if role not in (names := [one.name for one in master.spec.roles]):

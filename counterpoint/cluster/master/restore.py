@@ -26,7 +26,7 @@ REPORT_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Differences:
+class _Differences:
     """The differences that were found."""
 
     news: list[Event] = field(default_factory=list)
@@ -37,12 +37,12 @@ class Differences:
     """Ends of which the report may still arrive."""
 
 
-def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[str]) -> Differences:
+def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[str]) -> _Differences:
     """Returns how what lives differs from the state.
 
     `nodes` are those that answered; what is missing is known of these alone. Of others the backend says whether they are lost.
     """
-    found = Differences()
+    found = _Differences()
     alive: set[str] = set()
     for one in living:
         record = state.workers.get(one.worker)

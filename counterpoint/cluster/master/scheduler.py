@@ -18,7 +18,7 @@ from counterpoint.cluster.errors import CapacityError, StaleMasterError
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.events import Event, Instruction
 from counterpoint.cluster.manager.manager import PrimeManager, member
-from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE, Phase, Place, WorkerRecord
+from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE, Phase, PlacementState, WorkerRecord
 from counterpoint.cluster.master.faults import Faults
 from counterpoint.cluster.master.orders import Orders
 from counterpoint.cluster.member import Member
@@ -37,7 +37,7 @@ TRIES = 4
 PAUSE_SECONDS = 1.0
 """Seconds between two tries."""
 
-HELD = (Place.ALLOCATING, Place.ALLOCATED)
+HELD = (PlacementState.ALLOCATING, PlacementState.ALLOCATED)
 """A place that the backend has reserved, or may have."""
 
 NEWS_SECONDS = 5.0
@@ -198,7 +198,7 @@ class Scheduler:
         try:
             order = self._orders.order(record, incarnation, instruction.again, self._count(record))
             async with self._creations:
-                if not instruction.again and any(isinstance(later, events.Stop | events.Kill) for later in lane):
+                if not instruction.again and any(isinstance(later, events.StopWorker | events.Kill) for later in lane):
                     reason = "it is to end, and its turn had not come"
                     return self._emit(events.CreateFailed(worker, incarnation, reason, 0.0))
                 async with asyncio.timeout(CREATE_SECONDS):
@@ -239,7 +239,7 @@ class Scheduler:
                 await backend.start(worker, incarnation)
             case events.Failover(worker, incarnation, notice, failed):
                 await backend.failover(worker, incarnation, notice, self._members(failed))
-            case events.Stop(worker, incarnation):
+            case events.StopWorker(worker, incarnation):
                 await backend.stop(worker, incarnation)
             case events.Kill(worker, incarnation):
                 await backend.kill(worker, incarnation)

@@ -18,7 +18,7 @@ from counterpoint.cluster.errors import ClusterError, StaleMasterError
 from counterpoint.cluster.job_files import MAX_BYTES, STATE_FILE
 from counterpoint.cluster.manager.state import JobState
 from counterpoint.cluster.master.faults import Faults
-from counterpoint.cluster.state_file import Change, SavedState, StateError, of_bytes, to_bytes
+from counterpoint.cluster.state_file import MasterState, StateChange, StateError, of_bytes, to_bytes
 from counterpoint.sweep.lease import monotonic
 from counterpoint.sweep.open_store import open_proven
 from counterpoint.sweep.protocol import Superseded, Write, perform, write_until_known
@@ -116,7 +116,7 @@ class StateWriter:
         self._faults = faults or Faults("")
         self._known: Stored | None = None
 
-    def read(self) -> SavedState | None:
+    def read(self) -> MasterState | None:
         """Reads the state as its last master left it; None before the first. Blocks. Raises `StateError`, `StoreError`."""
         if isinstance(self._store, StateFile):
             self._store.clear()
@@ -126,7 +126,7 @@ class StateWriter:
         return saved
 
     @property
-    def saved(self) -> SavedState | None:
+    def saved(self) -> MasterState | None:
         """The state as it was last read or written; None before the first."""
         return None if self._known is None else of_bytes(self._known.data, f"{self._store.root}/{STATE_FILE}")
 
@@ -139,12 +139,12 @@ class StateWriter:
         return (found and found.version) != (self._known and self._known.version)
 
     async def write(
-        self, epoch: int, at: float, job: JobState, handles: Mapping[str, Any], changes: Sequence[Change]
+        self, epoch: int, at: float, job: JobState, handles: Mapping[str, Any], changes: Sequence[StateChange]
     ) -> None:
         """Makes the state durable. Raises `StaleMasterError` if another master has written it, `NotWritten`."""
         if not self.writes:
             return
-        saved = SavedState(epoch, self.number + 1, at, job, dict(handles), changes)
+        saved = MasterState(epoch, self.number + 1, at, job, dict(handles), changes)
         data = to_bytes(saved)
         limit = MAX_BYTES if isinstance(self._store, StateFile) else LARGEST_OBJECT_BYTES
         if len(data) > limit:

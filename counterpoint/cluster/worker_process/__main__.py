@@ -8,7 +8,7 @@ import threading
 
 from counterpoint.cluster.worker_process.description import Description
 from counterpoint.cluster.worker_process.host import KEEPER_GONE, Host, end_at_once, end_soon
-from counterpoint.cluster.worker_process.link import Link
+from counterpoint.cluster.worker_process.link import InheritedLink
 from counterpoint.transport.process.keeper import messages
 
 
@@ -16,7 +16,7 @@ def main() -> int:
     """Runs the worker that the keeper describes; returns the exit code."""
     # The lines go into the worker's log.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    link = Link()
+    link = InheritedLink()
     orders = link.messages()
     first = next(orders, None)
     if first is None or first["kind"] != messages.DESCRIPTION:

@@ -27,7 +27,7 @@ from counterpoint.cluster.manager.events import LONGEST_REASON
 from counterpoint.cluster.spec import MASTER, role_of, sub_master_name
 from counterpoint.cluster.worker import Context, Member, SubMaster, Worker
 from counterpoint.cluster.worker_process.description import Description
-from counterpoint.cluster.worker_process.link import Link
+from counterpoint.cluster.worker_process.link import InheritedLink
 from counterpoint.cluster.worker_process.worker_calls import WorkerCalls
 from counterpoint.transport.printable import clipped
 from counterpoint.transport.process.keeper import messages
@@ -47,7 +47,7 @@ FAILED = 1
 class Host:
     """One worker's process."""
 
-    def __init__(self, link: Link, description: Description) -> None:
+    def __init__(self, link: InheritedLink, description: Description) -> None:
         self._link = link
         self._description = description
         self._calls = WorkerCalls(description)
@@ -284,7 +284,7 @@ def members_of(maps: Iterable[Any]) -> tuple[Member, ...]:
 class HostedContext(Context):
     """What `Worker` gets here."""
 
-    def __init__(self, description: Description, link: Link, calls: WorkerCalls) -> None:
+    def __init__(self, description: Description, link: InheritedLink, calls: WorkerCalls) -> None:
         known = description.model_dump()
         super().__init__(**{each.name: known[each.name] for each in fields(Context) if each.name in known})
         self._link = link

@@ -21,7 +21,7 @@ def _text(value: Any) -> Any:
     return value[:LONGEST_TEXT].encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
-class Link:
+class InheritedLink:
     """The socket that this process inherited."""
 
     def __init__(self) -> None:

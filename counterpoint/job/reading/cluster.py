@@ -11,7 +11,7 @@ from pathlib import Path
 
 from counterpoint.cluster.errors import ClusterError
 from counterpoint.cluster.job_files import STATE_FILE, JobFile, OutcomeFile, holds_job, read_job, read_outcome
-from counterpoint.cluster.state_file import SavedState, read_state
+from counterpoint.cluster.state_file import MasterState, read_state
 from counterpoint.job.directory import control_directory, is_directory
 
 
@@ -20,7 +20,7 @@ class ClusterState:
     """A job of roles at one moment."""
 
     job: JobFile | None = None
-    saved: SavedState | None = None
+    saved: MasterState | None = None
     """None before its master has written it."""
     written: float | None = None
     """The time when that was written."""
@@ -41,7 +41,7 @@ class ClusterReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: tuple[SavedState, float] | None = None
+        self._known: tuple[MasterState, float] | None = None
 
     def read(self) -> ClusterState:
         """Reads the state. Damage is told in `problem`; what was read before it stays."""

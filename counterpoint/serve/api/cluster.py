@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from counterpoint.cluster.attended.views import shown_name
-from counterpoint.cluster.state_file import Change, WorkerRecord
+from counterpoint.cluster.state_file import StateChange, WorkerRecord
 from counterpoint.job.processes_file import read_leniently
 from counterpoint.job.reading.cluster import ClusterReader, ClusterState, cluster_directory
 from counterpoint.job.reading.rollouts.rollout_records import finite_number
@@ -200,7 +200,7 @@ def _worker(record: WorkerRecord, said: Mapping[str, Any]) -> WorkerEntry:
     )
 
 
-def _change(change: Change) -> ChangeEntry:
+def _change(change: StateChange) -> ChangeEntry:
     return ChangeEntry(
         time=change.time,
         worker=change.worker,

@@ -17,7 +17,7 @@ from typing import Any
 from counterpoint.cluster.calls.group import RoleGroup
 from counterpoint.cluster.calls.remote import remote
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.cluster.channel.consumer import ChannelConsumer, Item
+from counterpoint.cluster.channel.consumer import ChannelConsumer, LentRecord
 from counterpoint.cluster.channel.exactly_once import CommitFile
 from counterpoint.cluster.channel.host import HostWorker
 from counterpoint.cluster.channel.producer import ChannelProducer
@@ -209,7 +209,7 @@ class Trainer(Plain):
                     raise
         return None
 
-    def _commit(self, file: CommitFile, state: list[Any], batch: list[Item], channel: str) -> None:
+    def _commit(self, file: CommitFile, state: list[Any], batch: list[LentRecord], channel: str) -> None:
         self.witness.note("works")
         for each in batch:
             file.positions.add(channel, each.generation, each.sequence)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from counterpoint.cluster.attended.views import Views, shown_outcome
-from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.backends.base import WorkerHeartbeat
 from counterpoint.cluster.manager.events import Outcome, WorkerExited
 from counterpoint.cluster.master.prime_master import MasterTerm
 from counterpoint.cluster.spec import JobSpec
@@ -24,7 +24,7 @@ class Shown:
         self.driver = Driver(command("a", log_file=self.log, **options))
         self.driver.begin()
         self._views = Views(self.driver.manager.spec, directory)
-        self.beats: dict[str, Heartbeat] = {}
+        self.beats: dict[str, WorkerHeartbeat] = {}
         self.exits: dict[str, WorkerExited] = {}
         self.silence = 0.0
         self.manager = self.driver.manager
@@ -50,7 +50,7 @@ def test_a_worker_is_shown_by_the_name_of_its_role_if_it_is_the_only_one() -> No
 def test_what_a_heartbeat_says_is_shown_only_of_the_incarnation_that_sent_it(tmp_path: Path) -> None:
     job = Shown(tmp_path, max_restarts=3)
     assert job.view.state is State.STARTING
-    job.beats["a-0"] = Heartbeat("a-0", 1, "loading", "its engine is slow", 77)
+    job.beats["a-0"] = WorkerHeartbeat("a-0", 1, "loading", "its engine is slow", 77)
     assert (job.view.pid, job.view.status, job.view.trouble) == (77, "loading", "its engine is slow")
     job.silence = 16.0
     assert job.view.trouble.startswith("silent since ")
@@ -63,7 +63,7 @@ def test_what_a_heartbeat_says_is_shown_only_of_the_incarnation_that_sent_it(tmp
 
 def test_a_process_that_has_ended_is_not_shown_as_ready_while_nothing_can_be_decided(tmp_path: Path) -> None:
     job = Shown(tmp_path, max_restarts=3)
-    job.beats["a-0"] = Heartbeat("a-0", 1, "serving", "", 77)
+    job.beats["a-0"] = WorkerHeartbeat("a-0", 1, "serving", "", 77)
     job.driver.ready("a-0")
     assert job.view.state == "ready"
     job.exits["a-0"] = WorkerExited("a-0", 1, 74, "", 1.0)
@@ -76,7 +76,7 @@ def test_a_process_that_has_ended_is_not_shown_as_ready_while_nothing_can_be_dec
 @pytest.mark.parametrize(("code", "shown"), [(0, "stopping"), (143, "stopping"), (1, "exited"), (137, "exited")])
 def test_a_process_that_ends_as_it_was_asked_to_is_not_shown_as_bad(tmp_path: Path, code: int, shown: str) -> None:
     job = Shown(tmp_path)
-    job.beats["a-0"] = Heartbeat("a-0", 1, "serving", "", 77)
+    job.beats["a-0"] = WorkerHeartbeat("a-0", 1, "serving", "", 77)
     job.driver.ready("a-0")
     job.driver.stop()
     assert (job.view.state, job.view.pid) == ("stopping", 77)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat
+from counterpoint.cluster.backends.base import Backend, Bundle, WorkerHeartbeat
 from counterpoint.cluster.backends.order import WorkerOrder
 from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
 from counterpoint.cluster.manager.events import (
@@ -21,7 +21,7 @@ from counterpoint.cluster.manager.events import (
     Created,
     Event,
     FailoverDone,
-    StopRequested,
+    JobStopRequested,
     WorkerExited,
     WorkerReady,
     WorkerStarted,
@@ -72,14 +72,14 @@ class Watched:
     def __init__(self, backend: Backend, directory: Path, *, acknowledge: bool = True) -> None:
         self.backend, self._directory, self._acknowledge = backend, directory, acknowledge
         self.seen: list[Event] = []
-        self.beats: list[Heartbeat] = []
+        self.beats: list[WorkerHeartbeat] = []
         self.error: Exception | None = None
         self._task = asyncio.create_task(self._take())
 
     async def _take(self) -> None:
         try:
             async for event in self.backend.events():
-                if isinstance(event, Heartbeat):
+                if isinstance(event, WorkerHeartbeat):
                     self.beats.append(event)
                     continue
                 self.seen.append(event)
@@ -227,7 +227,7 @@ async def test_members_and_checks_reach_the_workers(world: World) -> None:
         await master.backend.check_children("plain-master", 1, 9, children)
         assert (await master.get(ChildrenChecked, "plain-master")).check == 9
         assert "check_child plain-0 plain-1; known plain-0 plain-1" in hooks_of(world, "plain-master")
-        asked = await master.get(StopRequested)
+        asked = await master.get(JobStopRequested)
         assert (asked.reason, asked.code, asked.by) == ("checked", 0, "plain-master")
 
 

@@ -36,7 +36,7 @@ LEADER = ("role-master", 3)
             events.ReplaceRequested(*LEADER, "role-1", 2, "slow", 1.0),
         ),
         ({"kind": messages.SCALE, "count": 2}, events.ScaleRequested("role", 2, 1.0)),
-        ({"kind": messages.STOP_JOB, "reason": "r", "code": 999}, events.StopRequested("r", 1, "role-master", 1.0)),
+        ({"kind": messages.STOP_JOB, "reason": "r", "code": 999}, events.JobStopRequested("r", 1, "role-master", 1.0)),
     ],
 )
 def test_what_a_keeper_tells_is_an_event(message: dict[str, Any], event: events.Event) -> None:

@@ -24,7 +24,7 @@ from counterpoint.cluster.channel.consumer import ChannelConsumer
 from counterpoint.cluster.channel.end import MAX_ASKS
 from counterpoint.cluster.channel.exactly_once import CommittedPositions
 from counterpoint.cluster.channel.host import STOP_POLL_SECONDS, ChannelHost, HostWorker
-from counterpoint.cluster.channel.messages import ChannelError, Head, Told, Turn, Who, pack, unpack
+from counterpoint.cluster.channel.messages import ChannelError, ChannelTurn, Head, Told, Who, pack, unpack
 from counterpoint.cluster.channel.producer import ChannelProducer
 from counterpoint.cluster.channel.self_loop import DataChannel
 from counterpoint.cluster.member import Member, Stage
@@ -145,9 +145,9 @@ async def test_garbage_is_counted_and_harms_nobody(tmp_path: Path) -> None:
         [b"\xdd\xff\xff\xff\xff"],  # a list of 4 billion, with none of them
         [b"\x81" * 10_000],
         [bytes(2 * messages.MAX_HEADER_BYTES)],
-        [msgspec.msgpack.encode(Turn(who, -1))],
-        [msgspec.msgpack.encode(Turn(who, 0, protocol=9))],  # type: ignore[arg-type]
-        [msgspec.msgpack.encode(Turn(who, 0, [Head(messages.PUT, 0, "source-1", 0, 2)])), b"one frame"],
+        [msgspec.msgpack.encode(ChannelTurn(who, -1))],
+        [msgspec.msgpack.encode(ChannelTurn(who, 0, protocol=9))],  # type: ignore[arg-type]
+        [msgspec.msgpack.encode(ChannelTurn(who, 0, [Head(messages.PUT, 0, "source-1", 0, 2)])), b"one frame"],
     ]
     with ChannelHost(config, tmp_path) as host:
         connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)
@@ -157,11 +157,11 @@ async def test_garbage_is_counted_and_harms_nobody(tmp_path: Path) -> None:
             assert caught.value.kind == "garbage"
         assert host.garbage == len(garbage)
         with pytest.raises(RpcError, match="the session is over"):
-            await ask(connection, pack(Turn(who, 7)))
-        session = (await ask(connection, pack(Turn(who, 0)))).session
+            await ask(connection, pack(ChannelTurn(who, 7)))
+        session = (await ask(connection, pack(ChannelTurn(who, 0)))).session
         head = Head(messages.PUT, 7, "source-1", 0, 1)
-        answer = connection.ask(pack(Turn(who, session, [head]), [b"\xc1 is no msgpack"]), DEADLINE_SECONDS)
-        connection.ask(pack(Turn(who, session)), DEADLINE_SECONDS)  # the host keeps one open
+        answer = connection.ask(pack(ChannelTurn(who, session, [head]), [b"\xc1 is no msgpack"]), DEADLINE_SECONDS)
+        connection.ask(pack(ChannelTurn(who, session)), DEADLINE_SECONDS)  # the host keeps one open
         assert unpack(await answer, Told)[0].confirmed == [7]
         with ChannelProducer(config, tmp_path, "source-0") as producer:
             producer.put("good", timeout=DEADLINE_SECONDS)
@@ -177,14 +177,14 @@ async def test_a_producer_that_sends_too_much_is_refused(tmp_path: Path, monkeyp
     who = Who(messages.PRODUCER, "source-0", 0, 0)
     with ChannelHost(config_of(tmp_path), tmp_path) as host:
         connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0, most_asks=MAX_ASKS)
-        session = (await ask(connection, pack(Turn(who, 0)))).session
-        turns = [connection.ask(pack(Turn(who, session)), DEADLINE_SECONDS) for _ in range(40)]
+        session = (await ask(connection, pack(ChannelTurn(who, 0)))).session
+        turns = [connection.ask(pack(ChannelTurn(who, session)), DEADLINE_SECONDS) for _ in range(40)]
         await asyncio.gather(*turns[: -messages.TURNS])  # else it would be asked no further one
         assert not any(turn.done() for turn in turns[-messages.TURNS :])
         heads = [Head(messages.PUT, number, "source-0", number, 1) for number in range(30)]
         with pytest.raises(RpcError, match="ahead of the answers"):
-            await ask(connection, pack(Turn(who, session, heads), [b""] * 30))
-        await ask(connection, pack(Turn(who, 0)))
+            await ask(connection, pack(ChannelTurn(who, session, heads), [b""] * 30))
+        await ask(connection, pack(ChannelTurn(who, 0)))
         for turn in turns[-messages.TURNS :]:  # not "rejected": it is the same end, which goes on
             with pytest.raises(RpcError, match="the session is over"):
                 await turn
@@ -195,7 +195,7 @@ async def test_a_connection_has_one_session_at_a_time(tmp_path: Path) -> None:
     """One end could take the places of all others until the leases end."""
 
     def turn(name: str, session: int = 0, leaving: messages.Leaving = "") -> list[Buffer]:
-        return pack(Turn(Who(messages.CONSUMER, name, 0, 0), session, leaving=leaving))
+        return pack(ChannelTurn(Who(messages.CONSUMER, name, 0, 0), session, leaving=leaving))
 
     with ChannelHost(config_of(tmp_path), tmp_path) as host:
         connection = await connect_unix(host.address.removeprefix("ipc://"), "the host", 5.0)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from counterpoint.cluster.channel import queue
 from counterpoint.cluster.channel.exactly_once import PositionSet
 from counterpoint.cluster.channel.messages import CONSUMER, END, PRODUCER, PUT, SKIP, Head, Kind, Who
-from counterpoint.cluster.channel.queue import Queue, Session, State
+from counterpoint.cluster.channel.queue import ChannelSession, Queue, QueueState
 
 PRODUCERS = ("source-0", "source-1")
 CONSUMERS = ("trainer-0", "trainer-1")
@@ -39,7 +39,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.orders: dict[int, Head] = {}
         """Those that are not answered, by number."""
         self.records: dict[int, tuple[str, int]] = {}
-        self.lent: dict[int, Session] = {}
+        self.lent: dict[int, ChannelSession] = {}
         """Which living session holds each record, by what was told."""
         self.owners: dict[int, str] = {}
         self.gone: set[int] = set()
@@ -47,16 +47,16 @@ class ChannelMachine(RuleBasedStateMachine):
         self.acknowledged = 0
         self.suspects: dict[int, set[int]] = {}
         """The processes that died at each record."""
-        self.idle: set[Session] = set()
+        self.idle: set[ChannelSession] = set()
         """The consumers that have acknowledged nothing."""
-        self.finished: set[Session] = set()
+        self.finished: set[ChannelSession] = set()
 
     @property
-    def producers(self) -> list[Session]:
+    def producers(self) -> list[ChannelSession]:
         return [each for each in self.queue.sessions.values() if each.who.kind == PRODUCER]
 
     @property
-    def consumers(self) -> list[Session]:
+    def consumers(self) -> list[ChannelSession]:
         return [each for each in self.queue.sessions.values() if each.who.kind == CONSUMER]
 
     def look(self) -> None:
@@ -97,7 +97,7 @@ class ChannelMachine(RuleBasedStateMachine):
             session.lent, session.confirmed, session.refused, session.finished = [], [], [], False
         self.queue.told.clear()
 
-    def leaves(self, session: Session, failed: bool) -> None:
+    def leaves(self, session: ChannelSession, failed: bool) -> None:
         """What follows, by the model, from the end of a session."""
         held = [sequence for sequence, holder in self.lent.items() if holder is session]
         if held and session in self.idle and failed:
@@ -110,7 +110,7 @@ class ChannelMachine(RuleBasedStateMachine):
         earlier = self.queue.sessions.get((who.kind, who.name))
         if earlier is not None:
             self.leaves(earlier, failed=earlier.who.started != who.started)
-        session = Session(who)
+        session = ChannelSession(who)
         self.idle.add(session)
         self.queue.join(session)
         self.look()
@@ -183,7 +183,7 @@ class ChannelMachine(RuleBasedStateMachine):
     @rule()
     def kill_host(self) -> None:
         """Everything but what was written down is lost."""
-        state = State()
+        state = QueueState()
         for note in self.queue.state.notes():
             state.apply(*note)
         self.queue = Queue(self.capacity, PRODUCERS, MAX_DEATHS, state)
@@ -235,13 +235,13 @@ def test_the_promises_hold_on_a_long_way(seed: int) -> None:
     assert machine.acknowledged > 100
 
 
-def consumer(name: str, credit: int = 2, sticky: bool = False, started: int = 0) -> Session:
-    return Session(Who(CONSUMER, name, 1, started, credit, sticky))
+def consumer(name: str, credit: int = 2, sticky: bool = False, started: int = 0) -> ChannelSession:
+    return ChannelSession(Who(CONSUMER, name, 1, started, credit, sticky))
 
 
-def channel_of(*consumers: Session, capacity: int = 8, records: int = 0) -> tuple[Queue, Session]:
+def channel_of(*consumers: ChannelSession, capacity: int = 8, records: int = 0) -> tuple[Queue, ChannelSession]:
     """A channel with `source-0`, so many records, and consumers."""
-    channel, producer = Queue(capacity, ["source-0"], MAX_DEATHS), Session(Who(PRODUCER, "source-0", 1, 0))
+    channel, producer = Queue(capacity, ["source-0"], MAX_DEATHS), ChannelSession(Who(PRODUCER, "source-0", 1, 0))
     channel.join(producer)
     for each in consumers:
         channel.join(each)

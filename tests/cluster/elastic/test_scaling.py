@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from counterpoint.cluster.elastic.progress import VARIABLE, ProgressFile, Totals, read_totals
-from counterpoint.cluster.elastic.scaling import Decision, Progress, Scaler, ScalingConfig, by_idle_share, by_throughput
+from counterpoint.cluster.elastic.scaling import (
+    Progress,
+    Scaler,
+    ScalingConfig,
+    ScalingDecision,
+    by_idle_share,
+    by_throughput,
+)
 
 
 def halve(progress: Progress) -> int:
@@ -94,7 +101,7 @@ def test_a_decision_is_within_the_limits_and_needs_a_whole_window_of_one_round(
             assert at - begun < 4.0
 
 
-def decided(config: ScalingConfig, totals: tuple[Totals, Totals], workers: int = 2) -> Decision:
+def decided(config: ScalingConfig, totals: tuple[Totals, Totals], workers: int = 2) -> ScalingDecision:
     """The decision after ten seconds between these totals, for one to eight workers."""
     scaler = Scaler(config.make_policy(), 1, 8, 10.0, dry_run=config.dry_run)
     assert scaler.observe(0.0, 1, workers, totals[0]) is None

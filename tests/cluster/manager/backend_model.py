@@ -70,7 +70,7 @@ class Backend:
                 for process in list(self.processes.values()):
                     if process.bundle == bundle:
                         self.end(process.worker, 137)
-            case events.Stop(worker, incarnation) | events.Kill(worker, incarnation):
+            case events.StopWorker(worker, incarnation) | events.Kill(worker, incarnation):
                 self._end(worker, incarnation, kill=isinstance(instruction, events.Kill))
             case events.Start(worker, incarnation):
                 if started := self.living(worker, incarnation):

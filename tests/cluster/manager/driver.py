@@ -88,7 +88,7 @@ class Driver:
         return self[worker].incarnation
 
     def begin(self, at: float | None = None) -> list[str]:
-        return self.handle(events.Begin(self.at(at)))
+        return self.handle(events.BeginJob(self.at(at)))
 
     def ready(self, worker: str, at: float | None = None) -> list[str]:
         return self.handle(events.WorkerReady(worker, self.incarnation(worker), f"ipc://{worker}", "", self.at(at)))
@@ -145,7 +145,7 @@ class Driver:
         return self.handle(events.Allocated(bundle, attempt, node, self.at(at)))
 
     def stop(self, reason: str = "asked", code: int = 143, at: float | None = None, by: str = "") -> list[str]:
-        return self.handle(events.StopRequested(reason, code, by, self.at(at)))
+        return self.handle(events.JobStopRequested(reason, code, by, self.at(at)))
 
     def guests(self, *guests: str, at: float | None = None) -> list[str]:
         return self.handle(events.GuestsChanged(guests, self.at(at)))

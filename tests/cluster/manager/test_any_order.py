@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.manager import PrimeManager
-from counterpoint.cluster.manager.state import ENDED, JobState, Ledger, Phase
+from counterpoint.cluster.manager.state import ENDED, JobLedger, JobState, Phase
 from counterpoint.cluster.spec import JobSpec, RestartScope, StartGate
 from tests.cluster.manager.backend_model import NODES, Backend
 from tests.cluster.manager.driver import command, managed, role
@@ -75,7 +75,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.orders: deque[events.Instruction] = deque()
         self.events: list[events.Event] = []
         self.removals: dict[str, int] = defaultdict(int)
-        self.handle(events.Begin(0.0))
+        self.handle(events.BeginJob(0.0))
         if well:
             self.all_goes_well_for_a_while()
 
@@ -270,7 +270,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: len(self.events) > 30)
     @rule(by=st.sampled_from(["", "", "rank-0"]), code=st.sampled_from([0, 143]))
     def ask_to_stop(self, by: str, code: int) -> None:
-        self.handle(events.StopRequested("asked", code, by, self.backend.now))
+        self.handle(events.JobStopRequested("asked", code, by, self.backend.now))
         self.go_on()
 
     @rule(guests=st.sampled_from([(), ("visitor",)]))
@@ -283,7 +283,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def counters_are_those_of_the_records(self) -> None:
         ledger: Any = self.manager._ledger
-        anew: Any = Ledger(self.spec, JobState.from_dict(self.manager.snapshot()))
+        anew: Any = JobLedger(self.spec, JobState.from_dict(self.manager.snapshot()))
         for name in COUNTERS:
             assert getattr(ledger, name) == getattr(anew, name), name
         assert ledger.deadline == anew.deadline
@@ -347,7 +347,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.the_deadline_comes()
             return
         assert not any(role.task for role in self.spec.roles), "nothing is due, and the job has not ended"
-        self.handle(events.StopRequested("the end", 143, "", self.backend.now))
+        self.handle(events.JobStopRequested("the end", 143, "", self.backend.now))
 
 
 @pytest.mark.slow

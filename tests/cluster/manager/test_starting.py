@@ -7,7 +7,7 @@ import math
 import pytest
 
 from counterpoint.cluster.manager.ending import FIRST_BACKOFF_SECONDS
-from counterpoint.cluster.manager.events import LONGEST_REASON, Allocate, Allocated, Begin, ChildrenChecked
+from counterpoint.cluster.manager.events import LONGEST_REASON, Allocate, Allocated, BeginJob, ChildrenChecked
 from counterpoint.cluster.manager.state import ANSWER_SECONDS, CREATIONS_AT_ONCE
 from counterpoint.cluster.spec import StartGate
 from tests.cluster.manager.driver import Driver, command, managed, role
@@ -30,7 +30,7 @@ def test_the_deadline_of_a_creation_counts_from_its_turn() -> None:
     """Only some are carried out at a time; the last of many must not be killed for having waited."""
     job = Driver(command("a", count=200), answers=False)
     bundles = [
-        instruction.bundle for instruction in job.manager.handle(Begin(0.0)) if isinstance(instruction, Allocate)
+        instruction.bundle for instruction in job.manager.handle(BeginJob(0.0)) if isinstance(instruction, Allocate)
     ]
     for bundle in bundles:
         job.manager.handle(Allocated(bundle, 1, "node", 0.0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from counterpoint.cluster.manager.events import (
     ExtensionRequested,
+    JobStopRequested,
     ReplaceRequested,
-    StopRequested,
     WorkerExited,
     WorkerHeard,
     WorkerSilent,
@@ -122,6 +122,6 @@ def test_stale_events_and_repeated_requests_do_not_pass() -> None:
     job.handle(request)
     assert not tally.passes(request)
     for number in range(REQUESTS_AT_ONCE + 1):
-        assert tally.passes(StopRequested("enough", 0, "rank-1", 3.0)) == (number < REQUESTS_AT_ONCE)
-        assert tally.passes(StopRequested("enough", 0, "", 3.0)), "a person's always does"
+        assert tally.passes(JobStopRequested("enough", 0, "rank-1", 3.0)) == (number < REQUESTS_AT_ONCE)
+        assert tally.passes(JobStopRequested("enough", 0, "", 3.0)), "a person's always does"
         assert tally.passes(ExtensionRequested("rank-master", 1, 5.0, 3.0 + number)), "once a second"

@@ -10,7 +10,7 @@ import pytest
 
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.manager import OF_A_WORKER, OF_THE_JOB, PrimeManager
-from counterpoint.cluster.manager.state import PLACES, STAGES, TRANSITIONS, Ledger, Phase
+from counterpoint.cluster.manager.state import PLACES, STAGES, TRANSITIONS, JobLedger, Phase
 from counterpoint.cluster.spec import JobSpec, RestartScope, StartGate
 from tests.cluster.manager.driver import Driver, command, role
 from tests.cluster.manager.test_any_order import SPECS
@@ -74,7 +74,7 @@ def anything(manager: PrimeManager, chance: random.Random, now: float) -> events
     kinds: tuple[Callable[[], events.Event], ...] = (
         *often,
         *often,
-        lambda: events.Begin(now),
+        lambda: events.BeginJob(now),
         lambda: events.MasterChanged(state.epoch + chance.randrange(2), now),
         lambda: events.Allocated(bundle.name, bundle.attempt + off, "here", now),
         lambda: events.AllocationFailed(bundle.name, bundle.attempt + off, "no room", chance.random() < 0.5, now),
@@ -92,7 +92,7 @@ def anything(manager: PrimeManager, chance: random.Random, now: float) -> events
         lambda: events.FailoverDone(*one, worker.notice, now),
         lambda: events.ReplaceRequested(other.name, other.incarnation, *one, "slow", now),
         lambda: events.NodeLost(chance.choice(("here", "there")), "gone", now),
-        lambda: events.StopRequested("asked", 143, chance.choice(("", other.name)), now + 2.0),
+        lambda: events.JobStopRequested("asked", 143, chance.choice(("", other.name)), now + 2.0),
         lambda: events.GuestsChanged(chance.choice(((), ("visitor",))), now),
         lambda: events.Tick(now),
         *often,
@@ -142,13 +142,13 @@ def test_only_what_the_tables_have_happens_and_all_of_it(monkeypatch: pytest.Mon
     left = {(step, other) for table in tables for step in table for other in table[step]}
 
     def watch(name: str, before: Callable[..., Any]) -> None:
-        change = getattr(Ledger, name)
+        change = getattr(JobLedger, name)
 
-        def watched(ledger: Ledger, *arguments: Any, **options: Any) -> None:
+        def watched(ledger: JobLedger, *arguments: Any, **options: Any) -> None:
             left.discard((before(ledger, *arguments), arguments[-1] if name == "set_stage" else arguments[1]))
             change(ledger, *arguments, **options)
 
-        monkeypatch.setattr(Ledger, name, watched)
+        monkeypatch.setattr(JobLedger, name, watched)
 
     watch("set_phase", lambda _, worker, *rest: worker.phase)
     watch("set_place", lambda _, bundle, *rest: bundle.place)
@@ -157,7 +157,7 @@ def test_only_what_the_tables_have_happens_and_all_of_it(monkeypatch: pytest.Mon
     for seed in range(WALKS):
         chance, now = random.Random(seed), 0.0
         manager = PrimeManager(chance.choice(JOBS))
-        manager.handle(events.Begin(0.0))
+        manager.handle(events.BeginJob(0.0))
         for _ in range(100):
             now += chance.choice((0.0, 0.0, 1.0, 30.0))
             manager.handle((anything if chance.random() < 0.35 else answer)(manager, chance, now))

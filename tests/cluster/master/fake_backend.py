@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterpoint.cluster.backends.base import Bundle, Heartbeat, Node
+from counterpoint.cluster.backends.base import Bundle, Node, WorkerHeartbeat
 from counterpoint.cluster.backends.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
 from counterpoint.cluster.manager.events import (
@@ -161,7 +161,7 @@ class FakeBackend:
         self._obey(f"release {bundle}")
         self.world.bundles.discard(bundle)
 
-    async def events(self) -> AsyncIterator[Event | Heartbeat]:
+    async def events(self) -> AsyncIterator[Event | WorkerHeartbeat]:
         while True:
             for report in [one for one in self.world.reports if not any(one is given for given in self._given)]:
                 self._given.append(report)
@@ -169,7 +169,7 @@ class FakeBackend:
             self.world.arrived.clear()
             await self.world.arrived.wait()
 
-    async def acknowledge(self, event: Event | Heartbeat) -> None:
+    async def acknowledge(self, event: Event | WorkerHeartbeat) -> None:
         self.world.reports = [one for one in self.world.reports if one is not event]
 
     def handles(self) -> Mapping[str, Any]:

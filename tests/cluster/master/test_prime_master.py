@@ -153,7 +153,7 @@ async def test_a_stop_does_not_wait_for_creations_that_have_not_begun(
     ).master()
     running = asyncio.create_task(master.run())
     await until(lambda: begun)
-    await master.request(events.StopRequested("enough", 143, "", 0.0))
+    await master.request(events.JobStopRequested("enough", 143, "", 0.0))
     async with asyncio.timeout(DEADLINE):
         assert (await running).code == 143
     assert len(begun) == CREATIONS_AT_ONCE
@@ -223,7 +223,7 @@ async def test_a_request_is_durable_when_it_is_answered(tmp_path: Path) -> None:
     master, run = await job.running()
     await master.request(events.ScaleRequested("task", 3, 0.0))
     await until(lambda: ("task-2", 1) in job.world.created)
-    await master.request(events.StopRequested("enough", 7, "", 0.0))
+    await master.request(events.JobStopRequested("enough", 7, "", 0.0))
     async with asyncio.timeout(DEADLINE):
         outcome = await run
     assert (outcome.code, "enough" in outcome.reason) == (7, True)
@@ -288,7 +288,7 @@ def test_what_the_state_cannot_hold_counts_against_its_worker(event: events.Even
 
 
 @pytest.mark.parametrize(
-    "event", [events.GuestsChanged(("x" * 100_000,), 0.0), events.StopRequested("x", True, "", 0.0)]
+    "event", [events.GuestsChanged(("x" * 100_000,), 0.0), events.JobStopRequested("x", True, "", 0.0)]
 )
 def test_what_the_state_cannot_hold_and_is_of_no_worker_is_refused(event: events.Event) -> None:
     with pytest.raises(ValueError, match=type(event).__name__):

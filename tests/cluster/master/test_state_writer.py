@@ -21,7 +21,7 @@ from counterpoint.cluster.master.state_writer import KEY, NotWritten, StateWrite
 from counterpoint.cluster.state_file import (
     MOST_CHANGES,
     ChangeLog,
-    SavedState,
+    MasterState,
     StateError,
     of_bytes,
     read_state,
@@ -58,7 +58,7 @@ async def test_each_write_counts_and_is_what_is_read(store: Store) -> None:
     for number in (1, 2, 3):
         await write(first, 1, float(number), a=number)
     again = StateWriter(store).read()
-    assert again == SavedState(1, 3, 3.0, job(), {"a": 3}, ())
+    assert again == MasterState(1, 3, 3.0, job(), {"a": 3}, ())
 
 
 async def test_a_master_that_was_frozen_while_another_took_over_stops_at_its_next_write(store: Store) -> None:
@@ -105,7 +105,7 @@ async def test_an_answer_that_is_lost_costs_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MemoryStore, "write", unanswered)
     for number in range(5):
         await write(state, 1, float(number))
-    assert StateWriter(store).read() == SavedState(1, 5, 4.0, job(), {}, ())
+    assert StateWriter(store).read() == MasterState(1, 5, 4.0, job(), {}, ())
 
 
 async def test_a_write_that_is_cancelled_is_over_when_its_master_ends(
@@ -170,7 +170,7 @@ async def test_a_state_that_is_too_large_is_refused_before_it_is_written(monkeyp
     at=st.integers(0, 10_000), byte=st.integers(0, 255), kind=st.sampled_from(["cut", "changed", "removed", "added"])
 )
 def test_damage_is_refused_by_name_or_changes_nothing(at: int, byte: int, kind: str) -> None:
-    saved = SavedState(3, 7, 12.5, job(), {"here": {"pid": 1}}, ())
+    saved = MasterState(3, 7, 12.5, job(), {"here": {"pid": 1}}, ())
     data = to_bytes(saved)
     at %= len(data)
     damaged = {
@@ -198,7 +198,7 @@ def test_damage_is_refused_by_name_or_changes_nothing(at: int, byte: int, kind: 
     ],
 )
 def test_what_is_another_file_is_said(change: dict[str, Any], says: str) -> None:
-    data = orjson.loads(to_bytes(SavedState(1, 1, 0.0, job()))) | change
+    data = orjson.loads(to_bytes(MasterState(1, 1, 0.0, job()))) | change
     with pytest.raises(StateError, match=says):
         of_bytes(orjson.dumps(data), "state.json")
 
@@ -208,7 +208,7 @@ async def test_what_killed_masters_did_not_write_whole_is_no_state_and_is_remove
     state = writer(open_state(tmp_path, None))
     for number in range(4):
         torn = tmp_path / f".{STATE_FILE}.{os.getpid()}-{number}.partial"
-        torn.write_bytes(to_bytes(SavedState(9, 9, 9.0, job()))[: 100 * number])
+        torn.write_bytes(to_bytes(MasterState(9, 9, 9.0, job()))[: 100 * number])
         later = writer(open_state(tmp_path, None))
         assert (later.epoch, later.number) == ((1, number) if number else (0, 0))
         assert not torn.exists()

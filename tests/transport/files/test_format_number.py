@@ -40,7 +40,7 @@ def test_a_file_of_a_newer_version_is_not_called_damaged(
         newer.setattr(state_file, "FORMAT", 2)
         (tmp_path / "control").mkdir()
         counterpoint.run.changes.write_journal(tmp_path, [])
-        state = state_file.to_bytes(state_file.SavedState(1, 1, 0.0, JobState()))
+        state = state_file.to_bytes(state_file.MasterState(1, 1, 0.0, JobState()))
     read: dict[str, Callable[[], object]] = {
         "changes": lambda: counterpoint.run.changes.read_journal(tmp_path),
         "state": lambda: state_file.of_bytes(state, "there"),
