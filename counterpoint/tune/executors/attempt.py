@@ -66,7 +66,7 @@ class ProcessLink(Protocol):
         """Has the process and all below it killed; `on_end` follows."""
 
 
-class Attempt:
+class TrialAttempt:
     """The attempt `number` at `trial`."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Attempt:
         link: ProcessLink,
         deadlines: Deadlines,
         emit: Callable[[Event], None],
-        on_over: Callable[[Attempt, bool], None],
+        on_over: Callable[[TrialAttempt, bool], None],
     ) -> None:
         """`on_over` hears once, before the last event, that resources are free, and whether the process waits to be used anew."""
         self.trial, self.trial_id, self.number, self.link = trial, trial.trial_id, number, link
@@ -224,7 +224,7 @@ class Attempt:
         self._emit(executors.Stopped(self.trial_id, self.number))
 
 
-def require_free(attempts: dict[str, Attempt], trial: Trial) -> None:
+def require_free(attempts: dict[str, TrialAttempt], trial: Trial) -> None:
     """Raises `TuneError` if the trial runs already."""
     if trial.trial_id in attempts:
         raise TuneError(f"trial {trial} cannot be started: its attempt {attempts[trial.trial_id].number} has not ended")

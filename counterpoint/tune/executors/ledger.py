@@ -16,7 +16,7 @@ UNITS = 10_000
 GPU = "gpu"
 
 
-class Ledger:
+class ResourceLedger:
     """The books of one machine."""
 
     def __init__(self, totals: Mapping[str, float], devices: Sequence[str] = ()) -> None:

@@ -20,11 +20,11 @@ from counterpoint.transport.config import machine_memory
 from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
+from counterpoint.tune.executors.attempt import END, Deadlines, ProcessLink, TrialAttempt
 from counterpoint.tune.executors.called import CalledExecutor
 from counterpoint.tune.executors.forked_here import ForkedTrial, TunerCopy, reason_against_a_fork
 from counterpoint.tune.executors.frames import MESSAGES
-from counterpoint.tune.executors.ledger import Ledger
+from counterpoint.tune.executors.ledger import ResourceLedger
 from counterpoint.tune.executors.trial_process import command
 from counterpoint.tune.registry import CLOSURE, closures, search_path
 from counterpoint.tune.resources import Resources
@@ -66,7 +66,7 @@ class LocalTrialExecutor(CalledExecutor):
             "object_store_memory": float(machine_memory() if object_store_memory is None else object_store_memory),
             **(custom_resources or {}),
         }
-        self.ledger = Ledger(totals, devices)
+        self.ledger = ResourceLedger(totals, devices)
         self._copies: list[TunerCopy] = []
         self._processes: set[_LocalProcess] = set()
         self._idle: dict[tuple[str, str], list[_LocalProcess]] = {}
@@ -140,7 +140,7 @@ class LocalTrialExecutor(CalledExecutor):
             self._copies.append(copy)
         return copy.start(connection, crash)
 
-    def _released(self, attempt: Attempt, reusable: bool) -> None:
+    def _released(self, attempt: TrialAttempt, reusable: bool) -> None:
         process = attempt.link
         assert isinstance(process, _LocalProcess)
         if not reusable:

@@ -19,10 +19,10 @@ import msgpack
 from counterpoint.cluster.backends.base import Node
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
+from counterpoint.tune.executors.attempt import END, Deadlines, ProcessLink, TrialAttempt
 from counterpoint.tune.executors.called import CalledExecutor
 from counterpoint.tune.executors.frames import MESSAGES
-from counterpoint.tune.executors.ledger import Ledger
+from counterpoint.tune.executors.ledger import ResourceLedger
 from counterpoint.tune.executors.ray_actor import TrialActor
 from counterpoint.tune.registry import CLOSURE, search_path, why_not_imported
 from counterpoint.tune.resources import Resources
@@ -96,13 +96,13 @@ class RayTrialExecutor(CalledExecutor):
             reason = failed[0] if failed else f"no connection after {CONNECT_SECONDS:g} s"
             raise TuneError(f"trials cannot run on Ray at {self._ray.address or 'no address'}: {reason}")
 
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> ResourceLedger:
         """The cluster as one machine: Ray decides where each trial has a place, and has it wait if there is none."""
         totals: dict[str, float] = {}
         for node in self._nodes:
             for name, amount in _resources(node).items():
                 totals[name] = totals.get(name, 0.0) + amount
-        ledger = Ledger(totals, [str(index) for index in range(int(totals.get("gpu", 0)))])
+        ledger = ResourceLedger(totals, [str(index) for index in range(int(totals.get("gpu", 0)))])
         for trial_id, needs in self._held.items():
             if ledger.fits(needs):  # else a node has left
                 ledger.take(trial_id, needs)
@@ -177,7 +177,7 @@ class RayTrialExecutor(CalledExecutor):
         self._held[trial.trial_id] = needs
         return process, {}
 
-    def _released(self, attempt: Attempt, reusable: bool) -> None:
+    def _released(self, attempt: TrialAttempt, reusable: bool) -> None:
         process = attempt.link
         assert isinstance(process, _RayProcess)
         if reusable:
@@ -282,7 +282,7 @@ def _resources(node: Node) -> dict[str, float]:
     return {_HERE.get(name, name): amount for name, amount in node.resources.items()} if node.alive else {}
 
 
-def _of_one(node: Node) -> Ledger:
+def _of_one(node: Node) -> ResourceLedger:
     """The books of a node that has nothing to do."""
     totals = _resources(node)
-    return Ledger(totals, [str(index) for index in range(int(totals.get("gpu", 0)))])
+    return ResourceLedger(totals, [str(index) for index in range(int(totals.get("gpu", 0)))])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.tune.checkpoint import Checkpoint
-from counterpoint.tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
+from counterpoint.tune.executors.attempt import Deadlines, ProcessLink, TrialAttempt, require_free
 from counterpoint.tune.executors.executor import Event, EventExecutor, Failed, Stopped
 from counterpoint.tune.registry import environments, require_no_import, trainable_path
 from counterpoint.tune.trial import Trial
@@ -28,7 +28,7 @@ class ProcessTrialExecutor(EventExecutor):
         require_no_import()
         self._deadlines = deadlines or Deadlines()
         self._reuse = reuse_actors
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[str, TrialAttempt] = {}
         self._exported: dict[str, dict[str, str]] = {}
         """The paths of what each trial exported when it was stopped, by format."""
         self._events: list[Event] = []
@@ -40,7 +40,7 @@ class ProcessTrialExecutor(EventExecutor):
         """Takes the trial's resources and a process for it; the environment it needs is returned, too."""
         raise NotImplementedError
 
-    def _released(self, attempt: Attempt, reusable: bool) -> None:
+    def _released(self, attempt: TrialAttempt, reusable: bool) -> None:
         """Hears that an attempt is over. A process that is `reusable` waits for another `setup`."""
         raise NotImplementedError
 
@@ -57,7 +57,7 @@ class ProcessTrialExecutor(EventExecutor):
         link, environment = self._link(trial, trainable)
         path = trial.restore_path if checkpoint is None else checkpoint.path
         stdout, stderr = _log_files(trial)
-        made = Attempt(trial, attempt, link, self._deadlines, self._emit, self._over)
+        made = TrialAttempt(trial, attempt, link, self._deadlines, self._emit, self._over)
         self._attempts[trial.trial_id] = made
         self.raised.pop(trial.trial_id, None)
         made.setup(
@@ -79,7 +79,7 @@ class ProcessTrialExecutor(EventExecutor):
 
     def proceed(self, trial: Trial) -> None:
         """See `EventExecutor.proceed`."""
-        self._of(trial, Attempt.train)
+        self._of(trial, TrialAttempt.train)
 
     def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
         """See `EventExecutor.save_to`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
@@ -140,18 +140,18 @@ class ProcessTrialExecutor(EventExecutor):
 
     # --- inside ---
 
-    def _of(self, trial: Trial, ask: Callable[[Attempt], None]) -> None:
+    def _of(self, trial: Trial, ask: Callable[[TrialAttempt], None]) -> None:
         if (attempt := self._attempts.get(trial.trial_id)) is not None:
             ask(attempt)
 
-    def _reuses(self, attempt: Attempt) -> bool:
+    def _reuses(self, attempt: TrialAttempt) -> bool:
         return self._reuse and attempt.link.resets
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
         self._arrived.set()
 
-    def _over(self, attempt: Attempt, reusable: bool) -> None:
+    def _over(self, attempt: TrialAttempt, reusable: bool) -> None:
         if attempt.raised is not None:
             self.raised[attempt.trial_id] = attempt.raised
         if attempt.exported:

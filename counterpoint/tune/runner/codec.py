@@ -14,7 +14,7 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.runner.events import Event
-from counterpoint.tune.runner.progress import Progress
+from counterpoint.tune.runner.progress import TrialProgress
 from counterpoint.tune.trial import TRAINABLE_OF_RUNS, Trial
 
 _CLASSES = {kind.__name__: kind for kind in typing.get_args(Event)}
@@ -77,6 +77,6 @@ def trial_of(fields: dict[str, Any]) -> Trial:
 def _plain(value: Any) -> Any:
     if isinstance(value, Trial):
         return value.as_dict()
-    if isinstance(value, Checkpoint | Progress):
+    if isinstance(value, Checkpoint | TrialProgress):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     raise TypeError(f"{value!r} is a {type(value).__module__}.{type(value).__qualname__}, and not JSON")

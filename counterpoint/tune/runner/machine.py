@@ -32,7 +32,7 @@ from counterpoint.tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION
 from counterpoint.tune.runner import events
 from counterpoint.tune.runner.events import Event, Instruction
 from counterpoint.tune.runner.kept_checkpoints import KeptCheckpoints
-from counterpoint.tune.runner.progress import HeldResult, Phase, Progress
+from counterpoint.tune.runner.progress import AttemptPhase, HeldResult, TrialProgress
 from counterpoint.tune.runner.search_side import SearchSide
 from counterpoint.tune.runner.transfers import Transfers
 from counterpoint.tune.runner.trial_table import TrialTable
@@ -91,13 +91,13 @@ class ExperimentMachine(Transfers):
         if not isinstance(event, executor.Event):
             return True
         found = self.table.get(event.trial_id)
-        return found is not None and found[1].attempt == event.attempt and found[1].phase is not Phase.OUT
+        return found is not None and found[1].attempt == event.attempt and found[1].phase is not AttemptPhase.OUT
 
     def counts(self, event: events.ResultReceived) -> bool:
         """Whether the result of an accepted event is new, so that the stopper is to see it."""
         _, progress = self._found(event.trial_id)
         iteration = event.result.get(TRAINING_ITERATION, progress.counted + 1)
-        return progress.phase is not Phase.STOPPING and iteration > progress.counted
+        return progress.phase is not AttemptPhase.STOPPING and iteration > progress.counted
 
     def startable(self) -> dict[str, Trial]:
         """An example for each need of a trial that could start, if its resources were free."""
@@ -151,7 +151,7 @@ class ExperimentMachine(Transfers):
             case events.Opened():
                 self._open(event.errored)
 
-    def _attempt_event(self, trial: Trial, progress: Progress, event: Any) -> None:
+    def _attempt_event(self, trial: Trial, progress: TrialProgress, event: Any) -> None:
         match event:
             case Started():
                 self._started(trial, progress)
@@ -159,10 +159,10 @@ class ExperimentMachine(Transfers):
                 self._result(trial, progress, event)
             case Completed():
                 progress.returned = True
-                if progress.phase is Phase.TRAINING:
+                if progress.phase is AttemptPhase.TRAINING:
                     self._go_on(trial, progress)
-            case events.ResultRefused() if progress.phase is Phase.TRAINING:
-                progress.phase = Phase.RESTING
+            case events.ResultRefused() if progress.phase is AttemptPhase.TRAINING:
+                progress.phase = AttemptPhase.RESTING
                 self._count_failure(trial, progress, event.reason)
                 self._go_on(trial, progress)
             case Saved():
@@ -178,7 +178,7 @@ class ExperimentMachine(Transfers):
                 end = progress.end
                 self._attempt_over(trial, progress)
                 self._settle(trial, progress, end or Trial.PENDING)
-            case events.ResetRefused() if progress.phase is Phase.RESETTING:
+            case events.ResetRefused() if progress.phase is AttemptPhase.RESETTING:
                 progress.end = progress.end or Trial.PENDING  # it takes the other's state over when it starts again
                 self._stop_attempt(trial, progress)
 
@@ -188,7 +188,7 @@ class ExperimentMachine(Transfers):
         if trial.restore_path is not None:
             trial.checkpoint = Checkpoint("", 0, trial.restore_path)
         self.scheduler.on_trial_add(self, trial)
-        if self.stopping is not None and progress.phase is Phase.OUT:
+        if self.stopping is not None and progress.phase is AttemptPhase.OUT:
             trials = self.table.trials
             if any(self.table.progress(each).lacks_metric for each in trials) and not any(
                 each.num_results for each in trials
@@ -211,7 +211,7 @@ class ExperimentMachine(Transfers):
                 self._take_over(trial, progress)
             progress.attempt += 1
             progress.returned, progress.latest = False, {}
-            progress.phase = Phase.STARTING
+            progress.phase = AttemptPhase.STARTING
             self.table.move(trial, Trial.RUNNING)
             self._emit(events.Ask("begin", trial, (progress.attempt, trial.checkpoint)))
             self.may_start = True
@@ -219,17 +219,17 @@ class ExperimentMachine(Transfers):
 
     def _cannot_run(self, event: events.CannotRun) -> None:
         trial, progress = self._found(event.trial_id)
-        if progress.phase is Phase.OUT and not trial.is_finished():
+        if progress.phase is AttemptPhase.OUT and not trial.is_finished():
             trial.num_failures += 1
             trial.error_msg = event.reason
             self._emit(events.WriteError(trial, event.reason, trial.num_failures))
             self._settle(trial, progress, Trial.ERROR)
 
-    def _started(self, trial: Trial, progress: Progress) -> None:
-        if progress.phase is Phase.RESETTING:
+    def _started(self, trial: Trial, progress: TrialProgress) -> None:
+        if progress.phase is AttemptPhase.RESETTING:
             self._take_over(trial, progress)
             self._emit(events.Notify("on_trial_restore", trial))
-        elif progress.phase is Phase.STARTING:
+        elif progress.phase is AttemptPhase.STARTING:
             self._emit(events.Notify("on_trial_start", trial))
             if trial.checkpoint is not None:
                 self._emit(events.Notify("on_trial_restore", trial))
@@ -237,8 +237,8 @@ class ExperimentMachine(Transfers):
             return
         self._go_on(trial, progress)
 
-    def _result(self, trial: Trial, progress: Progress, event: events.ResultReceived) -> None:
-        if progress.phase is Phase.STOPPING:
+    def _result(self, trial: Trial, progress: TrialProgress, event: events.ResultReceived) -> None:
+        if progress.phase is AttemptPhase.STOPPING:
             return
         result = event.result
         is_new = result.setdefault(TRAINING_ITERATION, progress.counted + 1) > progress.counted
@@ -250,14 +250,14 @@ class ExperimentMachine(Transfers):
             progress.returned = progress.returned or bool(result.get(DONE))
             self._save_repetition(trial, progress, result)
         progress.latest = result
-        if progress.phase is not Phase.TRAINING:
+        if progress.phase is not AttemptPhase.TRAINING:
             return  # an executor whose trials do not wait while they are saved
-        progress.phase = Phase.RESTING
+        progress.phase = AttemptPhase.RESTING
         if progress.end == Trial.PAUSED and progress.exploit is None:
             self._want_checkpoint(trial, progress, result)
         self._go_on(trial, progress)
 
-    def _warn_of_repetition(self, trial: Trial, progress: Progress, iteration: int) -> None:
+    def _warn_of_repetition(self, trial: Trial, progress: TrialProgress, iteration: int) -> None:
         """Says so once if iterations do not grow within an attempt: unlike after a restore, those results are new, and lost."""
         before = progress.latest.get(TRAINING_ITERATION)
         if before is not None and iteration <= before and not progress.repeats:
@@ -269,7 +269,7 @@ class ExperimentMachine(Transfers):
                 )
             )
 
-    def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
+    def _deliver(self, trial: Trial, progress: TrialProgress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""
         if (missing := self._missing(trial, result)) is not None:
             progress.counted = result[TRAINING_ITERATION] - 1  # nobody has seen it
@@ -303,7 +303,7 @@ class ExperimentMachine(Transfers):
         if due or result.get(SHOULD_CHECKPOINT):
             self._want_checkpoint(trial, progress, result, kept=True)
 
-    def _complete(self, trial: Trial, progress: Progress, result: Result) -> None:
+    def _complete(self, trial: Trial, progress: TrialProgress, result: Result) -> None:
         """The trial has reached its end: by itself, by a criterion or by the scheduler's decision."""
         if progress.end in (Trial.TERMINATED, Trial.ERROR):
             return
@@ -343,9 +343,9 @@ class ExperimentMachine(Transfers):
             self._count_failure(trial, progress, error, may_recover=False)
             progress.held.clear()
             self._drop_exploit(progress)
-            if progress.phase is Phase.OUT:
+            if progress.phase is AttemptPhase.OUT:
                 self._settle(trial, progress, Trial.ERROR)
-            elif progress.phase not in (Phase.RESTING, Phase.STOPPING):
+            elif progress.phase not in (AttemptPhase.RESTING, AttemptPhase.STOPPING):
                 self._stop_attempt(trial, progress)
 
     def _open(self, errored: bool) -> None:
@@ -353,7 +353,7 @@ class ExperimentMachine(Transfers):
         self.may_start = True
         for trial in self.table.trials:
             progress = self.table.progress(trial)
-            if progress.phase is not Phase.OUT:
+            if progress.phase is not AttemptPhase.OUT:
                 end = progress.end
                 self._attempt_over(trial, progress)
                 self._settle(trial, progress, end or Trial.PENDING)
@@ -366,11 +366,11 @@ class ExperimentMachine(Transfers):
 
     # --- what an attempt does next ---
 
-    def _go_on(self, trial: Trial, progress: Progress) -> None:
+    def _go_on(self, trial: Trial, progress: TrialProgress) -> None:
         """Lets a resting attempt do what is wanted of it."""
-        progress.phase = Phase.RESTING
+        progress.phase = AttemptPhase.RESTING
         if progress.wanted is not None:
-            progress.phase = Phase.SAVING
+            progress.phase = AttemptPhase.SAVING
             progress.wanted = self._with_newest_result(trial, progress, progress.wanted)
             self._emit(events.Ask("save_to", trial, (progress.wanted,)))
         elif progress.end is not None:
@@ -385,23 +385,23 @@ class ExperimentMachine(Transfers):
             self._complete(trial, progress, trial.last_result)
             self._go_on(trial, progress)
         else:
-            progress.phase = Phase.TRAINING
+            progress.phase = AttemptPhase.TRAINING
             self._emit(events.Ask("proceed", trial))
 
-    def _stop_attempt(self, trial: Trial, progress: Progress) -> None:
-        progress.phase = Phase.STOPPING
+    def _stop_attempt(self, trial: Trial, progress: TrialProgress) -> None:
+        progress.phase = AttemptPhase.STOPPING
         if progress.end == Trial.PAUSED:
             self._emit(events.Ask("suspend", trial))
         else:
             self._emit(events.Ask("end", trial, (progress.end == Trial.ERROR,)))
 
-    def _attempt_over(self, trial: Trial, progress: Progress) -> None:
+    def _attempt_over(self, trial: Trial, progress: TrialProgress) -> None:
         """There is no process any more; its resources are free."""
-        progress.phase = Phase.OUT
+        progress.phase = AttemptPhase.OUT
         self._forget_wanted(progress)
         self.may_start = True
 
-    def _settle(self, trial: Trial, progress: Progress, status: str) -> None:
+    def _settle(self, trial: Trial, progress: TrialProgress, status: str) -> None:
         """Gives a trial without an attempt the status that was decided."""
         progress.end = None
         if self.stopping is not None and status in (Trial.PENDING, Trial.PAUSED):
@@ -422,7 +422,7 @@ class ExperimentMachine(Transfers):
         if trial.is_finished():
             self._drop_exploit(progress)
 
-    def _count_failure(self, trial: Trial, progress: Progress, error: str, may_recover: bool = True) -> None:
+    def _count_failure(self, trial: Trial, progress: TrialProgress, error: str, may_recover: bool = True) -> None:
         """Lets the trial start again, if it may. After a result that nobody can decide on, or refused, it would end the same."""
         trial.num_failures += 1
         trial.error_msg = error
@@ -457,7 +457,7 @@ class ExperimentMachine(Transfers):
     def _emit(self, *instructions: Instruction) -> None:
         self._out.extend(instructions)
 
-    def _found(self, trial_id: str) -> tuple[Trial, Progress]:
+    def _found(self, trial_id: str) -> tuple[Trial, TrialProgress]:
         found = self.table.get(trial_id)
         assert found is not None, trial_id
         return found

@@ -12,7 +12,7 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.runner.codec import trial_of
 from counterpoint.tune.runner.events import TellComplete, TellResult
 from counterpoint.tune.runner.machine import ExperimentMachine
-from counterpoint.tune.runner.progress import Progress
+from counterpoint.tune.runner.progress import TrialProgress
 
 
 def state_of(machine: ExperimentMachine) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def restore(machine: ExperimentMachine, state: dict[str, Any]) -> None:
     """Gives a new machine a state, as packed and unpacked."""
     for fields, progress in state["trials"]:
         trial = trial_of(fields)
-        _hold(machine, machine.table.add(trial, msgspec.convert(progress, met(Progress))))
+        _hold(machine, machine.table.add(trial, msgspec.convert(progress, met(TrialProgress))))
         for checkpoint in (trial.checkpoint, *trial.checkpoints):
             machine.kept.hold(checkpoint)
     machine.stopping, machine.may_start = state["stopping"], state["may_start"]
@@ -64,6 +64,6 @@ def _told(told: TellResult | TellComplete) -> list[Any]:
     return [getattr(told, each.name) for each in dataclasses.fields(told)]
 
 
-def _hold(machine: ExperimentMachine, progress: Progress) -> None:
+def _hold(machine: ExperimentMachine, progress: TrialProgress) -> None:
     machine.kept.hold(progress.for_scheduler)
     machine.kept.hold(None if progress.exploit is None else progress.exploit.source)

@@ -10,7 +10,7 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.result import Result
 
 
-class Phase(StrEnum):
+class AttemptPhase(StrEnum):
     """The place of an attempt at the executor."""
 
     OUT = "out"
@@ -43,7 +43,7 @@ class HeldResult(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class TrialProgress:
     """The progress of one trial."""
 
     index: int
@@ -51,7 +51,7 @@ class Progress:
     needs: str
     """The resources of a trial, as `needs_of` writes them."""
     attempt: int = 0
-    phase: Phase = Phase.OUT
+    phase: AttemptPhase = AttemptPhase.OUT
     counted: int | float = 0
     """The `training_iteration` of the newest result that counted; an earlier one is a repetition after a restore."""
     lacks_metric: bool = False

@@ -11,14 +11,14 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.result import TRAINING_ITERATION, Result
 from counterpoint.tune.runner.events import DeleteCheckpoint, Instruction, Warn
 from counterpoint.tune.runner.kept_checkpoints import KeptCheckpoints
-from counterpoint.tune.runner.progress import Exploit, Phase, Progress
+from counterpoint.tune.runner.progress import AttemptPhase, Exploit, TrialProgress
 from counterpoint.tune.runner.search_side import SearchSide
 from counterpoint.tune.runner.trial_table import TrialTable
 from counterpoint.tune.schedulers.scheduler import TrialScheduler
 from counterpoint.tune.trial import Trial
 
 
-class Requests:
+class RequestNotes:
     """The part of `ExperimentMachine` that notes requests; the machine carries them out when the trial rests."""
 
     scheduler: TrialScheduler
@@ -61,12 +61,12 @@ class Requests:
     def save_trial(self, trial: Trial, result: Result) -> Checkpoint:
         """See `Trials`."""
         progress = self.table.progress(trial)
-        if progress.phase in (Phase.OUT, Phase.STOPPING):
+        if progress.phase in (AttemptPhase.OUT, AttemptPhase.STOPPING):
             self._replace_for_scheduler(progress, trial.checkpoint)
             return trial.checkpoint or Checkpoint(trial.trial_id, progress.counted, "", result)
         promised = self._want_checkpoint(trial, progress, result)
         self._replace_for_scheduler(progress, promised)
-        if progress.phase is Phase.WAITING:
+        if progress.phase is AttemptPhase.WAITING:
             self._go_on(trial, progress)
         return promised
 
@@ -96,9 +96,9 @@ class Requests:
             self.table.move(trial, Trial.PAUSED)
         elif trial.status == Trial.RUNNING and progress.end is None:
             progress.end = Trial.PAUSED
-            if progress.phase is Phase.RESTING:
+            if progress.phase is AttemptPhase.RESTING:
                 self._want_checkpoint(trial, progress, trial.last_result)
-            elif progress.phase is Phase.WAITING:
+            elif progress.phase is AttemptPhase.WAITING:
                 self._go_on(trial, progress)
 
     def unpause_trial(self, trial: Trial) -> None:
@@ -108,20 +108,20 @@ class Requests:
             self.table.move(trial, Trial.PENDING)
             self.may_start = True
         elif progress.end == Trial.PAUSED:
-            progress.end = Trial.PENDING if progress.phase is Phase.STOPPING else None
+            progress.end = Trial.PENDING if progress.phase is AttemptPhase.STOPPING else None
 
     def stop_trial(self, trial: Trial) -> None:
         """See `Trials`."""
         progress = self.table.progress(trial)
         if trial.is_finished() or progress.end in (Trial.TERMINATED, Trial.ERROR):
             return
-        if progress.phase is Phase.OUT:
+        if progress.phase is AttemptPhase.OUT:
             self.scheduler.on_trial_remove(self, trial)
             if not trial.is_finished():  # the scheduler may have asked once more
                 self._emit(self.search.tell_complete(trial.trial_id, trial.last_result or None))
                 self._settle(trial, progress, Trial.TERMINATED)
             return
-        was_stopping = progress.phase is Phase.STOPPING
+        was_stopping = progress.phase is AttemptPhase.STOPPING
         progress.end = Trial.TERMINATED
         progress.held.clear()
         self._drop_exploit(progress)
@@ -130,12 +130,12 @@ class Requests:
         else:
             self.scheduler.on_trial_remove(self, trial)
         self._emit(self.search.tell_complete(trial.trial_id, trial.last_result or None))
-        if progress.phase not in (Phase.RESTING, Phase.STOPPING) and not was_stopping:
+        if progress.phase not in (AttemptPhase.RESTING, AttemptPhase.STOPPING) and not was_stopping:
             self._stop_attempt(trial, progress)
 
     # --- what the machine shares ---
 
-    def _want_checkpoint(self, trial: Trial, progress: Progress, result: Result, kept: bool = False) -> Checkpoint:
+    def _want_checkpoint(self, trial: Trial, progress: TrialProgress, result: Result, kept: bool = False) -> Checkpoint:
         """Notes that the trial is to be saved when it rests; returns what will be durable then."""
         progress.wanted_kept |= kept
         if progress.wanted is None:
@@ -145,7 +145,7 @@ class Requests:
             self.promised[path] = trial.trial_id
         return progress.wanted
 
-    def _replace_for_scheduler(self, progress: Progress, checkpoint: Checkpoint | None) -> None:
+    def _replace_for_scheduler(self, progress: TrialProgress, checkpoint: Checkpoint | None) -> None:
         before, progress.for_scheduler = progress.for_scheduler, checkpoint
         self.kept.hold(checkpoint)
         self._delete(self.kept.release(before))
@@ -161,7 +161,7 @@ class Requests:
                 del self.retained[checkpoint.path]
                 self._emit(DeleteCheckpoint(checkpoint))
 
-    def _drop_exploit(self, progress: Progress) -> None:
+    def _drop_exploit(self, progress: TrialProgress) -> None:
         exploit, progress.exploit = progress.exploit, None
         if exploit is not None:
             self._delete(self.kept.release(exploit.source))
@@ -174,7 +174,7 @@ class Requests:
     def _is_durable(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path not in self.promised
 
-    def _with_newest_result(self, trial: Trial, progress: Progress, checkpoint: Checkpoint) -> Checkpoint:
+    def _with_newest_result(self, trial: Trial, progress: TrialProgress, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint as it will be when it is saved now."""
         begin = trial.checkpoint  # of an attempt that has not reported
         result = progress.latest or ({} if begin is None else begin.result)
@@ -182,7 +182,7 @@ class Requests:
         return self._note_saved(progress, replace(checkpoint, iteration=iteration, result=result))
 
     @staticmethod
-    def _note_saved(progress: Progress, saved: Checkpoint) -> Checkpoint:
+    def _note_saved(progress: TrialProgress, saved: Checkpoint) -> Checkpoint:
         """Keeps what the scheduler asked for as it became."""
         if progress.for_scheduler is not None and progress.for_scheduler.path == saved.path:
             progress.for_scheduler = saved
@@ -193,11 +193,11 @@ class Requests:
     def _emit(self, *instructions: Instruction) -> None:
         raise NotImplementedError
 
-    def _go_on(self, trial: Trial, progress: Progress) -> None:
+    def _go_on(self, trial: Trial, progress: TrialProgress) -> None:
         raise NotImplementedError
 
-    def _stop_attempt(self, trial: Trial, progress: Progress) -> None:
+    def _stop_attempt(self, trial: Trial, progress: TrialProgress) -> None:
         raise NotImplementedError
 
-    def _settle(self, trial: Trial, progress: Progress, status: str) -> None:
+    def _settle(self, trial: Trial, progress: TrialProgress, status: str) -> None:
         raise NotImplementedError

@@ -9,28 +9,28 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.result import TRAINING_ITERATION, Result, what_it_has
 from counterpoint.tune.runner.events import Ask, DeleteCheckpoint, Notify, Warn
 from counterpoint.tune.runner.kept_checkpoints import score
-from counterpoint.tune.runner.progress import Phase, Progress
-from counterpoint.tune.runner.requests import Requests
+from counterpoint.tune.runner.progress import AttemptPhase, TrialProgress
+from counterpoint.tune.runner.requests import RequestNotes
 from counterpoint.tune.trial import Trial
 
 
-class Transfers(Requests):
+class Transfers(RequestNotes):
     """The part of `ExperimentMachine` that follows checkpoints."""
 
-    def _saved(self, trial: Trial, progress: Progress, checkpoint: Checkpoint | None) -> None:
+    def _saved(self, trial: Trial, progress: TrialProgress, checkpoint: Checkpoint | None) -> None:
         wanted, kept = progress.wanted, progress.wanted_kept
         if wanted is not None and (checkpoint is None or checkpoint.path == wanted.path):
             progress.wanted, progress.wanted_kept = None, False
             if checkpoint is not None and checkpoint.iteration != wanted.iteration:  # a run goes on while it is saved
                 wanted = self._note_saved(progress, replace(wanted, iteration=checkpoint.iteration))
             self._is_saved(trial, wanted, kept)
-            if progress.phase is Phase.SAVING:
+            if progress.phase is AttemptPhase.SAVING:
                 self._go_on(trial, progress)
         elif checkpoint is not None:  # a function made it by itself
             self._is_saved(trial, checkpoint, kept=True)
 
-    def _save_failed(self, trial: Trial, progress: Progress, error: str) -> None:
-        if progress.phase is not Phase.SAVING or progress.wanted is None:
+    def _save_failed(self, trial: Trial, progress: TrialProgress, error: str) -> None:
+        if progress.phase is not AttemptPhase.SAVING or progress.wanted is None:
             return
         self._emit(Warn(f"{trial}: no checkpoint at {progress.wanted.path}: {error}"))
         self._forget_wanted(progress)
@@ -56,7 +56,7 @@ class Transfers(Requests):
                 Warn(f"{trial}: checkpoint_score_attr is {attribute!r}, which its result has not as a number; {has}")
             )
 
-    def _forget_wanted(self, progress: Progress) -> None:
+    def _forget_wanted(self, progress: TrialProgress) -> None:
         """A promised checkpoint will never be durable."""
         wanted, progress.wanted, progress.wanted_kept = progress.wanted, None, False
         if wanted is not None:
@@ -79,19 +79,19 @@ class Transfers(Requests):
                 self._drop_exploit(progress)
             else:
                 progress.exploit = progress.exploit._replace(source=saved)
-            if progress.phase is Phase.WAITING:
+            if progress.phase is AttemptPhase.WAITING:
                 self._go_on(trial, progress)
 
-    def _go_on_with_exploit(self, trial: Trial, progress: Progress) -> None:
+    def _go_on_with_exploit(self, trial: Trial, progress: TrialProgress) -> None:
         exploit = progress.exploit
         assert exploit is not None
         if self._is_durable(exploit.source):
-            progress.phase = Phase.RESETTING
+            progress.phase = AttemptPhase.RESETTING
             self._emit(Ask("change", trial, (exploit.config, exploit.source, exploit.experiment_tag)))
         else:
-            progress.phase = Phase.WAITING
+            progress.phase = AttemptPhase.WAITING
 
-    def _take_over(self, trial: Trial, progress: Progress) -> None:
+    def _take_over(self, trial: Trial, progress: TrialProgress) -> None:
         """The trial is another's copy from now on."""
         exploit = progress.exploit
         assert exploit is not None
@@ -102,7 +102,7 @@ class Transfers(Requests):
         self._delete(self.kept.replace_newest(trial, exploit.source))
         self._delete(self.kept.release(exploit.source))
 
-    def _save_repetition(self, trial: Trial, progress: Progress, result: Result) -> None:
+    def _save_repetition(self, trial: Trial, progress: TrialProgress, result: Result) -> None:
         """A result that counted long ago may lack its checkpoint still: else kills in between could hold a trial up for ever."""
         every = trial.checkpoint_freq
         iteration = result[TRAINING_ITERATION]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from counterpoint.tune.runner.events import needs_of
-from counterpoint.tune.runner.progress import Progress
+from counterpoint.tune.runner.progress import TrialProgress
 from counterpoint.tune.trial import LONGEST_DIRECTORY_NAME, Trial
 
 
@@ -18,11 +18,11 @@ class TrialTable:
         self.trials: list[Trial] = []
         self._directories: set[str] = set()
         self._by_status: dict[str, dict[str, Trial]] = defaultdict(dict)
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, TrialProgress] = {}
         self._startable: dict[str, dict[str, list[int]]] = {Trial.PENDING: {}, Trial.PAUSED: {}}
         """The indexes of trials that can start, in order, by status and needs."""
 
-    def add(self, trial: Trial, progress: Progress | None = None) -> Progress:
+    def add(self, trial: Trial, progress: TrialProgress | None = None) -> TrialProgress:
         """Adds a trial after all others, with its status. Raises `ValueError` for an id that is taken.
 
         A trial whose directory is another's gets one with its id in the name: no two trials write to one.
@@ -34,18 +34,18 @@ class TrialTable:
         while trial.logdir in self._directories:
             trial.dirname += "_"
         self._directories.add(trial.logdir)
-        progress = progress or Progress(len(self.trials), needs_of(trial))
+        progress = progress or TrialProgress(len(self.trials), needs_of(trial))
         self.trials.append(trial)
         self._progress[trial.trial_id] = progress
         self._enter(trial, progress)
         return progress
 
-    def get(self, trial_id: str) -> tuple[Trial, Progress] | None:
+    def get(self, trial_id: str) -> tuple[Trial, TrialProgress] | None:
         """The trial of an id."""
         progress = self._progress.get(trial_id)
         return None if progress is None else (self.trials[progress.index], progress)
 
-    def progress(self, trial: Trial) -> Progress:
+    def progress(self, trial: Trial) -> TrialProgress:
         """What is known of a trial of this experiment. Raises `KeyError` for another."""
         return self._progress[trial.trial_id]
 
@@ -88,7 +88,7 @@ class TrialTable:
         """The trials of a status, in no particular order."""
         return self._by_status[status].values()
 
-    def _enter(self, trial: Trial, progress: Progress) -> None:
+    def _enter(self, trial: Trial, progress: TrialProgress) -> None:
         self._by_status[trial.status][trial.trial_id] = trial
         if (by_needs := self._startable.get(trial.status)) is not None:
             insort(by_needs.setdefault(progress.needs, []), progress.index)

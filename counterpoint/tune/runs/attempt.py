@@ -22,7 +22,7 @@ from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import on_one_line
 from counterpoint.tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
 from counterpoint.tune.result import Result
-from counterpoint.tune.runs.exploit import CopyNote, Exploit
+from counterpoint.tune.runs.exploit import CopyNote, TrialReset
 from counterpoint.tune.runs.host_job import HostJob
 from counterpoint.tune.runs.orchestrator_process import OrchestratorProcess
 from counterpoint.tune.runs.result_lines import ResultLines
@@ -50,7 +50,7 @@ class RunAttempt:
         self._process: OrchestratorProcess | None = None
         self._began = time.monotonic()
         self._started = self._wanted = self._leaving = self._complete = False
-        self._exploit: Exploit | None = None
+        self._exploit: TrialReset | None = None
         self._first: tuple[SavedStep | None, CopyNote | None, dict[str, Any]] | None = None
         self._exploit_until = 0.0
         self._failure: str | None = None
@@ -91,7 +91,7 @@ class RunAttempt:
     def exploit(self, source: SavedStep | None, note: CopyNote | None, changes: dict[str, Any]) -> None:
         """Asks for a copy and a change of keys. `Started` follows; steps of the old weights or values are not delivered."""
         self._wanted, self._started = False, False
-        self._exploit = Exploit(self.config.output_dir, self.config.run_id, source, note, changes)
+        self._exploit = TrialReset(self.config.output_dir, self.config.run_id, source, note, changes)
         self._copied_iteration = _iteration_of(source, note) if source is not None and note is not None else 0
         self._exploit_until = time.monotonic() + EXPLOIT_SECONDS
 
@@ -184,7 +184,7 @@ class RunAttempt:
         ended_well = self._process is not None and self._process.code == 0
         return ended_well or self._results.newest >= self.config.steps - 1
 
-    def _exploit_problem(self, exploit: Exploit, is_over: bool) -> str | None:
+    def _exploit_problem(self, exploit: TrialReset, is_over: bool) -> str | None:
         if is_over:
             refusal = exploit.refusal()
             return None if refusal is None else f"the copy or the change of its run was refused: {refusal}"

@@ -23,7 +23,7 @@ from counterpoint.tune.registry import load
 from counterpoint.tune.result import Result
 from counterpoint.tune.schedulers.explore import Mutations, check_mutations, completed, explore
 from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
-from counterpoint.tune.schedulers.population import Member, Population
+from counterpoint.tune.schedulers.population import Population, PopulationMember
 from counterpoint.tune.schedulers.scheduler import Trials
 from counterpoint.tune.search.variants import copied, format_vars
 from counterpoint.tune.trial import Trial
@@ -128,7 +128,7 @@ class PopulationBasedTraining(MetricScheduler):
             )
         return self.CONTINUE
 
-    def _perturb_one(self, trials: Trials, trial: Trial, member: Member, result: Result) -> str:
+    def _perturb_one(self, trials: Trials, trial: Trial, member: PopulationMember, result: Result) -> str:
         member.last_perturbation_time = member.last_train_time
         others_wait = trials.with_status(Trial.PENDING) or trials.with_status(Trial.PAUSED)
         exploits = self._save_or_exploit(trials, member, result)
@@ -146,7 +146,7 @@ class PopulationBasedTraining(MetricScheduler):
             self._save_or_exploit(trials, member, trials.get_trial(member.trial_id).last_result)
         population.begin_round(self._interval)
 
-    def _save_or_exploit(self, trials: Trials, member: Member, result: Result) -> bool:
+    def _save_or_exploit(self, trials: Trials, member: PopulationMember, result: Result) -> bool:
         """Saves a trial of the upper quantile; makes one of the lower take over. Returns whether it did the latter."""
         trial = trials.get_trial(member.trial_id)
         member.checkpoint = None
@@ -161,7 +161,9 @@ class PopulationBasedTraining(MetricScheduler):
         self._exploit(trials, trial, member, source, source.checkpoint)
         return True
 
-    def _exploit(self, trials: Trials, trial: Trial, member: Member, source: Member, checkpoint: Checkpoint) -> None:
+    def _exploit(
+        self, trials: Trials, trial: Trial, member: PopulationMember, source: PopulationMember, checkpoint: Checkpoint
+    ) -> None:
         old_config = trials.get_trial(source.trial_id).config
         config = as_json(self._explored(old_config, member, source), "explored config")
         tagged = format_vars({("config", key): config.get(key) for key in self._mutations})
@@ -173,7 +175,7 @@ class PopulationBasedTraining(MetricScheduler):
         self._num_perturbations += 1
         self._population.take_over(member, source)
 
-    def _explored(self, config: dict[str, Any], member: Member, source: Member) -> dict[str, Any]:
+    def _explored(self, config: dict[str, Any], member: PopulationMember, source: PopulationMember) -> dict[str, Any]:
         """The configuration that a member takes over from a source, changed."""
         changed = explore(config, self._mutations, self._resample_probability, self._factors, self._random)
         return self._custom(changed)

@@ -13,7 +13,7 @@ from counterpoint.tune.schedulers.metric_scheduler import number_from_json, numb
 
 
 @dataclass
-class Member:
+class PopulationMember:
     """A live trial of the population."""
 
     trial_id: str
@@ -33,7 +33,7 @@ class Population:
     """The live trials, and their ranking by score."""
 
     def __init__(self, quantile_fraction: float, first_round: float) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, PopulationMember] = {}
         self._quantile_fraction = quantile_fraction
         self._ranking: list[tuple[float, int, str]] = []
         self._joined = 0
@@ -46,7 +46,7 @@ class Population:
 
     def add(self, trial_id: str, tag: str) -> None:
         """Takes in a new trial."""
-        self.members[trial_id] = Member(trial_id, self._joined, tag)
+        self.members[trial_id] = PopulationMember(trial_id, self._joined, tag)
         self._joined += 1
         self._awaited.add(trial_id)
 
@@ -60,34 +60,34 @@ class Population:
         self._longest_of_gone = max(self._longest_of_gone, member.last_train_time)
         return True
 
-    def record(self, member: Member, time: float, score: float) -> None:
+    def record(self, member: PopulationMember, time: float, score: float) -> None:
         """Takes the result with which a trial comes to a perturbation. NaN is worse than every number."""
         self._unrank(member)
         member.score = -math.inf if math.isnan(score) else score
         insort(self._ranking, (member.score, member.index, member.trial_id))
         self._set_train_time(member, time)
 
-    def lower(self) -> list[Member]:
+    def lower(self) -> list[PopulationMember]:
         """The members of the lower quantile, worst first; none while fewer than two have a score."""
         return [self.members[trial_id] for _, _, trial_id in self._ranking[: self._quantile_size()]]
 
-    def upper(self) -> list[Member]:
+    def upper(self) -> list[PopulationMember]:
         """The members of the upper quantile, best last."""
         return [
             self.members[trial_id] for _, _, trial_id in self._ranking[len(self._ranking) - self._quantile_size() :]
         ]
 
-    def is_lower(self, member: Member) -> bool:
+    def is_lower(self, member: PopulationMember) -> bool:
         """Whether a member is in the lower quantile."""
         rank = self._rank(member)
         return rank is not None and rank < self._quantile_size()
 
-    def is_upper(self, member: Member) -> bool:
+    def is_upper(self, member: PopulationMember) -> bool:
         """Whether a member is in the upper quantile."""
         rank = self._rank(member)
         return rank is not None and rank >= len(self._ranking) - self._quantile_size()
 
-    def drawn_from_upper(self, generator: random.Random) -> Member:
+    def drawn_from_upper(self, generator: random.Random) -> PopulationMember:
         """A member of the upper quantile, each as likely."""
         count = len(self._ranking)
         return self.members[self._ranking[generator.choice(range(count - self._quantile_size(), count))][2]]
@@ -97,17 +97,17 @@ class Population:
         size = math.ceil(count * self._quantile_fraction)
         return count // 2 if size > count / 2 else size
 
-    def _rank(self, member: Member) -> int | None:
+    def _rank(self, member: PopulationMember) -> int | None:
         if member.score is None:
             return None
         return bisect_left(self._ranking, (member.score, member.index, member.trial_id))
 
-    def take_over(self, member: Member, source: Member) -> None:
+    def take_over(self, member: PopulationMember, source: PopulationMember) -> None:
         """Notes that a trial goes on from where another is."""
         member.last_perturbation_time = source.last_perturbation_time
         self._set_train_time(member, source.last_train_time)
 
-    def is_synced(self, member: Member) -> bool:
+    def is_synced(self, member: PopulationMember) -> bool:
         """Whether a trial has come to the time at which the round ends."""
         return member.trial_id not in self._awaited
 
@@ -124,14 +124,14 @@ class Population:
             self._round = longest + interval
             self._awaited = set(self.members)
 
-    def _set_train_time(self, member: Member, time: float) -> None:
+    def _set_train_time(self, member: PopulationMember, time: float) -> None:
         member.last_train_time = time
         if time < self._round:
             self._awaited.add(member.trial_id)
         else:
             self._awaited.discard(member.trial_id)
 
-    def _unrank(self, member: Member) -> None:
+    def _unrank(self, member: PopulationMember) -> None:
         if (rank := self._rank(member)) is not None:
             del self._ranking[rank]
 
@@ -153,7 +153,7 @@ class Population:
         self._joined, self._round = state["joined"], state["round"]
         self._longest_of_gone = state["longest_of_gone"]
         for saved in state["members"]:
-            member = Member(**saved)
+            member = PopulationMember(**saved)
             member.checkpoint = None if saved["checkpoint"] is None else Checkpoint(**saved["checkpoint"])
             self.members[member.trial_id] = member
             if saved["score"] is not None:

@@ -18,8 +18,8 @@ from counterpoint.transport.files.atomic import remove_directory
 from counterpoint.tune.errors import AbortTrialExecution, TuneError
 from counterpoint.tune.result import Result
 from counterpoint.tune.trainable import saved_state
-from counterpoint.tune.trainable.saved_state import METADATA, Progress
-from counterpoint.tune.trainable.session import OWN, FunctionEnded, Session, discard, open_session
+from counterpoint.tune.trainable.saved_state import METADATA, TrainableProgress
+from counterpoint.tune.trainable.session import OWN, FunctionEnded, FunctionSession, discard, open_session
 from counterpoint.tune.trainable.trainable import Trainable, TrialInfo
 
 CHECKPOINT_DIR = "checkpoint_dir"
@@ -46,12 +46,12 @@ class FunctionTrainable(Trainable):
             discard(left)
         self._newest: Path | None = None
         """Its newest checkpoint, or the one that it begins from."""
-        self._newest_progress = Progress()
+        self._newest_progress = TrainableProgress()
         self._restored_from: str | None = None
-        self._session = Session(self._trial, self._call)
+        self._session = FunctionSession(self._trial, self._call)
         open_session(self._session)
 
-    def _call(self, session: Session) -> Any:
+    def _call(self, session: FunctionSession) -> Any:
         function = type(self)._function
         parameters = inspect.signature(function).parameters
         if CHECKPOINT_DIR in parameters:
@@ -81,7 +81,7 @@ class FunctionTrainable(Trainable):
         """The iteration at which the function made what `save` saves."""
         return self._newest_progress.iteration
 
-    def _saved_progress(self) -> Progress:
+    def _saved_progress(self) -> TrainableProgress:
         return self._newest_progress
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -19,7 +19,7 @@ _LONGEST = 64 * 2**20
 
 
 @dataclass
-class Progress:
+class TrainableProgress:
     """How far a trial has come; goes on counting after a restore."""
 
     iteration: int = 0
@@ -28,7 +28,7 @@ class Progress:
     episodes_total: int | None = None
 
 
-def write(path: Path, fill: Callable[[str], Any], progress: Progress, trial_id: str) -> None:
+def write(path: Path, fill: Callable[[str], Any], progress: TrainableProgress, trial_id: str) -> None:
     """Has `fill` write into a directory, which then becomes `path`, flushed to the disk.
 
     `fill` returns None, a dict, or the path of what it wrote in that directory, as `Trainable.save_checkpoint` does. Whatever was
@@ -58,14 +58,14 @@ def _told(returned: Any, partial: Path) -> dict[str, Any]:
     return {"kind": "directory", "inside": str(wrote.resolve().relative_to(partial.resolve()))}
 
 
-def read(path: Path) -> tuple[Any, Progress]:
+def read(path: Path) -> tuple[Any, TrainableProgress]:
     """Returns what `load_checkpoint` takes, a dict or a path, and how far the trial had come.
 
     Raises `TuneError` if no trainable's checkpoint is there.
     """
     metadata = _json(path, METADATA)
     try:
-        progress = Progress(**{name: metadata[name] for name in asdict(Progress())})
+        progress = TrainableProgress(**{name: metadata[name] for name in asdict(TrainableProgress())})
         kind, inside = metadata["kind"], metadata.get("inside", ".")
     except KeyError as error:
         raise TuneError(f"{path / METADATA} has no {error}; it was not written by the tuner") from None

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 OWN = ".function_"
 """How the directories begin that a function writes checkpoints into, below its trial's; they become checkpoints at its report."""
 
-_current: Session | None = None
+_current: FunctionSession | None = None
 
 
 class FunctionEnded(Exception):
@@ -37,10 +37,10 @@ class FunctionStopped(SystemExit):
     """Raised in the function's thread at `report` when its trial stops, so that its `finally` blocks run."""
 
 
-class Session:
+class FunctionSession:
     """One function at work: its thread, and the hand-over of results and checkpoints."""
 
-    def __init__(self, trial: TrialInfo, function: Callable[[Session], Any]) -> None:
+    def __init__(self, trial: TrialInfo, function: Callable[[FunctionSession], Any]) -> None:
         self.trial = trial
         self.made: Path | None = None
         """The directory of a checkpoint that the function has written since its last report."""
@@ -127,7 +127,7 @@ def discard(directory: Path) -> None:
     remove_directory(directory)
 
 
-def open_session(session: Session | None) -> None:
+def open_session(session: FunctionSession | None) -> None:
     """Makes a session the one that the functions below speak to; None ends that."""
     global _current
     _current = session

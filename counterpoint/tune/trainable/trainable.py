@@ -21,7 +21,7 @@ from counterpoint.tune import result as keys
 from counterpoint.tune.json_values import as_json
 from counterpoint.tune.result import Result
 from counterpoint.tune.trainable import saved_state
-from counterpoint.tune.trainable.saved_state import Progress
+from counterpoint.tune.trainable.saved_state import TrainableProgress
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Trainable:
         self.setup(copy.deepcopy(self.config))
 
     def _begin(self) -> None:
-        self._progress = Progress()
-        self._since_restore = Progress()
+        self._progress = TrainableProgress()
+        self._since_restore = TrainableProgress()
         self._saved: Path | None = None
         """The checkpoint that holds exactly the present state, if there is one."""
 
@@ -142,7 +142,7 @@ class Trainable:
             self._saved = path
         return str(path)
 
-    def _saved_progress(self) -> Progress:
+    def _saved_progress(self) -> TrainableProgress:
         """How far the state had come that `save_checkpoint` saves."""
         return self._progress
 
@@ -150,7 +150,7 @@ class Trainable:
         """Goes on from a checkpoint of this class: its state, its iteration and its totals."""
         state, progress = saved_state.read(Path(checkpoint_path).absolute())
         self.load_checkpoint(state)
-        self._progress, self._since_restore = progress, Progress()
+        self._progress, self._since_restore = progress, TrainableProgress()
         self._saved = Path(checkpoint_path).absolute()
 
     def reset(self, new_config: dict[str, Any], trial: TrialInfo | None = None) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.ledger import Ledger
+from counterpoint.tune.executors.ledger import ResourceLedger
 
 needs = st.fixed_dictionaries(
     {},
@@ -21,7 +21,7 @@ needs = st.fixed_dictionaries(
 @given(st.lists(needs, max_size=30), st.randoms(use_true_random=False))
 def test_nothing_is_oversubscribed_and_everything_comes_back(asked: list[dict[str, float]], random: object) -> None:
     totals = {"cpu": 4.0, "magic": 2.0}
-    ledger = Ledger(totals, ["0", "1", "2"])
+    ledger = ResourceLedger(totals, ["0", "1", "2"])
     held: dict[str, tuple[dict[str, float], list[str]]] = {}
     for index, wanted in enumerate(asked):
         if ledger.fits(wanted):
@@ -45,9 +45,9 @@ def test_nothing_is_oversubscribed_and_everything_comes_back(asked: list[dict[st
 
 
 def test_what_can_never_be_had_is_said() -> None:
-    ledger = Ledger({"cpu": 2.0}, ["0"])
+    ledger = ResourceLedger({"cpu": 2.0}, ["0"])
     assert ledger.impossible({"cpu": 2.0, "gpu": 1.0}) is None
     assert ledger.impossible({"cpu": 3.0}) == "it needs 3 cpu, and there are 2 in all"
     assert "it needs 1 tpu, and there are 0 in all; known are cpu, gpu" in str(ledger.impossible({"tpu": 1.0}))
-    assert "whole devices" in str(Ledger({}, ["0", "1"]).impossible({"gpu": 1.5}))
+    assert "whole devices" in str(ResourceLedger({}, ["0", "1"]).impossible({"gpu": 1.5}))
     assert str(ledger) == "0/2 cpu, 0/1 gpu"

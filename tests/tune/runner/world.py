@@ -30,7 +30,7 @@ from counterpoint.tune.runner.events import (
 )
 from counterpoint.tune.runner.machine import ExperimentMachine
 from counterpoint.tune.runner.machine_state import restore, state_of
-from counterpoint.tune.runner.progress import Phase
+from counterpoint.tune.runner.progress import AttemptPhase
 from counterpoint.tune.runner.search_side import SearchSide
 from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
 from counterpoint.tune.trial import Trial
@@ -250,7 +250,7 @@ class World:
                 del self.lives[life.trial.trial_id]
                 self.send(Stopped(*who))
             case _:
-                waits = self.machine.table.progress(life.trial).phase is Phase.WAITING
+                waits = self.machine.table.progress(life.trial).phase is AttemptPhase.WAITING
                 assert waits, f"{life} was forgotten: nobody asks it for anything"
 
     def take_snapshot(self) -> None:
