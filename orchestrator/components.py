@@ -52,7 +52,7 @@ from counterpoint.orchestrator.steering import Steering
 from counterpoint.orchestrator.step.advantages import Advantage, load_advantage, try_advantage
 from counterpoint.orchestrator.step.asked_dumps import AskedDumps
 from counterpoint.orchestrator.step.boundary import StepBoundary
-from counterpoint.orchestrator.step.checkpoint import CheckpointError, StepCheckpoint, identity_of
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of
 from counterpoint.orchestrator.step.filters import with_vocabulary
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.sender import Sender
@@ -62,6 +62,7 @@ from counterpoint.run.changes import Change
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.health import LoopMonitors
 from counterpoint.run.pause import Pause
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from counterpoint.orchestrator.run_directory import (
     finish_deletion,
     is_deleted,
 )
-from counterpoint.orchestrator.step.checkpoint import CheckpointError
 from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
 from counterpoint.orchestrator.step.differences import NothingLearnedError
 from counterpoint.run.loop_health.watchdog import StallError
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import DISK_FAULTS
 from counterpoint.transport.process.notify import notify_failure
 from counterpoint.transport.process.permanent_errors import (

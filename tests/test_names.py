@@ -12,9 +12,7 @@ from tests.test_imports import FILES
 pytestmark = pytest.mark.slow  # every file of the house is parsed
 
 SHARED = {
-    "Ask": 2,
     "ChangeEntry": 2,
-    "CheckpointError": 2,
     "JobParameters": 2,
     "Kind": 2,
     "Resources": 2,

@@ -1,4 +1,4 @@
-"""Errors that the user can fix. The commands print them without a traceback and exit with their code."""
+"""Errors that the user can fix. The commands print a `UserError` without a traceback and exit with its code."""
 
 from __future__ import annotations
 
@@ -21,3 +21,7 @@ class Obstructed(UserError):
 
     code = 75
     """`EX_TEMPFAIL` of sysexits.h."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read or used; the message names its file or directory, and the reason."""

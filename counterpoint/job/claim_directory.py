@@ -23,9 +23,9 @@ from counterpoint.job.directory import JOB_FILE, JOB_LOCK, control_directory, li
 from counterpoint.job.fine_tuning import check_resumed
 from counterpoint.job.reading.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
 from counterpoint.orchestrator.run_directory import ConfigurationError
-from counterpoint.orchestrator.step.checkpoint import CheckpointError, check_resumable
+from counterpoint.orchestrator.step.checkpoint import check_resumable
 from counterpoint.sweep.store import StoreError
-from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.errors import CheckpointError, Obstructed, UserError
 from counterpoint.transport.files.lock import holder_of, take_lock
 from counterpoint.transport.files.mounts import unmounted
 from counterpoint.transport.process.permanent_errors import is_permanent

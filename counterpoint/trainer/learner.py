@@ -59,6 +59,7 @@ from counterpoint.trainer.work.contribution import Contribution, StepOutcome, gi
 from counterpoint.trainer.work.measure import measure_row
 from counterpoint.trainer.work.step import conclude, described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.transport import codec
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.process.cores import own_cores
 from counterpoint.transport.records import Batch
@@ -491,7 +492,7 @@ class Learner:
                     slot, start_of(self.config.output_dir, run_id, run.progress.step)
                 )
             failure = ""
-        except (ValueError, checkpoint.CheckpointError) as error:
+        except (ValueError, CheckpointError) as error:
             failure = run.failure or str(error)
         except Exception as error:  # a lack of memory, or any error of an adapter or optimizer
             if is_fatal(error):

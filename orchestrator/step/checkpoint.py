@@ -25,6 +25,7 @@ from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.configuration.toml_file import without_places
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import (
     flush,
     publish_directory,
@@ -46,10 +47,6 @@ _OLDEST_FORMAT = 1
 _STATE = "orchestrator.msgpack"
 _WEIGHTS = "training.lora"
 """The key that a resume must not change: which weights are trained."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read. The message names the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,13 @@ from counterpoint.trainer.runs import control_files, shard_files
 from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.runs.slices import OtherSlices
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
 from counterpoint.transport.files.format_number import OtherFormatError, check_format
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the message names it and the reason."""
 
 
 def checkpoints_directory(output_dir: Path, run_id: str) -> Path:

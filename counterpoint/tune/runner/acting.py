@@ -74,10 +74,10 @@ class Acting:
                 logger.warning("%s", text)
             case events.DeleteCheckpoint(checkpoint):
                 self._in_background(self._delete_checkpoint, checkpoint)
-            case events.Ask():
+            case events.AskExecutor():
                 self._ask_executor(instruction)
 
-    def _ask_executor(self, asked: events.Ask) -> None:
+    def _ask_executor(self, asked: events.AskExecutor) -> None:
         """Asks. What the executor refuses is a failure of the trial."""
         executor, trial = self._executor, asked.trial
         attempt = self._machine.table.progress(trial).attempt

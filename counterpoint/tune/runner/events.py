@@ -165,7 +165,7 @@ class TellComplete:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskExecutor:
     """Call a method of `EventExecutor` about a trial. `ResetRefused` follows a `change` that returns False."""
 
     method: Literal["begin", "proceed", "save_to", "change", "suspend", "end", "end_paused"]
@@ -207,7 +207,7 @@ class Warn:
     text: str
 
 
-Instruction = AskSearch | TellResult | TellComplete | Ask | DeleteCheckpoint | WriteError | Notify | Warn
+Instruction = AskSearch | TellResult | TellComplete | AskExecutor | DeleteCheckpoint | WriteError | Notify | Warn
 
 
 def needs_of(trial: Trial) -> str:

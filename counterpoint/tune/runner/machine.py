@@ -213,7 +213,7 @@ class ExperimentMachine(Transfers):
             progress.returned, progress.latest = False, {}
             progress.phase = AttemptPhase.STARTING
             self.table.move(trial, Trial.RUNNING)
-            self._emit(events.Ask("begin", trial, (progress.attempt, trial.checkpoint)))
+            self._emit(events.AskExecutor("begin", trial, (progress.attempt, trial.checkpoint)))
             self.may_start = True
         self._free = frozenset()
 
@@ -372,7 +372,7 @@ class ExperimentMachine(Transfers):
         if progress.wanted is not None:
             progress.phase = AttemptPhase.SAVING
             progress.wanted = self._with_newest_result(trial, progress, progress.wanted)
-            self._emit(events.Ask("save_to", trial, (progress.wanted,)))
+            self._emit(events.AskExecutor("save_to", trial, (progress.wanted,)))
         elif progress.end is not None:
             self._stop_attempt(trial, progress)
         elif progress.held:
@@ -386,14 +386,14 @@ class ExperimentMachine(Transfers):
             self._go_on(trial, progress)
         else:
             progress.phase = AttemptPhase.TRAINING
-            self._emit(events.Ask("proceed", trial))
+            self._emit(events.AskExecutor("proceed", trial))
 
     def _stop_attempt(self, trial: Trial, progress: TrialProgress) -> None:
         progress.phase = AttemptPhase.STOPPING
         if progress.end == Trial.PAUSED:
-            self._emit(events.Ask("suspend", trial))
+            self._emit(events.AskExecutor("suspend", trial))
         else:
-            self._emit(events.Ask("end", trial, (progress.end == Trial.ERROR,)))
+            self._emit(events.AskExecutor("end", trial, (progress.end == Trial.ERROR,)))
 
     def _attempt_over(self, trial: Trial, progress: TrialProgress) -> None:
         """There is no process any more; its resources are free."""
@@ -409,7 +409,7 @@ class ExperimentMachine(Transfers):
             self.stop_trial(trial)
             return
         if trial.status != Trial.RUNNING and status in (Trial.TERMINATED, Trial.ERROR) and progress.attempt:
-            self._emit(events.Ask("end_paused", trial, (status == Trial.ERROR,)))
+            self._emit(events.AskExecutor("end_paused", trial, (status == Trial.ERROR,)))
         self.table.move(trial, status)
         if status == Trial.TERMINATED:
             self._emit(events.Notify("on_trial_complete", trial))

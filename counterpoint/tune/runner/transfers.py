@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.result import TRAINING_ITERATION, Result, what_it_has
-from counterpoint.tune.runner.events import Ask, DeleteCheckpoint, Notify, Warn
+from counterpoint.tune.runner.events import AskExecutor, DeleteCheckpoint, Notify, Warn
 from counterpoint.tune.runner.kept_checkpoints import score
 from counterpoint.tune.runner.progress import AttemptPhase, TrialProgress
 from counterpoint.tune.runner.requests import RequestNotes
@@ -87,7 +87,7 @@ class Transfers(RequestNotes):
         assert exploit is not None
         if self._is_durable(exploit.source):
             progress.phase = AttemptPhase.RESETTING
-            self._emit(Ask("change", trial, (exploit.config, exploit.source, exploit.experiment_tag)))
+            self._emit(AskExecutor("change", trial, (exploit.config, exploit.source, exploit.experiment_tag)))
         else:
             progress.phase = AttemptPhase.WAITING
 

@@ -12,7 +12,6 @@ from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.checkpoint import (
     FORMAT,
-    CheckpointError,
     StepCheckpoint,
     check_resumable,
     committed_lines,
@@ -22,6 +21,7 @@ from counterpoint.orchestrator.step.checkpoint import (
 )
 from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import LoraConfig
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import publish_directory, published_steps
 from counterpoint.transport.files.json_lines import append_line
 from tests.support.rollouts import make_rollout

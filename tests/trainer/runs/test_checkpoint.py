@@ -15,8 +15,8 @@ from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.metrics import MetricsFile
 from counterpoint.trainer.probe import BrokenWeights
 from counterpoint.trainer.runs import checkpoint
-from counterpoint.trainer.runs.checkpoint import CheckpointError
 from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
 from tests.support.silly_rename import is_held, keep_removed_files

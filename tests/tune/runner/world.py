@@ -12,7 +12,7 @@ from counterpoint.tune.resources import Resources
 from counterpoint.tune.result import TRAINING_ITERATION, Result
 from counterpoint.tune.runner import codec
 from counterpoint.tune.runner.events import (
-    Ask,
+    AskExecutor,
     AskSearch,
     DeleteCheckpoint,
     Event,
@@ -141,27 +141,27 @@ class World:
                 self.heard.append(instruction)
                 if isinstance(instruction, TellComplete):
                     self.told_complete.append(instruction.trial_id)
-            case Ask("begin", trial, (attempt, checkpoint)):
+            case AskExecutor("begin", trial, (attempt, checkpoint)):
                 assert trial.trial_id not in self.lives
                 assert self.used + 1 <= self.capacity
                 begin = 0
                 if checkpoint is not None and checkpoint.trial_id:
                     begin = self.made[checkpoint.path]
                 self.lives[trial.trial_id] = Life(trial, attempt, iteration=begin)
-            case Ask("proceed", trial):
+            case AskExecutor("proceed", trial):
                 self.rested(trial).doing = "training"
-            case Ask("save_to", trial, (checkpoint,)):
+            case AskExecutor("save_to", trial, (checkpoint,)):
                 life = self.rested(trial)
                 life.doing, life.checkpoint = "saving", checkpoint
-            case Ask("change", trial, (_, checkpoint, _)):
+            case AskExecutor("change", trial, (_, checkpoint, _)):
                 life = self.rested(trial)
                 assert life.attempt == self.machine.table.progress(trial).attempt
                 assert checkpoint.path in self.made
                 life.doing, life.checkpoint = "resetting", checkpoint
-            case Ask("suspend" | "end", trial):
+            case AskExecutor("suspend" | "end", trial):
                 assert self.lives[trial.trial_id].doing != "stopping"
                 self.lives[trial.trial_id].doing = "stopping"
-            case Ask("end_paused", trial):
+            case AskExecutor("end_paused", trial):
                 assert trial.trial_id not in self.lives
                 self.ended_paused.append(trial.trial_id)
             case DeleteCheckpoint(checkpoint):
