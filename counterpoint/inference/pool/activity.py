@@ -1,7 +1,7 @@
-"""What one server did for this pool: requests, tokens, when it was busy, loading or out of service.
+"""One server's activity for this pool: requests, tokens, and the times when it was busy, loading or out of service.
 
-The pool and the server's monitor note it as it happens, on the loop; each note costs a few additions. `take_spans` gives what has
-happened since the last call as spans of a step, `described` the state and the totals for `fleet.json`.
+The pool and the server's monitor note it on the loop as it happens, and each note costs a few additions. `take_spans` gives it
+since the last call as spans of a step, `described` the state and the totals for `fleet.json`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from counterpoint.transport.telemetry.spans import AttributeValue, Span
 ROLE = "inference"
 
 MAX_EVENTS = 64
-"""Weight loads, probes and outages that are remembered until `take_spans`."""
+"""Weight loads, probes and outages that it remembers until `take_spans`."""
 
 MAX_REASON = 300
 """Characters of a reason in `fleet.json`."""
 
 
 class ServerActivity:
-    """One server's. `clock` gives unix seconds and never goes back."""
+    """The activity of one server. `clock` gives Unix seconds and never goes back."""
 
     def __init__(self, url: str, clock: Callable[[], float] = spans.now) -> None:
         self._url = url
@@ -47,7 +47,7 @@ class ServerActivity:
                 "failures",
                 "prompt_tokens",
                 "cached_tokens",
-                "cacheable_tokens",  # those of the prompts of which the server says how much its cache had
+                "cacheable_tokens",  # those of prompts with a known number of cached tokens
                 "completion_tokens",
                 "outages",
                 "restarts",
@@ -56,7 +56,7 @@ class ServerActivity:
         )
         self._last_outage: dict[str, Any] | None = None
         self.load: Observation | None = None
-        """The last load that the server has told."""
+        """The last load that the server has reported."""
 
     def request(self) -> ServerActivity:
         """Returns a block around a request at the server, to count it. Blocks may overlap.
@@ -84,12 +84,12 @@ class ServerActivity:
 
     @property
     def ended_requests(self) -> int:
-        """Requests that the server has answered, or that failed there. A cancelled one is neither."""
+        """Requests that the server has answered, or that failed there, without cancelled ones."""
         return self._totals["requests"] + self._totals["failures"]
 
     @contextmanager
     def timed(self, name: str, version: int) -> Iterator[None]:
-        """Notes what the server was busy with besides requests: `load`, `probe`."""
+        """Notes that the server was busy with `load` or `probe`."""
         begin = self._clock()
         try:
             yield
@@ -105,7 +105,7 @@ class ServerActivity:
         self._totals["completion_tokens"] += len(turn.completion_ids)
 
     def went_out(self, reason: str, since: float) -> None:
-        """Notes that the server was taken out of service, or was never in it; `since`, in unix seconds, is for people."""
+        """Notes that the server went out of service, or was never in it. `since`, in Unix seconds, is for people."""
         if self._out_since is None:
             self._out_since = self._clock()
             self._totals["outages"] += self._instance is not None
@@ -125,7 +125,7 @@ class ServerActivity:
             self._out_since = end if goes_on else None
 
     def take_spans(self, run: str, step: int) -> list[Span]:
-        """Returns what has happened since the last call, up to now; what is still going on is split there."""
+        """Returns the activity since the last call, up to now. A span still in progress is split there."""
         if self._in_flight:
             now = self._clock()
             self._busy.add(self._busy_since, now)

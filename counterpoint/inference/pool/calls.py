@@ -1,7 +1,7 @@
-"""One call to a server: its answer is checked, since one that the model cannot give is none, and becomes a turn of a rollout.
+"""One call to a server: checks the answer against the model, and turns it into a turn of a rollout.
 
 A parse of a completion takes no place of a model call. Any server of the pool parses as any other does, whatever weights it
-holds; the one that generated the completion is asked first.
+holds. The one that generated the completion is asked first.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class _Call(Protocol[Asked, Content]):
 
 
 COMPARED_ALTERNATIVES = 5
-"""The most probable tokens by which `ignores_temperature` knows."""
+"""The number of most probable tokens that `ignores_temperature` compares."""
 
 FLAT = 1e-3
-"""A difference of theirs, in nats, from which nothing is known."""
+"""The least difference of theirs, in nats, that proves anything."""
 
 CUT_SECONDS = 2.0
-"""How long a call that was cancelled waits for the server to say what it has sampled."""
+"""Seconds that a cancelled call waits for the server's tokens so far."""
 
 CHECK_IN_THREAD_BYTES = 8 << 20
 """A longer routing is checked off the loop: a pass over a megabyte takes some 40 us."""
@@ -65,7 +65,7 @@ async def generate(client: ServerClient, request: GenerateRequest, bounds: Answe
 
 
 async def _cut_when_cancelled(client: ServerClient, request: GenerateRequest) -> Completion:
-    """Makes one model call. One that is cancelled is cut short at the server, which then answers with what it has sampled."""
+    """Makes one model call. A cancelled one is cut short at the server, which then answers with its tokens so far."""
     call = asyncio.ensure_future(client.generate(request))
     call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be there to take it
     try:
@@ -97,9 +97,9 @@ async def detokenize(client: ServerClient, token_ids: list[int], bounds: AnswerB
 
 
 async def ignores_temperature(client: ServerClient, model: str) -> bool:
-    """Whether log-probabilities are those of the model's own distribution, whatever it is sampled at. Raises as `ServerClient`.
+    """Whether log-probabilities are those of the model's distribution at any temperature. Raises as `ServerClient`.
 
-    Those after one token are asked for twice: at a quarter of the temperature their differences are four times as large.
+    Asks twice for those after one token: at a quarter of the temperature their differences are four times as large.
     """
     differences = []
     for temperature in (1.0, 0.25):
@@ -114,7 +114,7 @@ async def ignores_temperature(client: ServerClient, model: str) -> bool:
 
 
 def as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
-    """Returns the turn that a checked answer is, of the server at `url` with the weights of `version`."""
+    """Returns a checked answer as a turn, from the server at `url` with the weights of `version`."""
     cached = completion.cached_tokens
     return Turn(
         prompt_ids=request.prompt_ids,
@@ -126,7 +126,7 @@ def as_turn(request: GenerateRequest, completion: Completion, version: int, url:
         routed_experts_start=request.routed_experts_start,
         server=url,
         temperature=request.sampling.temperature,
-        # Within its limits, whatever a server says: a number for people fails no request.
+        # Within its limits, whatever the server answers: a number for people fails no request.
         cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
         alternatives=completion.alternatives,
     )
@@ -148,9 +148,9 @@ async def parse(
     cut: bool,
     first: str | None,
 ) -> ParsedText:
-    """Returns what a completion says. `clients` are those of the servers in service; `first` is the URL asked first.
+    """Returns a completion's parsed text. `clients` are those of the servers in service, and `first` is the URL asked first.
 
-    `cut`: the model did not end it, and only calls that are whole count.
+    `cut`: the model did not end it, and only whole calls count.
 
     Raises `RequestRefused` if the server has no parser or refuses the tools, `InferenceError` if none answers.
     """

@@ -12,7 +12,7 @@ def end(block: asyncio.Timeout) -> None:
 
 
 class BlockDeadlines:
-    """Ends the blocks of `asyncio.timeout(None)` that are still in progress when they are due. For one event loop."""
+    """Ends the blocks of `asyncio.timeout(None)` that are still in progress at their deadline. For one event loop."""
 
     def __init__(self) -> None:
         self._due: dict[asyncio.Timeout, float] = {}
@@ -27,11 +27,11 @@ class BlockDeadlines:
             self._set(due)
 
     def has_ended(self, block: asyncio.Timeout) -> bool:
-        """Whether a block that is watched, and not forgotten, has been ended because it was due."""
+        """Whether a watched block reached its deadline and was ended."""
         return block not in self._due
 
     def forget(self, block: asyncio.Timeout) -> None:
-        """Watches a block no longer. The timer stays, since others are due soon after."""
+        """Stops watching a block. The timer stays, since others are due soon after."""
         self._due.pop(block, None)
 
     def _set(self, due: float) -> None:

@@ -1,7 +1,7 @@
-"""The servers of a pool, and which one gets the next request of a name: decisions, without I/O.
+"""The servers of a pool, and the choice of the one that gets the next request of a name: decisions, without I/O.
 
-All names share a server's cap. A server is chosen for a name whose requests it takes (`held`), and not while it is draining: then
-it keeps its requests and gets no new ones. No sockets, tasks or clock here, so that every rule can be tested by calling it.
+All names share a server's cap. A name gets a server that takes its requests (`held`) and is not draining. A draining server
+keeps its requests and gets no new ones. No sockets, tasks or clock here, so that a test can call every rule.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from counterpoint.inference.loads import LoadClaim
 from counterpoint.inference.pool.held import Held
 
 REMEMBERED_GROUPS = 16_384
-"""Groups whose servers are remembered at most, should their end not be told; the least recently used one is dropped first."""
+"""Groups with remembered servers at most, if nobody reports their end. The least recently used one is dropped first."""
 
 GROUP_LEAD = 16
-"""Requests by which a group's server may be ahead of the least loaded one. The group's next rollout then goes to that one, which
-prefills the prompt a second time: that costs less than servers that idle beside one with a large group."""
+"""Requests by which a group's server may be ahead of the least loaded one. The group's next rollout then goes to that one,
+which prefills the prompt a second time: that costs less than idle servers beside one with a large group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """One name of weights that a pool serves. Two of one model are two."""
+    """One name of weights that a pool serves. Two names of one model are separate."""
 
     model: str
     """The name in requests: the base model's name at the servers, or an adapter's."""
     claim: LoadClaim
-    """The owner of the weights that are loaded under it."""
+    """The owner of the weights under it."""
     follows: bool = False
     """Whether another run loads its weights, so that they may change at any time."""
     limit: int | None = None
-    """The most of its requests at a server; None: as many as the server's cap allows."""
+    """The most of its requests at a server, or None for as many as the server's cap allows."""
     called: str = "inference server"
-    """What its servers are called in the list of outages, before their URL."""
+    """The title of its servers in the list of outages, before their URL."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class FleetMember:
     cap: int
     """Requests it may have in flight, of all names together."""
     drain_reason: str = ""
-    """Why it gets no new requests, whatever it holds; empty if it is not draining."""
+    """Why it gets no new requests, whatever it holds, or empty if it is not draining."""
     in_flight: int = 0
     well_at: float | None = None
     """The time of its last answer, in Unix seconds."""
@@ -73,10 +73,10 @@ class FleetMember:
 
 @dataclass(slots=True)
 class _Group:
-    """The server that served the rollouts of one group last."""
+    """The server of one group's newest rollouts."""
 
     holder: FleetMember | None = None
-    """The server at which the newest rollout began: it holds their prompt."""
+    """The server of the newest rollout's first request, which holds their prompt."""
     servers: dict[str, FleetMember] = field(default_factory=dict)
     """The server of each affinity."""
 
@@ -88,7 +88,7 @@ class Fleet:
         self._limit = limit
         self.servers: list[FleetMember] = []
         self._groups: OrderedDict[tuple[Name, str], _Group] = OrderedDict()
-        """The groups, by their names with the dash."""
+        """The groups, by their names with the dash, such as `17-` for the rollouts `17-0` and `17-1`."""
 
     def add(self, url: str) -> FleetMember:
         """Adds a server, not reached yet."""
@@ -112,12 +112,12 @@ class Fleet:
             del self._groups[key]
 
     def forget_group(self, name: Name, affinity: str) -> None:
-        """Forgets where the rollouts of a group were served, once all have ended. `affinity` is that of any of them."""
+        """Forgets the servers of a group's rollouts, once all have ended. `affinity` is that of any of them."""
         self._groups.pop((name, _group_name(affinity)), None)
 
     @property
     def remembered(self) -> int:
-        """How many affinities it remembers a server for."""
+        """The number of affinities with a remembered server."""
         return sum(len(group.servers) for group in self._groups.values())
 
     def capacity(self, name: Name) -> int:
@@ -145,9 +145,9 @@ class Fleet:
         """Takes a place for a request, or returns None if no server has one.
 
         `affinity` is the id of a rollout, `GROUP-INDEX`, or any other name. The server that last served this affinity holds its
-        prefix, so it is preferred while it has room. The first request of a rollout goes where the one before it of its group
-        went, which holds their prompt, unless that server is full or `GROUP_LEAD` ahead. Else the least loaded is taken, the
-        first among equals. `avoid` has just failed this request and is taken only if no other has room.
+        prefix, so it is preferred while it has room. The first request of a rollout goes to the server of its group's last one,
+        which holds their prompt, unless that server is full or `GROUP_LEAD` ahead. Else the least loaded is taken, the first
+        among equals. `avoid` has just failed this request and is taken only if no other has room.
         """
         key = (name, _group_name(affinity))
         group = self._groups.get(key) or _Group()
@@ -182,15 +182,15 @@ class Fleet:
             held.in_flight -= 1
 
     def drain(self, server: FleetMember, reason: str) -> None:
-        """Stops new requests while there is a reason; those in flight stay."""
+        """Stops new requests while there is a reason. Requests in flight stay."""
         server.drain_reason = reason
 
     def set_cap(self, server: FleetMember, cap: int) -> None:
-        """Sets the most requests in flight; those above it stay."""
+        """Sets the most requests in flight. Requests above it stay."""
         server.cap = cap
 
 
 def _group_name(affinity: str) -> str:
-    """Returns the name of a rollout's group, with its dash; another name is a group by itself."""
+    """Returns the name of a rollout's group, with its dash. Another name is a group by itself."""
     group, dash, index = affinity.rpartition("-")
     return group + dash if dash else index

@@ -26,11 +26,11 @@ from counterpoint.inference.loads import Origin, Stated
 from counterpoint.inference.pool.own_loads import OwnLoads
 
 FAILURES_IN_A_ROW = 3
-"""Requests that fail with no success between them before a server is asked for one token, and taken out if that fails, too: fewer
-may be a dropped keep-alive connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
+"""Requests that fail with no success between them before a server is asked for one token, and taken out if that fails, too.
+Fewer may be a dropped keep-alive connection. More would go to a server that fails fast, since it is least loaded."""
 
 RESTARTED = "it was restarted, and holds the weights it was started with"
-"""The reason where another process answers than the one that was proven."""
+"""The reason if another process answers than the proven one."""
 
 
 class ProbeFailed(RequestRefused):
@@ -45,7 +45,7 @@ Stage = Literal["loading", "begun", "held"]
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The server has not been looked at."""
+    """The pool has not checked the server yet."""
 
     awaited: bool = True
     """Whether an update waits for the server, in each state. If not, it has not answered in time, or was not reached."""
@@ -58,16 +58,16 @@ class Out:
     reason: str
     awaited: bool
     not_before: float
-    """The time when the weights may be loaded again, on the monotonic clock."""
+    """The time of the next possible load of the weights, on the monotonic clock."""
     refusal: RequestRefused | None = None
     """Why it would not take the weights, or took them and failed their proof."""
     mute: bool = False
-    """Whether it answered no requests."""
+    """Whether it left requests unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The server loads weights, or proves them; None: it has those that it was started with."""
+    """The server loads weights, or proves them. None stands for those that it was started with."""
 
     attempt: int
     update: WeightUpdate | None
@@ -76,18 +76,18 @@ class Loading:
     served: bool
     """Whether it served until now, and counts towards the capacity: requests may then begin before the proof."""
     version: int | None
-    """The version with which requests begin, or began last."""
+    """The version of new requests, or of the last ones."""
     stage: Stage = "loading"
-    """`begun` from when the server computes new requests with the weights, `held` from when their digest is right."""
+    """`begun` once the server computes new requests with the weights, `held` once their digest is right."""
     mute: bool = False
     unproven: tuple[str | None, int] | None = None
-    """The load, which is forgotten if its proof fails."""
+    """The load to forget if its proof fails."""
     dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """The server serves the weights; None: those that it was started with."""
+    """The server serves the weights. None stands for those that it was started with."""
 
     update: WeightUpdate | None
     instance: str
@@ -101,7 +101,7 @@ State = Unknown | Out | Loading | Proven
 
 
 class AskToken(NamedTuple):
-    """Ask the server for one token, or whatever shows that it fits, then call `answers` or `failed`."""
+    """Ask the server for one token, or for whatever shows that it fits, then call `answers` or `failed`."""
 
     attempt: int
 
@@ -131,12 +131,12 @@ class EndRequests(NamedTuple):
 
 
 class Serves(NamedTuple):
-    """The server serves the weights, proven; None: those that it has."""
+    """The server serves the weights, proven. None stands for those that it has."""
 
     update: WeightUpdate | None
     instance: str
     stated: Stated | None = None
-    """What it says of those that it has."""
+    """Its report on those that it has."""
 
 
 class GoneOut(NamedTuple):
@@ -144,7 +144,7 @@ class GoneOut(NamedTuple):
 
     reason: str
     since: float | None
-    """The last time at which it was known to be well, in Unix seconds; None: now."""
+    """The last time at which it was known to be well, in Unix seconds, or None for now."""
     former: State
 
 
@@ -156,7 +156,7 @@ class Doubt(NamedTuple):
 
 
 class MissesDigests(NamedTuple):
-    """The server computes in a precision for which nothing was published. Instructed once."""
+    """The server computes in a precision without published digests. Instructed once."""
 
     dtype: str
     update: WeightUpdate
@@ -166,9 +166,9 @@ Instruction = AskToken | LoadVersion | Prove | Check | EndRequests | Serves | Go
 
 
 class Held:
-    """One name of weights at one server. Each event is a method, which returns what is to be done, in order.
+    """One name of weights at one server. Each event is a method, which returns the instructions in order.
 
-    `now` is on the monotonic clock. What comes of an earlier `attempt` than the current one is ignored.
+    `now` is on the monotonic clock. Events of an earlier `attempt` than the current one are ignored.
     """
 
     def __init__(self, url: str, name: str, *, follows: bool, interval: float) -> None:
@@ -176,11 +176,11 @@ class Held:
         self.url = url
         self.state: State = Unknown()
         self.wanted: WeightUpdate | None = None
-        """The weights that the server must hold to serve. None: those that it was started with."""
+        """The weights that the server must hold to serve, or None for those that it was started with."""
         self.settled = False
         """Whether it is known if the server holds the wanted weights."""
         self.turn = 0
-        """Counts what makes an earlier health check say nothing: new wishes, loads that begin or end, failures."""
+        """Counts the events that make an earlier health check worthless: new wishes, loads that begin or end, failures."""
         self.has_served = False
         self.vets = False
         """Whether the server has to show that it fits, each time before it comes into service."""
@@ -195,9 +195,9 @@ class Held:
         self._interval = interval
         self._attempts = 0
         self.doubt: Doubt | None = None
-        """What the server is being asked for one token for."""
+        """The request for one token in progress."""
         self._has_missed = False
-        """Whether it was told that nothing was published for the server's precision."""
+        """Whether it has reported that nothing was published for the server's precision."""
 
     # --- what others ask ---
 
@@ -215,7 +215,7 @@ class Held:
 
     @property
     def is_proving(self) -> bool:
-        """Whether answers have to wait, since the weights that computed them are not proven yet."""
+        """Whether answers have to wait, since their weights are not proven yet."""
         return type(self.state) is Loading
 
     @property
@@ -244,7 +244,7 @@ class Held:
 
     @property
     def version(self) -> int | None:
-        """The version with which requests begin; None: the weights that the server was started with, or unknown ones."""
+        """The version of new requests, or None for unknown weights or those that the server was started with."""
         match self.state:
             case Loading(version=version):
                 return version
@@ -265,12 +265,12 @@ class Held:
         return "serving", ""
 
     def version_of(self, origin: Origin | None, asked: int) -> int:
-        """Returns the version with which an accepted answer began, or `asked` where the pool did not load it."""
+        """Returns the version with which an accepted answer began, or `asked` if the pool did not load it."""
         found = None if origin is None else self.loads.versions.get((origin.name, origin.first))
         return asked if found is None else found
 
     def stranger(self, origin: Origin | None) -> str:
-        """Returns why an answer is not accepted: other weights computed it than those that were proven; empty if it is."""
+        """Returns why an answer is not accepted: other weights computed it than the proven ones. Empty if it is."""
         if origin is None or self.loads.accepts(origin):
             return ""
         if origin.instance != self.loads.instance:
@@ -280,7 +280,7 @@ class Held:
     # --- wishes and health ---
 
     def want(self, update: WeightUpdate) -> list[Instruction]:
-        """New weights are to be served. They are loaded at once, however often the server has failed before."""
+        """The pool wants new weights served. Loads them at once, however often the server has failed before."""
         self.wanted, self.settled = update, not self.state.awaited
         self.turn += 1
         if isinstance(self.state, Out):
@@ -302,7 +302,7 @@ class Held:
         return [*gone, *self._begin(identity, now)]
 
     def _compared(self, state: Proven, identity: ServerIdentity) -> str:
-        """Returns why a server is to be taken out: another process answers, or it has got other weights. Empty if not."""
+        """Returns why a server goes out: another process answers, or it has got other weights. Empty if not."""
         if identity.instance != state.instance:
             return RESTARTED
         found = self.loads.load_at(identity, state.update)
@@ -315,10 +315,10 @@ class Held:
     def unanswered(
         self, reason: str, now: float, well_at: float | None, *, reached: bool, firm: bool, silence: str
     ) -> list[Instruction]:
-        """A health check failed. `well_at` is when the server answered last, in unix seconds.
+        """A health check failed. The server answered last at `well_at`, in Unix seconds.
 
-        `reached`: it answered; if not, no update waits for it. `firm`: it is enough for a server that serves. `silence` says how
-        long it has answered none, if that is too long for a server that loads; else it is empty.
+        `reached`: it answered. If not, no update waits for it. `firm`: it is enough for a server that serves. `silence` says
+        how long it has not answered, if that is too long for a server that loads, else it is empty.
         """
         state = self.state
         if isinstance(state, Loading):
@@ -342,7 +342,7 @@ class Held:
         return [AskToken(loading.attempt)] if is_mute or (self.vets and not served) else self._load(loading, now)
 
     def answers(self, attempt: int, now: float) -> list[Instruction]:
-        """A server that had answered no requests has answered one, in whatever way; one that is vetted fits."""
+        """A server that had answered no requests has answered one, with any result, or a server fits that was vetted."""
         if (state := self._at(attempt)) is None:
             return []
         self.state = state = replace(state, mute=False)
@@ -362,7 +362,7 @@ class Held:
         return self.failed(state.attempt, RequestRefused(f"{what}: {found}"), now)
 
     def begun(self, attempt: int) -> list[Instruction]:
-        """Requests that come from now on are computed with the weights that are being loaded."""
+        """From now on the server computes new requests with the weights of this load."""
         if (state := self._at(attempt)) is not None and state.served:
             self._take_early(state, "begun")
         return []
@@ -373,7 +373,7 @@ class Held:
         self.state = replace(state, stage=stage, version=state.update.version)
 
     def loaded(self, attempt: int, held: HeldWeights | None, now: float) -> list[Instruction]:
-        """The server has loaded the weights, and holds these; None if it cannot report them."""
+        """The server has loaded the weights, and holds these, or None if it cannot report them."""
         if (state := self._at(attempt)) is None:
             return []
         update, found = state.update, list[Instruction]()
@@ -393,7 +393,7 @@ class Held:
         return [*found, Prove(attempt, update)]
 
     def probed(self, attempt: int, scores: Scores, tolerance: float | None, now: float) -> list[Instruction]:
-        """The server has answered the probe; `tolerance` is as of `Probe.mismatch`."""
+        """The server has answered the probe. `tolerance` is as of `Probe.mismatch`."""
         if (state := self._at(attempt)) is None:
             return []
         update = state.update
@@ -431,7 +431,7 @@ class Held:
         return self._out(reason, now, refusal=refusal, awaited=False if late else None)
 
     def late(self, now: float) -> list[Instruction]:
-        """Others serve the weights, and the server has had its time: nobody waits for it any more."""
+        """Others serve the weights, and this server's time is over: nobody waits for it any more."""
         if self.settled:
             return []
         self.settled = True
@@ -463,7 +463,7 @@ class Held:
         return [self.doubt]
 
     def token_asked(self, error: InferenceError | None, now: float, well_at: float | None) -> list[Instruction]:
-        """A doubted server was asked for one token, and failed with `error`; None: it gave one. `well_at` as before."""
+        """A doubted server was asked for one token, and gave it, or failed with `error`. `well_at` as before."""
         doubt, self.doubt = self.doubt, None
         assert doubt is not None
         if error is None:
@@ -477,9 +477,9 @@ class Held:
     # --- out of service ---
 
     def unfit(self, reason: str, now: float, since: float | None = None, *, mute: bool = False) -> list[Instruction]:
-        """The server is not to be used. `since` is when it was last known to be well, in unix seconds; None: now.
+        """The server must not be used. `since` is when it was last known to be well, in Unix seconds, or None for now.
 
-        `mute`: it answers no requests, and has to answer one before it serves again; no update waits for it.
+        `mute`: it answers no requests, and has to answer one before it serves again. No update waits for it.
         """
         return self._out(reason, now, since, awaited=False if mute else None, mute=mute)
 
@@ -493,7 +493,7 @@ class Held:
         awaited: bool | None = None,
         mute: bool = False,
     ) -> list[Instruction]:
-        """Stops requests: those at the server are retried elsewhere. `awaited`: None leaves it as it is."""
+        """Stops requests, which are retried at other servers. `awaited`: None leaves it as it is."""
         former = self.state
         if isinstance(former, Out):
             not_before = former.not_before
@@ -511,7 +511,7 @@ class Held:
         return [GoneOut(reason, since, former), *further]
 
     def close(self) -> None:
-        """The weights are used no more. Answers that wait for a proof are of unproven weights: none is given any more."""
+        """Ends the use of the weights. Answers that wait for a proof fail, since their weights are unproven."""
         if isinstance(self.state, Loading):
             self.loads.forget(self.state.unproven)
             self.state = Out("the pool was closed before the weights were proven", False, float("inf"))
@@ -523,5 +523,5 @@ def _undone(state: Loading, because: str) -> str:
 
 
 def intervals_out(setbacks: int) -> int:
-    """Returns for how many health intervals a server that was taken out gets no weights: 0 at first, then 1, 3, 7, up to 31."""
+    """Returns for how many health intervals a server that is out gets no weights: 0 at first, then 1, 3, 7, up to 31."""
     return int(2 ** min(max(setbacks - 1, 0), 5)) - 1

@@ -1,6 +1,6 @@
-"""One name of weights at one server: carries out what its machine (`held`) instructs, and reports what came of it.
+"""One name of weights at one server: carries out the instructions of its machine (`held`), and reports their results.
 
-Loads and proofs are a task of their own, so that the health of the server is checked beside them, and other names go on.
+Loads and proofs run in a separate task, so that health checks and other names go on beside them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PRECISION = (
 )
 
 Vetting = Callable[[ServerClient], Awaitable[None]]
-"""Asks a server whether it fits. Raises `InferenceError`, and `ValueError` for one that does not."""
+"""Asks a server whether it fits. Raises `InferenceError`, and `ValueError` for a server that does not."""
 
 UNLOAD_SECONDS = 5.0
-"""How long a server may take to give up weights that are used no more."""
+"""Seconds that a server may take to give up unused weights."""
 
 
 class Holder:
@@ -65,7 +65,7 @@ class Holder:
         server.names[name] = self.held
         self.activity = ServerActivity(server.url)
         self.requests: set[asyncio.Timeout] = set()
-        """The timeouts of the requests at the server: each expires when it is taken out."""
+        """The timeouts of the requests at the server. Each expires when the server goes out."""
         self.resolved = asyncio.Event()
         """Set unless answers have to wait for a proof."""
         self.resolved.set()
@@ -81,19 +81,19 @@ class Holder:
         self._served_at: float | None = None
         """The time of its last answer to a request, or of its beginning to serve."""
         self._told, self._told_settled = self.held.state, False
-        """What was told last."""
+        """The state of the last report."""
         self._step: machine.AskToken | machine.LoadVersion | machine.Prove | None = None
-        """What is to be done next."""
+        """The next step."""
         self._work: asyncio.Task[None] | None = None
         self._began = self._loaded = 0.0
         self._over = False
 
     def vet_by(self, vetting: Vetting) -> None:
-        """Has the server asked from now on whenever it comes into service: it stays out while it does not fit."""
+        """Vets the server from now on whenever it comes into service. It stays out while it does not fit."""
         self._vetting, self.held.vets = vetting, True
 
     def carry_out(self, instructions: Sequence[machine.Instruction] = ()) -> None:
-        """Begins what the machine has returned for an event, and tells of its new state."""
+        """Begins the machine's instructions for an event, and reports its new state."""
         if self._over:
             return
         for instruction in instructions:
@@ -149,7 +149,7 @@ class Holder:
                     try:
                         await self._vetting(self.client)
                     except ValueError as error:
-                        raise ServerFailure(str(error)) from error  # no refusal: it may be started anew as it should be
+                        raise ServerFailure(str(error)) from error  # no refusal: it may be restarted as it should be
                 self.carry_out(self.held.answers(attempt, time.monotonic()))
             case machine.LoadVersion(_, update, first):
                 self._began = time.monotonic()
@@ -193,7 +193,7 @@ class Holder:
         self._note_life()
 
     async def give_up(self, *, last: bool) -> None:
-        """Ends the name's requests, and gives its weights up: an adapter is unloaded, full weights may be replaced by anyone.
+        """Ends the name's requests, and gives its weights up: unloads an adapter, and lets anyone replace full weights.
 
         `last`: no name is left, and an outage stays in the list, since it has not ended. A server that cannot be reached keeps
         an adapter until others need the room.
@@ -213,7 +213,7 @@ class Holder:
             logger.info("%s at %s were not given up: %s", what, self.server.url, str(error) or "no answer in time")
 
     def forget(self) -> None:
-        """Ends what there is of a place that is no longer in use."""
+        """Ends all tasks of a place that is no longer in use."""
         self._end(outage=True)
 
     def _end(self, *, outage: bool) -> None:
@@ -235,8 +235,8 @@ class Holder:
     async def failed(self, error: InferenceError) -> None:
         """Notes that a request has failed.
 
-        The failure may be its own: what it asks for says nothing of the server. After several the server is taken out unless it
-        answers a plain request.
+        The request itself may be at fault: its failure says nothing of the server. After several failures the server goes out
+        unless it answers a plain request.
         """
         instructions = self.held.request_failed(error, time.monotonic())
         self.carry_out(instructions)
@@ -263,10 +263,10 @@ class Holder:
         self.carry_out(self.held.token_asked(found, time.monotonic(), self.server.well_at))
 
     def check_origin(self, origin: Origin | None) -> None:
-        """Takes the server out and raises `WrongWeights` if other weights computed an answer than those that were proven.
+        """Takes the server out and raises `WrongWeights` if other weights computed an answer than the proven ones.
 
-        A server may be restarted between two health checks, and then computes with the weights it was started with; or
-        someone else may have loaded others.
+        For example, a server was restarted between two health checks, and computes with the weights it was started with, or
+        someone else has loaded others.
         """
         if found := self.held.stranger(origin):
             self.take_out(found)
@@ -274,7 +274,7 @@ class Holder:
             raise WrongWeights(f"the answer of {self.server.url} is of other weights: {found}")
 
     def look(self, seen: Observation | None) -> None:
-        """Takes the server out if it makes no progress with the requests of this name. `seen` is its load, if it tells that."""
+        """Takes the server out if it makes no progress with the requests of this name. `seen` is its load, if reported."""
         now = time.monotonic()
         reason = self._progress.observe(now, len(self.requests), self.activity.ended_requests, seen)
         if reason and self.held.serves_wanted:
@@ -283,11 +283,11 @@ class Holder:
     # --- out of service ---
 
     def take_out(self, reason: str) -> None:
-        """Stops new requests; those at the server are retried elsewhere."""
+        """Stops new requests. Those at the server are retried at others."""
         self.carry_out(self.held.unfit(reason, time.monotonic()))
 
     def lose(self, reason: str) -> None:
-        """Takes the server out when nobody checks it any more: no update waits for it."""
+        """Takes the server out when no monitor checks it any more: no update waits for it."""
         now, well_at = time.monotonic(), self.server.well_at
         self.carry_out(self.held.unanswered(reason, now, well_at, reached=False, firm=True, silence=reason))
 

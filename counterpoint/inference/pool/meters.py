@@ -48,7 +48,7 @@ METRICS = (
 
 
 class PoolMeters:
-    """Counts since the pool began. Written on the loop; a scrape's thread reads."""
+    """Counts since the pool began. The loop writes, and a scrape's thread reads."""
 
     def __init__(self) -> None:
         self.turn_seconds = Histogram(TURN_SECONDS.buckets)
@@ -56,4 +56,4 @@ class PoolMeters:
         self.retries = 0
         """Requests that failed at a server and were tried again."""
         self.unanswered = 0
-        """Requests that got no answer in the end."""
+        """Requests without an answer in the end."""

@@ -1,4 +1,4 @@
-"""Compares the names of the models that servers list with the one that a run's requests name."""
+"""Compares the model names that servers list with the one in a run's requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from counterpoint.transport.printable import shortened
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10.0
-"""How long a server may take to list its models."""
+"""Seconds that a server may take to list its models."""
 
 LONGEST_NAMES = 300
 """Characters of the names of a server's models in a message."""
@@ -23,7 +23,7 @@ LONGEST_NAMES = 300
 async def check(model: str, urls: Sequence[str], connections: HttpSessions) -> None:
     """Raises `ModelNotServed` if servers list models, and none of these has `model`.
 
-    One that lists none is trusted. A server without it beside one that has it is logged.
+    Trusts a server that lists none. Logs a server without it beside one that has it.
     """
     lists = zip(urls, await asyncio.gather(*(_models_of(url, connections) for url in urls)), strict=True)
     listing = [(url, names) for url, names in lists if names]
@@ -40,7 +40,7 @@ async def check(model: str, urls: Sequence[str], connections: HttpSessions) -> N
 
 
 async def _models_of(url: str, connections: HttpSessions) -> list[str]:
-    """Returns the names of a server's models; none if it does not tell them."""
+    """Returns the names of a server's models, or none if it does not list them."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await served_models(connections, url)

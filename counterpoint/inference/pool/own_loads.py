@@ -1,4 +1,4 @@
-"""The loads of one name at one server that are the pool's own: whose weights made an answer (`inference.loads`). Pure."""
+"""The pool's loads of one name at one server, which tell the weights of an answer (`inference.loads`). Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from counterpoint.inference.clients.client import ServerIdentity
 from counterpoint.inference.loads import Origin
 
 KEPT_LOADS = 512
-"""The newest loads of a name whose answers are accepted; of up to twice as many the numbers are kept."""
+"""The newest loads of a name with accepted answers. Keeps the numbers of up to twice as many."""
 
 
 @dataclass(slots=True)
 class OwnLoads:
-    """The loads of one name at one process whose answers are accepted."""
+    """The loads of one name at one process with accepted answers."""
 
     name: str
     follows: bool
-    """Whether another run loads the weights, at any time: all answers of the process are accepted."""
+    """Whether another run loads the weights, at any time: then all answers of the process are accepted."""
     versions: dict[tuple[str | None, int | None], int | None] = field(default_factory=dict)
-    """The version of each load that the pool made, by name and number; None of what it found there."""
+    """The version of each load of the pool, by name and number, or None for weights that were there before."""
     instance: str | None = None
-    """The process that serves."""
+    """The serving process."""
     any_own: bool = False
-    """Whether there is a load of the pool's own among them."""
+    """Whether a load of the pool is among them."""
     found: tuple[str, str | None, int] | None = None
-    """What was found at a server where the pool loads nothing: the process, the name and the load that it began with."""
+    """The weights found at a server that the pool loads nothing into: the process, the name and the load that it began with."""
 
     def at(self, instance: str) -> bool:
         """Returns whether the next load is the first one at this process."""
@@ -35,7 +35,7 @@ class OwnLoads:
         return not self.any_own
 
     def add(self, adapter: str | None, number: int, version: int) -> tuple[str | None, int]:
-        """Accepts a load from now on. What was found there under another name is none of the run's."""
+        """Accepts a load from now on. Weights found there under another name are none of the run's."""
         if not self.any_own:
             self.versions = {each: found for each, found in self.versions.items() if each[0] == adapter}
         self.any_own = True
@@ -46,19 +46,19 @@ class OwnLoads:
         return adapter, number
 
     def forget(self, load: tuple[str | None, int] | None) -> None:
-        """Accepts a load no more, which was not proven."""
+        """Stops accepting a load that was not proven."""
         if load is not None:
             self.versions.pop(load, None)
 
     def accepts(self, origin: Origin) -> bool:
-        """Whether only weights computed an answer that the pool loaded, or found where it loads none."""
+        """Whether only weights of the pool computed an answer, or only those found at a server that it loads nothing into."""
         if origin.instance != self.instance:
             return False
         numbers = range(origin.first, origin.last + 1)
         return self.follows or all((origin.name, number) in self.versions for number in numbers)
 
     def load_at(self, identity: ServerIdentity, update: WeightUpdate | None) -> tuple[str | None, int | None]:
-        """Returns name and number of the load that a server has in place of `update`; None: of what the pool did not load.
+        """Returns name and number of the load that a server has in place of `update`, or of foreign weights for None.
 
         Without a number it has no such adapter.
         """
@@ -68,10 +68,10 @@ class OwnLoads:
         return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
 
     def find(self, identity: ServerIdentity) -> tuple[int, int] | None:
-        """Accepts the weights that a server has, where the pool loads none.
+        """Accepts a server's weights, if the pool loads none.
 
-        Returns the numbers of the first load and of this one if they are others than at first, and are not accepted. What a
-        server was started with is the same after a restart; of another name, the adapter was not there yet.
+        Returns the numbers of the first load and of this one if they differ and this one is not accepted. The weights that a
+        server started with are the same after a restart. If the name differs, the adapter was not there yet.
         """
         name, number = self.load_at(identity, None)
         load = number or 0

@@ -54,7 +54,7 @@ RETRY_SECONDS = 0.2
 """Pause before the second retry, doubled for each further one. The first comes at once."""
 
 QUIET_SECONDS = 3.0
-"""How long a pool waits for its first server before its log says so."""
+"""Seconds that a pool waits for its first server before its log says so."""
 
 STOCK_SERVERS_PROVE_NOTHING = (
     'protocol = "openai": stock servers do not say which weights gave an answer, nor whose they are. Only the probe of each new '
@@ -62,7 +62,7 @@ STOCK_SERVERS_PROVE_NOTHING = (
 )
 
 LATE_SECONDS = 30.0
-"""How long an update waits, once a server has the weights, for those that still load or prove them."""
+"""Seconds that an update waits, once a server has the weights, for those that still load or prove them."""
 
 MAX_DESCRIBED = 256
 """Servers that `Served.fleet` describes: it is called once a second, on the loop."""
@@ -74,10 +74,10 @@ class Served(Places):
     def __init__(
         self, servers: PoolServers, name: Name, bounds: AnswerBounds, on_capacity: Callable[[int], None] | None
     ) -> None:
-        """`bounds` are of the model, where it is known."""
+        """`bounds` are of the model, if it is known."""
         super().__init__(servers.fleet, name, on_capacity)
         self.meters = PoolMeters()
-        """What it has counted and timed so far."""
+        """Its counts and times so far."""
         self._servers = servers
         self._config = servers.config
         self._bounds = bounds
@@ -104,7 +104,7 @@ class Served(Places):
         await self._servers.check_model(model, self._fleet.serving(self.name))
 
     async def vet(self, vetting: Vetting) -> None:
-        """Asks the servers that take requests whether they fit, and from now on each that comes into service, before it does.
+        """Vets the servers that take requests, and from now on each server before it comes into service.
 
         Raises as `vetting` if one does not fit. A later one is out of service instead, with the reason.
         """
@@ -116,9 +116,10 @@ class Served(Places):
             await asyncio.gather(*map(vetting, clients))
 
     async def stated(self) -> dict[str, Stated]:
-        """Returns what each server that takes requests says now of the weights under the name, by its URL.
+        """Returns each server's present report on the weights under the name, by its URL.
 
-        Left out is one that says nothing of them, as a stock server, or does not answer.
+        Only servers that take requests are asked. Leaves out servers without a report, such as stock ones, and without an
+        answer.
         """
         found: dict[str, Stated] = {}
         for server in self._fleet.serving(self.name):
@@ -145,7 +146,7 @@ class Served(Places):
         await self._until(lambda: bool(self._fleet.serving(self.name)))
 
     async def release(self) -> None:
-        """Ends every request and gives the weights up; the pool closes with its last name. Safe to call twice."""
+        """Ends every request and gives the weights up. The pool closes with its last name. Safe to call twice."""
         if self._released:
             return
         self._released = True
@@ -163,11 +164,11 @@ class Served(Places):
 
     @property
     def waiting_requests(self) -> int:
-        """How many requests wait for a place at a server."""
+        """The number of requests that wait for a place at a server."""
         return len(self.waiting)
 
     def take_spans(self, run: str, step: int) -> list[Span]:
-        """Returns what the servers did since the last call, for this name, as spans of `step`."""
+        """Returns the servers' activity for this name since the last call, as spans of `step`."""
         return [span for holder in self.holders.values() for span in holder.activity.take_spans(run, step)]
 
     def fleet(self) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class Served(Places):
         }
 
     def describe_sources(self) -> str:
-        """Describes where the servers come from, for a person."""
+        """Says for a person where the servers come from."""
         return self._servers.describe_sources()
 
     async def generate(
@@ -195,10 +196,11 @@ class Served(Places):
         routed_experts_start: int = 0,
         on_cut: Callable[[int], None] | None = None,
     ) -> Turn:
-        """One model call. `prompt_ids` is `[tokens]`; `affinity` names the rollout, whose turns share a server and its prefix.
+        """Makes one model call. `prompt_ids` is `[tokens]`.
 
-        The rollouts of a group begin at one server, too (`Fleet.acquire`). Routing is returned from token `routed_experts_start`
-        on. Cancelling the call ends it at the server; `on_cut` is as of `GenerateRequest`.
+        `affinity` names the rollout, which keeps to one server with its prefix. The rollouts of a group begin at one server,
+        too (`Fleet.acquire`). Returns routing from token `routed_experts_start` on. Cancelling the call ends it at the server.
+        `on_cut` is as of `GenerateRequest`.
 
         Raises `RequestRefused` for a request that no server will ever serve, and `InferenceError` when the retries or
         `request_timeout_seconds` are used up.
@@ -285,7 +287,7 @@ class Served(Places):
         cut: bool,
         server: str | None,
     ) -> ParsedText:
-        """Returns what a completion says, read by the parsers of `server` or another one. See `calls.parse`."""
+        """Returns a completion's text, read by the parsers of `server` or another one. See `calls.parse`."""
         clients = [each.client for each in self.holders.values() if isinstance(each.held.state, Loading | Proven)]
         if not tools and self.parses_reasoning:  # only that is left to be found, and some servers may not parse it
             clients = [client for client in clients if client.reasons]
@@ -293,18 +295,19 @@ class Served(Places):
 
     @property
     def parses_reasoning(self) -> bool:
-        """Whether a server said that it has a parser of reasoning, in service or not. A stock server does not say it."""
+        """Whether a server, in service or not, reports a parser of reasoning. A stock server does not."""
         return any(holder.client.reasons for holder in self.holders.values())
 
     async def update(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.
 
-        A server that is still busy with it `LATE_SECONDS` after another was done is not waited for, and goes on.
-        Requests in flight go on. `on_loaded` is called once new requests may begin at every server that takes the weights: it
-        loads them and computes with them what comes, or their digest is right. Answers wait for the whole proof. Raises
-        `InferenceError`, with the reasons, if servers were reached and none of them took the weights: no later attempt succeeds
-        with a wrong checkpoint or probe; its subclass `WeightsNotSeen` if none of them sees the published directory; `ValueError`
-        for an adapter of another name than the requests give, which would not be computed with it.
+        Does not wait for a server that is still busy `LATE_SECONDS` after another was done, which goes on. Requests in flight
+        go on. Calls `on_loaded` once new requests may begin at every server that takes the weights: it computes new requests
+        with them, or their digest is right. Answers wait for the whole proof.
+
+        Raises `InferenceError`, with the reasons, if servers were reached and none of them took the weights: no later attempt
+        succeeds with a wrong checkpoint or probe. Its subclass `WeightsNotSeen` means that none sees the published directory.
+        Raises `ValueError` for an adapter of another name than the requests give, since requests would miss it.
         """
         if update.adapter not in (None, model := self.name.model):
             raise ValueError(
@@ -331,7 +334,7 @@ class Served(Places):
             self.meters.update_seconds.observe(time.perf_counter() - began)
 
     async def _until_taken(self, update: WeightUpdate, loaded: bool = False) -> None:
-        """Waits until it is known of each server whether it holds the weights; with `loaded`, or lets requests begin."""
+        """Waits until each server is known to hold the weights or not. With `loaded`, also ends when it lets requests begin."""
 
         def unknown() -> list[Holder]:
             return [
@@ -359,7 +362,7 @@ class Served(Places):
     async def _answer(self, holder: Holder, call: calls._Call[Asked, Content], request: Asked, due: float) -> Content:
         """Returns the answer of one server. An answer that arrives while it loads weights waits for their proof.
 
-        Raises `ServerFailure`, also as soon as the server is taken out, and `TimeoutError` at `due`, on the loop's clock.
+        Raises `ServerFailure`, also as soon as the server goes out, and `TimeoutError` at `due`, on the loop's clock.
         """
         if not holder.held.counts:  # It was taken out, and may load again, since this request got its place.
             raise self._gone(holder)
@@ -394,7 +397,7 @@ class Served(Places):
         await turn
 
     def _free_place(self, affinity: str, avoid: FleetMember | None) -> FleetMember | None:
-        """Returns a server with a place for the request; None if it must wait, behind those that wait already."""
+        """Returns a server with a place for the request, or None if it must wait, behind those that wait already."""
         if self._released:
             raise self._closed_error()
         return None if self.waiting else self._fleet.acquire(self.name, affinity, avoid)
@@ -423,7 +426,7 @@ class Served(Places):
 
 
 class InferencePool(PoolServers):
-    """The servers of a run, by whose names of weights its policy, evaluations, opponents and teacher are asked."""
+    """The servers of a run, at which its policy, evaluations, opponents and teacher each have a name of weights."""
 
     def model(
         self,
@@ -436,12 +439,12 @@ class InferencePool(PoolServers):
         limit: int | None = None,
         called: str = "inference server",
     ) -> Served:
-        """Returns one more name of weights; `Served.start` and `Served.update` have it served.
+        """Returns one more name of weights. `Served.start` and `Served.update` have it served.
 
-        `model` is the name in requests: the base model's name at the servers, or an adapter's. `bounds` are of the model, where
-        it is known. `claim` is the owner of the weights that are loaded under it; None: this process alone. `follows`: another
-        run loads them, so that they may change at any time. `limit` is the most of its requests at a server, below the cap that
-        all names share. Its servers' outages are of `called` and the URL.
+        `model` is the name in requests: the base model's name at the servers, or an adapter's. `bounds` are of the model, if it
+        is known. `claim` is the owner of the weights under it, or None for this process alone. `follows`: another run loads
+        them, so that they may change at any time. `limit` is the most of its requests at a server, below the cap that all names
+        share. Its servers' outages are listed under `called` and the URL.
         """
         claim = replace(claim or LoadClaim.of_process(), takes_over=self.config.take_over)
         served = Served(self, Name(model, claim, follows, limit, called), bounds, on_capacity)
@@ -450,11 +453,11 @@ class InferencePool(PoolServers):
 
 
 class _Answer(NamedTuple, Generic[Content]):
-    """What a server answered."""
+    """The answer of a server."""
 
     content: Content
     version: int
-    """The policy version with which a completion began, as it says itself; else what the server had when it was asked."""
+    """The policy version of a completion's first token, by its origin, else the server's at the request."""
     holder: Holder
 
 

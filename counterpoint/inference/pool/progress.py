@@ -1,7 +1,7 @@
 """Whether a server makes progress with a pool's requests: it answers, or it computes tokens. Pure.
 
-A long completion may take minutes, so that silence alone says nothing. But the engine reports how many requests it has and how
-many tokens it has computed, those of other pools included.
+A long completion may take minutes, so silence alone proves nothing. But the engine reports how many requests it has and how
+many tokens it has computed, including those of other pools.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from counterpoint.inference.clients.capacity import Observation
 
 ABSENT_SECONDS = 30.0
-"""How long a server may answer no request while its engine has none: something before the engine holds them back."""
+"""Seconds that a server may answer no request while its engine has none: something before the engine holds them back."""
 
 STUCK_SECONDS = 120.0
-"""How long it may answer none while its engine has requests and computes no token. On a CPU one step may take a minute. Each time
-that it takes longer, it is given twice as long from then on."""
+"""Seconds that it may answer none while its engine has requests and computes no token. On a CPU one step may take a minute.
+Each time that it takes longer, the limit doubles from then on."""
 
 
 class ServerProgress:
-    """One server's, as its monitor observes it from time to time.
+    """The progress of one server, as its monitor observes it from time to time.
 
     `longest` is the deadline of a request, in seconds. After more than `longest_pause` seconds without a look all counts anew:
     this process was stopped, and perhaps the server, too.
@@ -35,14 +35,14 @@ class ServerProgress:
         self._answered: int | None = None
         self._answered_at = self._computed_at = 0.0
         self._last: Observation | None = None
-        """The last report of its load; None while there was none."""
+        """The last report of its load, or None before the first."""
         self._reported_at = 0.0
 
     def observe(self, now: float, requests: int, answered: int, seen: Observation | None) -> str:
-        """Returns why the server is not to be used any longer, for a person; empty if it is.
+        """Returns why the server is not to be used any longer, for a person, or empty if it is.
 
-        `now` is in seconds. `requests` are at it, and `answered` is how many it has ever answered. `seen` is its report, None if
-        it gave none this time.
+        `now` is in seconds. `requests` are at it, and `answered` is the number that it has ever answered. `seen` is its report,
+        None if it gave none this time.
         """
         paused = now - self._looked_at > self._longest_pause
         self._looked_at = now

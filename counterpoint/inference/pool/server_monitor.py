@@ -1,7 +1,7 @@
 """The monitor of one server: checks its health and load, for all names of weights that the pool has there.
 
-Every server of a pool has a monitor, a task that runs as long as the server is in use. What a name's weights need is decided by
-its own machine (`held`), which gets the results of the checks.
+Every server of a pool has a monitor, a task that runs as long as the server is in use. A name's machine (`held`) gets the
+results of the checks, and decides what its weights need.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STARTING_SECONDS = 0.1
 """Longest time between two checks of a server that has not served yet: a job starts, and waits for it."""
 
 SLOW_CHECKS_IN_A_ROW = 3
-"""Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
+"""Health checks in a row without an answer in time before the server goes out. One that refuses a connection is out at once."""
 
 
 class ServerMonitor:
@@ -60,7 +60,7 @@ class ServerMonitor:
         """None until the server has reported its load."""
         self._load_observed = config.capacity == "fixed"
         self._drain_reason = ""
-        """Why the pool drains it; empty if it does not."""
+        """Why the pool drains it, or empty."""
         self._told_to_drain = ""
         """The same for the server itself."""
         self._slow_checks = 0
@@ -69,7 +69,7 @@ class ServerMonitor:
         """Seconds of regular intervals since the last look at the load."""
 
     def hold(self, name: Name, on_change: Callable[[], None]) -> Holder:
-        """Adds a name, whose weights are unknown until the next health check. `on_change` is called when its state changes."""
+        """Adds a name with unknown weights until the next health check. Calls `on_change` when its state changes."""
         regular = self._config.health_interval_seconds
         holder = self.holders[name] = Holder(
             self.server,
@@ -95,7 +95,7 @@ class ServerMonitor:
         self._wake.set()
 
     def forget(self) -> None:
-        """Ends what there is of a server that is no longer in use."""
+        """Ends all tasks of a server that is no longer in use."""
         for holder in self.holders.values():
             holder.forget()
         self.client.close()

@@ -1,4 +1,4 @@
-"""The servers of a pool: their addresses, monitors and connections, and what requests wait for.
+"""The servers of a pool: their addresses, monitors and connections, and the requests that wait for them.
 
 Any number of names of weights share the servers, their health checks and their caps. `fleet` decides which server gets a
 request, `sources` lists the servers. For one event loop.
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 STARTS_PER_TICK = 8
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else. It is twice
-`binary_http.ANSWERS_PER_TICK`: whoever gets an answer then sends the next request at once, whatever comes first in the tick."""
+`binary_http.ANSWERS_PER_TICK`: a task that gets an answer then sends the next request at once, whatever comes first in the
+tick."""
 
 
 class Waiter:
@@ -50,18 +51,18 @@ class Places:
     def __init__(self, fleet: Fleet, name: Name, on_capacity: Callable[[int], None] | None) -> None:
         self.name = name
         self.holders: dict[FleetMember, Holder] = {}
-        """The holder of each server, in the order in which these were added."""
+        """The holder of each server, in the order of the servers' addition."""
         self.wanted: WeightUpdate | None = None
-        """The weights to serve; None: those that the servers have."""
+        """The weights to serve, or None for those that the servers have."""
         self.vetting: Vetting | None = None
-        """What asks each server before it serves the name."""
+        """Vets each server before it serves the name."""
         self.waiting: deque[Waiter] = deque()
         self.on_capacity = on_capacity
         self._fleet = fleet
         self._capacity = 0
 
     def serve_first(self) -> bool:
-        """Gives the request that has waited longest a place. Returns whether it needs none any more."""
+        """Gives the longest waiting request a place. Returns whether it needs none any more."""
         waiter = self.waiting[0]
         if not waiter.place.done():
             server = self._fleet.acquire(self.name, waiter.affinity, waiter.avoid)
@@ -93,7 +94,7 @@ class PoolServers:
         self.fleet = Fleet(config.max_concurrent_requests_per_server)
         self.starts = PerTickLimiter(STARTS_PER_TICK)
         self.deadlines = BlockDeadlines()
-        """Those of the requests at servers."""
+        """The deadlines of the requests at servers."""
         self._outages = Outages() if outages is None else outages
         self._sources = Sources(config, operator_file)
         self._connections = HttpSessions(config)
@@ -124,7 +125,7 @@ class PoolServers:
             holder.carry_out(holder.held.want(places.wanted))
 
     async def open(self) -> None:
-        """Opens connections and begins to monitor the servers, unless it was done."""
+        """Opens connections and begins to monitor the servers, unless that has happened already."""
         async with self._opening:
             if self._closed:
                 raise InferenceError("the inference pool is closed")
@@ -140,7 +141,7 @@ class PoolServers:
                 self._sources_task.add_done_callback(self._sources_task_ended)
 
     async def drop(self, places: Places) -> None:
-        """Ends a name, whose weights are given up. Once the last one has ended, everything is closed."""
+        """Ends a name and gives its weights up. Closes everything with the last one."""
         self._names.remove(places)
         for monitor in self._monitors.values():
             monitor.holders.pop(places.name, None)
@@ -169,7 +170,7 @@ class PoolServers:
         await model_names.check(model, [server.url for server in servers], self._connections)
 
     def describe_sources(self) -> str:
-        """Describes where the servers come from, for a person."""
+        """Says for a person where the servers come from."""
         return self._sources.describe()
 
     async def _follow_sources(self) -> None:
@@ -178,9 +179,9 @@ class PoolServers:
             await self._apply_listing(await self._sources.read())
 
     async def _apply_listing(self, listing: Listing) -> None:
-        """Adds new servers, and drains those that are to be drained or are no longer listed.
+        """Adds new servers, and drains those that are no longer listed or listed as drained.
 
-        A server that is no longer listed is removed once it has no request of this pool. (No request outlasts
+        Removes a server that is no longer listed once it has no request of this pool. (No request outlasts
         `request_timeout_seconds`.)
         """
         known = {server.url: server for server in self.fleet.servers}
@@ -218,14 +219,14 @@ class PoolServers:
         self._server_changed()
         logger.info("Inference server %s is removed", server.url)
 
-    # --- what names wait for ---
+    # --- waiting ---
 
     def next_number(self) -> int:
         """Returns the number of a request that begins to wait for a place."""
         return next(self._numbers)
 
     def serve_waiting(self) -> None:
-        """Gives places to the requests that have waited longest, of whatever name; one without a server holds up no other."""
+        """Gives places to the longest waiting requests of all names. One without a server holds up no other."""
         heads = [places for places in self._names if places.waiting]
         while heads and self.fleet.has_room:
             first = min(heads, key=lambda places: places.waiting[0].number)
@@ -233,7 +234,7 @@ class PoolServers:
                 heads.remove(first)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when the condition holds, which depends on what servers hold."""
+        """Returns when a condition on the servers' state holds."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()

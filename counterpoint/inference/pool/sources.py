@@ -1,7 +1,7 @@
-"""The sources of a pool's servers: fixed addresses, a name that resolves to many, files that are watched.
+"""The sources of a pool's servers: fixed addresses, a name that resolves to many, and watched files.
 
-`pool` reads them regularly, and adds and removes servers accordingly. A source that cannot be read (a name server that does
-not answer, a missing file) changes nothing.
+`pool` reads them regularly, and adds and removes servers accordingly. A source that cannot be read (a name server that does not
+answer, a missing file) changes nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _reader = ThreadPoolExecutor(max_workers=4, thread_name_prefix="servers")
 """Reads the files. The threads of `asyncio.to_thread` are the environments', and all of them may hang."""
 
 _warned_of: set[Path] = set()
-"""Keys whose way has been warned of."""
+"""Keys that a warning has named."""
 
 WISHED = "its operator has drained it"
 
 Listing = dict[str, str]
-"""The reason why each listed server is to be drained, by its base URL; empty if it is not to be."""
+"""By the base URL of each listed server, the reason to drain it, or empty if it stays."""
 
 
 class Sources:
@@ -55,9 +55,9 @@ class Sources:
         self._wished: Listing = {}
         """The servers that the operator has drained or added."""
         self._reported: dict[str, str] = {}
-        """The last error that was logged of each source: each is logged once."""
+        """The last error of each source, so that the log has it once."""
         self._texts: dict[Path, bytes] = {}
-        """What was read of each file."""
+        """The last contents of each file."""
 
     @property
     def changes(self) -> bool:
@@ -97,7 +97,7 @@ class Sources:
             self._resolved = {_url(str(address[0]), int(address[1])): "" for *_, address in sorted(found)}
 
     async def _read_file(self, source: str, path: Path, known: Listing, *, wished: bool = False) -> Listing:
-        """Returns what the file lists, or `known` if it says nothing new. The operator's, `wished`, may be missing."""
+        """Returns the servers in the file, or `known` if nothing in it is new. The operator's, `wished`, may be missing."""
         try:
             text = await asyncio.get_running_loop().run_in_executor(_reader, read_text, path)
             if text == self._texts.get(path):
