@@ -1,4 +1,4 @@
-"""The service: a daemon of many driven runs, whose clients ask for contributions, updates, saves and samples one by one."""
+"""The service: a daemon of many driven runs. Its clients ask for contributions, updates, saves and samples one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop of one's own beside a live job: driven runs and samplers as the job's service has them, in a process of the user's."""
+"""A user's loop beside a live job: driven runs and samplers as the job's service has them, in the user's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LiveJob:
     """A job with `[tinker]`, by its directory."""
 
     def __init__(self, directory: Path | str) -> None:
-        """Reads what the job has written for its service. Raises `UserError` if there is nothing."""
+        """Reads the files that the job has written for its service. Raises `UserError` if there are none."""
         file = Path(directory) / "roles" / "service.toml"
         try:
             self._config = ServiceConfig.model_validate(tomllib.loads(file.read_text()))
@@ -32,7 +32,7 @@ class LiveJob:
         self._connection = open_connection(self._config.transport, self._config.output_dir)
 
     def run(self, described: TrainedRun) -> DrivenRun:
-        """Returns a run of the job's trainer, new or as it was left; one process at a time has it.
+        """Returns a run of the job's trainer, new or as it was left. One process at a time has it.
 
         Its items are journalled in `loops/RUN/` of the job's directory. Blocks. Raises `OSError` and `CodecError`.
         """
@@ -41,6 +41,6 @@ class LiveJob:
         return DrivenRun(described, self._config.output_dir, self._connection, journal)
 
     def samplers(self, most: int = 1) -> Samplers:
-        """Returns samplers at the job's servers, with at most so many adapters at once. Blocks. Raises `UserError`."""
+        """Returns samplers at the job's servers, with at most `most` adapters at once. Blocks. Raises `UserError`."""
         pool, bounds = InferencePool(self._config.inference), read_bounds(self.model)
         return Samplers(pool, self._config.model, bounds, most, LoadClaim.of_process())

@@ -33,13 +33,13 @@ class ChatModel(OnePolicy):
     ) -> None:
         """Samples from an adapter, its name and directory, or from the base model: `longest` tokens, the prompt included.
 
-        `key` is whose request it is. `reserve` is entered while so many tokens may be used.
+        The request is of `key`. The model enters `reserve` while it may use `longest` tokens.
         """
         self.chat = chat
         self.sampling = SamplingConfig(max_tokens=longest)
         self._samplers = samplers
         self.servers = Metered(samplers, key)
-        """The calls of the request, with what they used."""
+        """The calls of the request, with the tokens that they used."""
         self._reserve = reserve
         self._adapter = adapter
         self._longest = longest

@@ -1,6 +1,6 @@
 """The service's process: one uvloop loop, from its start to a signal.
 
-It connects to the job's trainer and servers, takes up what the former process left, and then answers clients. Its loop is
+It connects to the job's trainer and servers, takes up the records of the former process, and then answers clients. Its loop is
 measured and blamed as an orchestrator's: `service/health.jsonl` in the job's directory has a line each `HEALTH_SECONDS`.
 """
 
@@ -46,7 +46,7 @@ from counterpoint.transport.wires.open import open_connection
 logger = logging.getLogger(__name__)
 
 THREADS = 32
-"""Threads for what waits for the disk: one key's many writes must not take all of them."""
+"""Threads for waits on the disk: one key's many writes must not take all of them."""
 
 POLL_SECONDS = 0.2
 """The time between two looks for a stop request."""
@@ -55,13 +55,14 @@ HEALTH_SECONDS = 10.0
 """The time between two lines about the loop."""
 
 MOST_HEALTH_BYTES = 4 * 2**20
-"""The size at which their file makes place for the next."""
+"""The size at which the file of these lines is renamed, and a new one begins."""
 
 
 def run(config: ServiceConfig, on_ready: Callable[[], None]) -> int:
-    """Serves clients until SIGTERM or SIGINT; in the main thread. `on_ready` is called once requests are answered.
+    """Serves clients until SIGTERM or SIGINT, in the main thread. Calls `on_ready` once it answers requests.
 
-    `config.model` is a directory. Returns the exit code: 1 without servers, else 0. Raises `UserError` for a wrong configuration.
+    `config.model` is a directory. Returns the exit code: 1 without servers, else 0. Raises `UserError` for a wrong
+    configuration.
     """
     keys = check_access(config)
     check_adapters(config.adapters, config.max_rank)
@@ -125,7 +126,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _measured(path: Path, service: Service) -> AsyncIterator[None]:
-    """Measures the loop during the block, and says what it was like in the lines of a file."""
+    """Measures the loop during the block, and writes the measurements as lines of a file."""
     health, lines = LoopMonitors(LagConfig()), RotatedLines(path, "lines about the loop", MOST_HEALTH_BYTES)
 
     async def write() -> None:

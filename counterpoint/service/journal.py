@@ -1,8 +1,8 @@
-"""The journal of one driven run: its items before they are sent, and what came of them before anybody is told.
+"""The journal of one driven run: its items before they are sent, and their results before anybody hears of them.
 
-`item_N` is a file of frames (`transport/codec.py`): a note of the asker's, then the frames of the item; `answer_N` has those of
-the answer. `early_N` is a note that is no item yet: of a request that waits for an earlier one. `failed_N` is a note of a request
-that became none; `lost` says why the run goes on no more. Everything blocks: call it in a thread.
+`item_N` is a file of frames (`transport/codec.py`): a note of the asker's, then the frames of the item. `answer_N` has those of
+the answer. `early_N` is the note of a request that is no item yet, since it waits for an earlier one. `failed_N` is the note of
+a request that became none. `lost` says why the run goes on no more. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from counterpoint.transport.files.atomic import as_bytes_view, write_atomically
 from counterpoint.transport.messages import Answered, Ask
 
 KEPT_FAILED = 256
-"""Numbers of requests for which it is known that they became no item."""
+"""Numbers of requests that are known to be no items."""
 
 FORGOTTEN_AT_ONCE = 32
-"""Items that are removed together, so that few flushes of the disk are waited for."""
+"""Items that are removed together, so that few flushes of the disk hold up a caller."""
 
 
 class Journal:
-    """The items and answers of a run, in a directory of its own."""
+    """The items and answers of a run, in a directory."""
 
     def __init__(
         self, directory: Path, run_id: str, max_batch_bytes: int, before_forgetting: Callable[[], None] = lambda: None
     ) -> None:
         """Makes the directory. Raises `OSError`.
 
-        `before_forgetting` returns once all is on the disk that its user would make anew from the items; it may raise `OSError`.
+        `before_forgetting` returns once the disk has all that its user would make anew from the items. It may raise `OSError`.
         """
         self.directory = directory
         self._run_id = run_id
@@ -38,11 +38,11 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
 
     def items(self) -> list[int]:
-        """Returns the numbers of the items that are there, ascending."""
+        """Returns the numbers of its items, ascending."""
         return self._numbers("item_")
 
     def answers(self) -> list[int]:
-        """Returns the numbers of the items that are answered, ascending."""
+        """Returns the numbers of the answered items, ascending."""
         return self._numbers("answer_")
 
     def _numbers(self, prefix: str) -> list[int]:
@@ -61,12 +61,12 @@ class Journal:
         return codec.decode_ask(frames, self._max_batch_bytes), bytes(as_bytes_view(note))
 
     def write_answer(self, answered: Answered) -> None:
-        """Writes what came of an item, durably. Raises `OSError`."""
+        """Writes the result of an item, durably. Raises `OSError`."""
         frames = codec.encode_answered(answered, self._run_id)
         write_atomically(self.directory / f"answer_{answered.number}", *codec.file_buffers(frames))
 
     def read_answer(self, number: int) -> Answered | None:
-        """Returns what came of an item; None if that is not known. Raises `CodecError` and `OSError`."""
+        """Returns the result of an item, or None if it is unknown. Raises `CodecError` and `OSError`."""
         try:
             frames = codec.read_frames(self.directory / f"answer_{number}", codec.MAX_ANSWER_BYTES)
         except FileNotFoundError:
@@ -74,7 +74,7 @@ class Journal:
         return codec.decode_answered(frames)
 
     def early(self) -> list[int]:
-        """Returns the numbers of the early notes that are there, ascending."""
+        """Returns the numbers of its early notes, ascending."""
         return self._numbers("early_")
 
     def write_early(self, number: int, note: bytes) -> None:
@@ -90,7 +90,7 @@ class Journal:
         (self.directory / f"early_{number}").unlink(missing_ok=True)
 
     def write_failed(self, number: int, note: bytes) -> None:
-        """Writes, durably, that a request became no item; of such notes, old ones are forgotten. Raises `OSError`."""
+        """Writes, durably, that a request became no item, and forgets old notes of this kind. Raises `OSError`."""
         write_atomically(self.directory / f"failed_{number}", note)
         (self.directory / f"failed_{number - KEPT_FAILED}").unlink(missing_ok=True)
 
@@ -103,7 +103,7 @@ class Journal:
         write_atomically(self.directory / "lost", reason.encode())
 
     def lost(self) -> str:
-        """Returns why the run goes on no more; empty if it does. Raises `OSError`."""
+        """Returns why the run goes on no more, or an empty text if it does. Raises `OSError`."""
         path = self.directory / "lost"
         return path.read_text() if path.exists() else ""
 

@@ -1,4 +1,4 @@
-"""Who may use the service: the clients' keys, of which the process keeps digests alone, so that no log or dump shows one."""
+"""Who may use the service: the clients' keys. The process keeps only digests of them, so that no log or dump shows a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPECTED = (
 
 
 def check_access(config: TinkerConfig) -> dict[bytes, str]:
-    """Returns the digests of the keys that are taken, with their names; none on loopback without a file of keys.
+    """Returns the digests of the accepted keys, with their names, or none on loopback without a file of keys.
 
     Raises `UserError`, also for quotas of a name that no key has.
     """
@@ -39,12 +39,12 @@ def check_access(config: TinkerConfig) -> dict[bytes, str]:
 
 
 def owner_name(owner: str, name: str = "") -> str:
-    """Returns the name of the owner that a key stands for, from the hexadecimal digest; it tells nothing of the key."""
+    """Returns the name of a key's owner, from the hexadecimal digest. It reveals nothing of the key."""
     return name or (f"key-{owner[:8]}" if owner else "local")
 
 
 def keys_of(path: Path | None) -> dict[bytes, str]:
-    """Returns the digests of the keys in a file, with their names, or empty ones; none without a file. Raises `UserError`."""
+    """Returns the digests of the keys in a file, with their names, or empty ones. None without a file. Raises `UserError`."""
     if path is None:
         return {}
     try:
@@ -71,5 +71,5 @@ def keys_of(path: Path | None) -> dict[bytes, str]:
 
 
 def digest(key: str) -> bytes:
-    """Returns what is kept of a key."""
+    """Returns the digest of a key."""
     return hashlib.sha256(key.encode(errors="replace")).digest()

@@ -37,22 +37,22 @@ from counterpoint.transport.wires.link import SharedConnection
 logger = logging.getLogger(__name__)
 
 KEPT_ANSWERS = 256
-"""Items whose answers are kept beyond what a repetition after a loss needs: clients may ask for them again."""
+"""Answers kept beyond those that a repetition after a loss needs: clients may ask for them again."""
 
 AGAIN_SECONDS = 1.0
-"""The time after which the journal is tried again."""
+"""Seconds until the next attempt to write the journal."""
 
 
 class RunLost(RuntimeError):
-    """The run takes no items any more; the message says why."""
+    """The run takes no items any more. The message says why."""
 
 
 class RunFailed(RunLost):
-    """A task of the run failed here. What was asked goes on, and counts: whoever opens the run anew has the answer."""
+    """A task of the run failed here. Its items go on, and count: whoever opens the run anew has their answers."""
 
 
 class ItemFailed(RuntimeError):
-    """An item was not carried out. `by_asker`: because of what was asked for, and not by the trainer's fault."""
+    """An item was not carried out. `by_asker`: the request is at fault, and not the trainer."""
 
     def __init__(self, message: str, *, by_asker: bool) -> None:
         super().__init__(message)
@@ -60,33 +60,34 @@ class ItemFailed(RuntimeError):
 
 
 class DrivenRun:
-    """One run of the job's trainer. `start` begins; `close` ends it here, and the trainer keeps it."""
+    """One run of the job's trainer. `start` begins. `close` ends it here, and the trainer keeps it."""
 
     def __init__(self, described: TrainedRun, output_dir: Path, connection: SharedConnection, journal: Journal) -> None:
-        """The run goes on after what `journal` has; reads it, so call this in a thread. Raises `OSError` and `CodecError`."""
+        """Goes on after the items of `journal`, which it reads, so call this in a thread. Raises `OSError` and `CodecError`."""
         self.run_id = described.run_id
         self.reason = "the trainer was not reached yet"
-        """Why items wait; empty if the trainer takes them."""
+        """Why items wait, or empty if the trainer takes them."""
         self._described = described.model_copy(update={"driven": True})
         self._control = output_dir / f"run_{described.run_id}" / "control"
         self._link = connection.link()
         self._journal = journal
         items = journal.items()
         self._newest = max(items, default=0)
-        """The last item that is in the journal."""
+        """The last item in the journal."""
         self._beginning = asyncio.Lock()
         self._kept: dict[int, Ask | None] = dict.fromkeys(items)
-        """Items that may have to be sent again, by number; None: it is in the journal alone."""
+        """Items that may have to be sent again, by number. Of those with None, the journal has the contents."""
         self._answers: dict[int, asyncio.Future[Answered]] = {}
         self._answered = set(journal.answers())
         self._updates: dict[int, int] = {}
         """The item of each update, by its step."""
         self._session: int | None = None
         self._base = self._sent = self._credit = 0
-        """The last item that is known to be carried out; the last that was sent in this session; how many may be more."""
+        """The last item known to be carried out, the last one sent in this session, and the number of further ones that may be
+        sent."""
         self._changed, self._ready = asyncio.Event(), asyncio.Event()
         self._refused: dict[int, str] = {}
-        """Why the trainer could not read an item, by its number: one without any effect has its place."""
+        """By the number of an item that the trainer could not read, the reason. An item without any effect takes its place."""
         self._lost = RunLost(lost) if (lost := journal.lost()) else None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -101,12 +102,12 @@ class DrivenRun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a task of it has failed here, and whoever opens the run anew can go on with it."""
+        """Whether a task of it has failed here, so that whoever opens the run anew can go on with it."""
         return isinstance(self._lost, RunFailed)
 
     @property
     def updates(self) -> int:
-        """The updates that are known to be made."""
+        """The number of updates that are known to be made."""
         return max(self._updates, default=0)
 
     async def start(self) -> None:
@@ -124,7 +125,7 @@ class DrivenRun:
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Tells who waits that a task has failed: without it, no answer would ever come."""
+        """Reports a failed task to its waiters: without it, no answer would ever come."""
         error = None if task.cancelled() else task.exception()
         if self._is_closing or self._lost is not None:
             return
@@ -138,7 +139,7 @@ class DrivenRun:
         write_atomically(self._control / "orch.toml", tomli_w.dumps(table).encode())
 
     async def close(self) -> None:
-        """Ends the connection. Who still waits gets `RunLost`."""
+        """Ends the connection. Callers that still wait get `RunLost`."""
         self._is_closing = True
         await self._link.close()
         for task in self._tasks:
@@ -158,27 +159,33 @@ class DrivenRun:
     # --- what can be asked for ---
 
     async def forward_backward(self, batch: Batch, objective: Objective) -> Answered:
-        """Adds the gradients of a batch, for an objective; returns metrics and columns. Raises `ItemFailed` and `RunLost`."""
+        """Adds the gradients of a batch, for an objective, and returns metrics and columns.
+
+        Raises `ItemFailed` and `RunLost`.
+        """
         return await self.ask(ItemHeader(objective=objective), batch)
 
     async def update(self, values: UpdateValues) -> Answered:
-        """Updates the weights by what was contributed; returns the update's metrics and step. Raises as above."""
+        """Updates the weights by the contributions so far, and returns the update's metrics and step. Raises as above."""
         return await self.ask(ItemHeader(updates=True, values=values))
 
     async def publish(self, name: str) -> Path:
-        """Publishes the weights under a name, for servers; returns the directory. Raises as above."""
+        """Publishes the weights under a name, for servers, and returns the directory. Raises as above."""
         return Path((await self.ask(ItemHeader(publication=name))).text)
 
     async def save(self) -> int:
-        """Saves weights and optimizer until somebody removes them; returns the step, 0 before any update. Raises as above."""
+        """Saves weights and optimizer until somebody removes them, and returns the step, 0 before any update.
+
+        Raises as above.
+        """
         return (await self.ask(ItemHeader(saves="kept"))).step
 
     async def ask(self, header: ItemHeader, batch: Batch | None = None, note: bytes = b"") -> Answered:
-        """Asks for an item, the next by number; `note` is journalled with it. Raises `ItemFailed` and `RunLost`."""
+        """Asks for an item, the next by number, with `note` in its journal. Raises `ItemFailed` and `RunLost`."""
         return checked(await self.answer_to(await self.begin(header, batch, note)))
 
     async def begin(self, header: ItemHeader, batch: Batch | None = None, note: bytes = b"") -> int:
-        """Journals an item, and returns its number; it is sent in its turn. Raises `RunLost`, `OSError`."""
+        """Journals an item, and returns its number. It is sent in its turn. Raises `RunLost`, `OSError`."""
         async with self._beginning:
             self._check()
             ask = Ask(self._newest + 1, encode_item(header), batch)
@@ -194,7 +201,7 @@ class DrivenRun:
         return ask.number
 
     async def answer_to(self, number: int) -> Answered:
-        """Returns what came of an item, also of one that failed. Raises `RunLost`."""
+        """Returns the result of an item, also of a failed one. Raises `RunLost`."""
         if number in self._answered:
             if (known := await asyncio.to_thread(self._journal.read_answer, number)) is None:
                 raise RunLost(f"the answer to item {number} of run {self.run_id} is not kept any more")
@@ -225,7 +232,7 @@ class DrivenRun:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _carried_out(self, message: ToOrchestrator) -> bool:
-        """Returns False if the journal takes nothing, such as on a full disk: the same message is then to come again."""
+        """Returns False if the journal takes nothing, such as on a full disk: the same message must then come again."""
         try:
             await self._carry_out(message)
         except OSError as error:
@@ -238,7 +245,7 @@ class DrivenRun:
         return True
 
     async def _carry_out(self, message: ToOrchestrator) -> None:
-        """Does what a message asks for; the same again changes nothing. Raises `OSError` and `RunLost`."""
+        """Carries out a message. The same again changes nothing. Raises `OSError` and `RunLost`."""
         match message:
             case Ready(next_step, credit, session):
                 lacking = [
@@ -277,7 +284,7 @@ class DrivenRun:
         self._changed.set()
 
     async def _replace(self, number: int, reason: str) -> None:
-        """Sends an item without any effect in the place of one that the trainer cannot read, and would wait for."""
+        """Sends an item without any effect in place of one that the trainer cannot read, and would wait for."""
         if number in self._refused:
             self._lose(RunLost(f"the trainer cannot read item {number}: {reason}"))
             return

@@ -1,8 +1,8 @@
 """The samplers: the base model and published adapters at the job's servers, each proven before it answers.
 
-An adapter that nobody samples from makes room for another once the servers hold as many as they can, and is loaded again from its
-directory when it is asked for: no sampler ends because others were made. Of keys that want more than there is room for, one with
-fewer adapters gets that of one with more, once its calls have ended. `Metered` are the calls of one request of a key.
+Once the servers hold as many adapters as they can, an unused one makes room for another, and is loaded again from its directory
+on the next request for it: no sampler ends because others were made. If keys want more than there is room for, one with fewer
+adapters gets that of one with more, once its calls have ended. `Metered` are the calls of one request of a key.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class _Loaded:
     served: Served
     ready: asyncio.Task[None]
     key: str
-    """Whose it is."""
+    """The key that owns it."""
     users: int = 0
     leaves: bool = False
-    """It gets no further call, and makes room for another key's once those it has are done."""
+    """It gets no further call, and makes room for another key's once its calls have ended."""
 
 
 class Samplers:
-    """What the servers hold for this service."""
+    """The weights that the servers hold for this service."""
 
     def __init__(
         self, pool: InferencePool, model: str, bounds: AnswerBounds, most: int, claim: LoadClaim, *, alone: bool = True
@@ -55,13 +55,13 @@ class Samplers:
         self._loaded: OrderedDict[tuple[str, Path], _Loaded] = OrderedDict()
         self._room = asyncio.Condition()
         self._wanting = Counter[str]()
-        """The calls of each key that wait for room for an adapter."""
+        """The number of each key's calls that wait for room for an adapter."""
         self._given, self._numbers = dict[str, int](), count(1)
-        """When each key got room last, by a number that ascends."""
+        """When each key got room last, as an ascending number."""
 
     @property
     def parser(self) -> Served:
-        """What parses completions: any server does, whatever weights they are of."""
+        """The name of weights for parsing completions: any server parses those of any weights."""
         return self._base
 
     async def start(self) -> None:
@@ -69,7 +69,7 @@ class Samplers:
         await self._base.start()
 
     async def close(self) -> None:
-        """Gives everything up."""
+        """Gives up all weights."""
         for each in self._loaded.values():
             each.ready.cancel()
             await asyncio.gather(each.ready, return_exceptions=True)
@@ -104,7 +104,7 @@ class Samplers:
             return await served.generate(prompt, sampling, affinity=affinity, on_cut=on_cut)
 
     def forget(self, adapter: tuple[str, Path] | None, affinity: str) -> None:
-        """Forgets at which servers the samples of a request were made, once all have ended."""
+        """Forgets the servers of a request's samples, once all have ended."""
         loaded = None if adapter is None else self._loaded.get(adapter)
         if adapter is None or loaded is not None:
             (self._base if loaded is None else loaded.served).forget_group(affinity)
@@ -164,16 +164,16 @@ class Samplers:
                 self._room.notify_all()
 
     def _held(self, key: str) -> int:
-        """Returns how many adapters a key has that stay."""
+        """Returns the number of a key's adapters that stay."""
         return sum(each.key == key and not each.leaves for each in self._loaded.values())
 
     def _is_next(self, key: str) -> bool:
-        """Whether the key gets the next room: of those that want any, that with the fewest adapters, then the least lately."""
+        """Whether the key gets the next room: of those that want any, that with the fewest adapters, then the least recent."""
         wanting = [each for each, count in self._wanting.items() if count]
         return min(wanting, key=lambda each: (self._held(each), self._given.get(each, 0))) == key
 
     def _idle(self) -> tuple[str, Path] | None:
-        """Returns an adapter without calls: one that leaves, or the one used least lately if there is no room."""
+        """Returns an adapter without calls: one that leaves, or the least recently used if there is no room."""
         idle = [place for place, each in self._loaded.items() if not each.users]
         leaving = next((place for place in idle if self._loaded[place].leaves), None)
         return leaving or (idle[0] if idle and len(self._loaded) >= self._most else None)
@@ -193,7 +193,7 @@ class Metered:
     def __init__(self, samplers: Samplers, key: str) -> None:
         """Asks `samplers` for `key`."""
         self.used = Used()
-        """What has been done so far."""
+        """The tokens used so far."""
         self._samplers = samplers
         self._key = key
         self._prompts = set[bytes]()
@@ -227,7 +227,7 @@ class Metered:
         )
 
     def end(self) -> None:
-        """Forgets which servers have the request's prompts."""
+        """Forgets the servers with the request's prompts."""
         for (adapter, _), affinity in self._groups.items():
             self._samplers.forget(adapter, affinity)
 
@@ -235,7 +235,7 @@ class Metered:
         self.used.sampled += tokens
 
     async def scores(self, asked: Sequence[tuple[Int32Array, int, str]]) -> list[Float32Array]:
-        """Returns what `Samplers.score` does of each of these. Raises as it does, in an `ExceptionGroup`."""
+        """Returns the results of `Samplers.score` for each of these. Raises its errors, in an `ExceptionGroup`."""
         works = ((len(each[0]), partial(self._samplers.score, *each)) for each in asked)
         return await self._samplers.calls.gathered(self._key, works, len)
 
@@ -251,5 +251,5 @@ async def _load(served: Served, name: str, directory: Path) -> None:
 
 
 def affinity(session: str, seq_id: int, index: int) -> str:
-    """Returns the name of a sample of a request, of which all but the first find their prompt at the first one's server."""
+    """Returns the name of a request's sample. All but the first find their prompt at the first one's server."""
     return f"{session}.{seq_id}-{index}"

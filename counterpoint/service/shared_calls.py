@@ -1,6 +1,6 @@
 """The calls of all keys to the servers, each begun once its key has a place (`counterpoint/service/shares.py`).
 
-A request has at most one call that waits, so that one of a thousand samples is no thousand tasks.
+At most one call of a request waits, so that a thousand samples are no thousand tasks.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ class SharedCalls:
         self._numbers = count()
 
     def resize(self, places: int) -> None:
-        """Takes how many calls the servers do at once. Without a server the number stays: calls wait there, and fail in time."""
+        """Sets the number of calls that the servers take at once.
+
+        Without a server it stays: calls wait there, and fail in time.
+        """
         if places:
             self._shares.places = places
             self._begin()
 
     async def gathered(self, key: str, works: Iterable[Work[Found]], took: Callable[[Found], int]) -> list[Found]:
-        """Returns what the calls of one request return, in their order; `took` says how many tokens one has taken.
+        """Returns the results of one request's calls, in their order. `took` returns the tokens that one has taken.
 
-        If one fails, the others are cancelled, and an `ExceptionGroup` is raised.
+        If one fails, cancels the others and raises an `ExceptionGroup`.
         """
         number, tasks = next(self._numbers), list[asyncio.Task[Found]]()
         try:

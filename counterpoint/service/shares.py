@@ -1,11 +1,12 @@
-"""Whose call to the servers begins next, and how many calls each key may have there: shares by key, in calls and tokens. Pure.
+"""Shares the servers' places between keys, in calls and tokens: the next call, and each key's number of calls. Pure.
 
-The servers have `places` for so many calls at once. A key may hold at most `SHARE` times as many as are free: alone it has most
-of them, several busy keys have equally many, and a place is always left for one that comes. Source: Choudhury and Hahne, "Dynamic
-Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998.
+The servers have `places` for that many calls at once. A key may hold at most `SHARE` times as many as are free: alone it has
+most of them, several busy keys have equally many, and a place is always left for a new one. For example, of 100 places one key
+gets 80, and two get 44 each. Source: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
+IEEE/ACM Transactions on Networking 6(2), 1998.
 
-Among the keys that may have one, a place goes to the one that has paid the fewest tokens, and one that was away has saved none. A
-call pays what it may take when it begins, and gets back at its end what it did not take. Source: Goyal, Vin and Cheng,
+Among the keys that may have one, a place goes to the one that has paid the fewest tokens. A key that was away has saved none. A
+call pays the tokens that it may take when it begins, and gets back the rest at its end. Source: Goyal, Vin and Cheng,
 "Start-Time Fair Queueing", IEEE/ACM Transactions on Networking 5(5), 1997.
 """
 
@@ -31,16 +32,16 @@ class WaitingCall:
 @dataclass(slots=True)
 class _Key:
     paid: float = 0.0
-    """Tokens, counted on from what others had paid when it came."""
+    """Tokens, counted on from the others' at its arrival."""
     held: int = 0
     """Its places."""
     waiting: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
     """A heap by the numbers of requests, then by arrival."""
     withdrawn: int = 0
-    """How many of these are withdrawn."""
+    """The number of withdrawn ones among these."""
 
     def first(self) -> WaitingCall | None:
-        """Returns the call that is next."""
+        """Returns the next call."""
         while self.waiting and self.waiting[0][2].withdrawn:
             heapq.heappop(self.waiting)
             self.withdrawn -= 1
@@ -58,10 +59,13 @@ class Shares:
         self._asked = 0
         self._held = 0
         self._now = 0.0
-        """What the key had paid that was served last, before that."""
+        """The tokens that the last served key had paid before."""
 
     def ask(self, key: str, number: int, tokens: int) -> WaitingCall:
-        """Notes a call that waits for a place. A key's own wait by the `number` of their request, then as they came."""
+        """Notes a call that waits for a place.
+
+        A key's calls wait by the `number` of their request, then in order of arrival.
+        """
         call, mine = WaitingCall(key, tokens), self._keys.setdefault(key, _Key())
         if mine.first() is None:
             mine.paid = max(mine.paid, self._now)
@@ -79,14 +83,14 @@ class Shares:
             heapq.heapify(mine.waiting)
 
     def end(self, call: WaitingCall, tokens: int) -> None:
-        """Takes back the place of a call that has taken so many tokens."""
+        """Takes back the place of a call that has taken `tokens`."""
         mine = self._keys[call.key]
         mine.held -= 1
         self._held -= 1
         mine.paid += tokens - call.tokens
 
     def begin(self) -> list[WaitingCall]:
-        """Gives places, as far as there are any; returns the calls that have one now."""
+        """Gives free places to calls, and returns these."""
         begun: list[WaitingCall] = []
         while (mine := self._next()) is not None:
             call = heapq.heappop(mine.waiting)[2]

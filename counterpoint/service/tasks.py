@@ -1,4 +1,4 @@
-"""Tasks beside one another that belong to one owner, and end with it; what one of them fails of is in the log."""
+"""Tasks that run beside one another, belong to one owner, and end with it. The log has their failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tasks:
         self._owner = owner
         self._tasks: set[asyncio.Task[None]] = set()
         self.are_ending = False
-        """Whether the owner ends them: what is cancelled before has died."""
+        """Whether the owner ends them. A task that is cancelled before has died."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begins a task, and returns it."""
@@ -31,7 +31,7 @@ class Tasks:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begins a task for which others wait. It is begun anew after each end but a return, until its owner ends it."""
+        """Begins a task for which others wait. Begins it anew after each end but a return, until the owner ends it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if not self.are_ending and (task.cancelled() or task.exception() is not None):

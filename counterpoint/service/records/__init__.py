@@ -1,1 +1,1 @@
-"""What the service keeps: one database of records and of what was used, and what a former version kept in files."""
+"""The service's records: one database of clients and their use, and the files of a former version."""

@@ -1,8 +1,8 @@
-"""The service's database: one SQLite file with what it knows of its clients, and what each of them has used.
+"""The service's database: one SQLite file with its clients' records, and the use of each.
 
-One thread writes, and commits what waits together, so that many requests wait for one flush of the disk. Readers see the last
-commit and wait for no writer: the file has a write-ahead log. On a network file system, where SQLite has no such log, it has a
-rollback journal. All of it blocks, but `submit`: call it in a thread.
+One thread writes, and commits waiting changes together, so that many requests wait for one flush of the disk. Readers see the
+last commit and wait for no writer: the file has a write-ahead log. On a network file system, where SQLite has no such log, it
+has a rollback journal. All but `submit` blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from counterpoint.transport.files.mounts import file_system
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Changes of one commit: the loop wakes all who wait for it at once, and each then answers its client."""
+"""Changes of one commit: the loop wakes all of its waiters at once, and each then answers its client."""
 
 BUSY_SECONDS = 30.0
-"""How long SQLite waits for another process that reads or writes, such as a backup."""
+"""Seconds that SQLite waits for another process that reads or writes, such as a backup."""
 
 OF_A_NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "9p", "afs", "sshfs", "s3fs",
@@ -75,7 +75,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE counted (source TEXT PRIMARY KEY, stretches TEXT NOT NULL)
     """,
 )
-"""What makes a database of each version, by its number, of that of the version before."""
+"""By the number of a version, the statements that make it from the version before."""
 
 Value = TypeVar("Value")
 
@@ -83,20 +83,20 @@ Change = Callable[[sqlite3.Connection], Value]
 
 
 class DatabaseError(OSError):
-    """The database took nothing, or gave nothing, such as on a full disk; what was committed stays."""
+    """The database could not write or read, such as on a full disk. Committed changes stay."""
 
 
 class Database:
     """The database in one file. One process writes it at a time."""
 
     def __init__(self, path: Path, first: Change[None] = lambda _: None) -> None:
-        """Opens it, or makes it, with what `first` writes. Raises `OSError`, and `UserError` for one that cannot be used."""
+        """Opens it, or makes it with the rows of `first`. Raises `OSError`, and `UserError` for an unusable one."""
         self.path = path
         self._waiting = deque[tuple[Change[Any], bool, Future[Any]]]()
         self._thread = ThreadPoolExecutor(1, "records")
         self._reading = threading.Lock()
         self.is_new = False
-        """Whether it was made now."""
+        """Whether this process has made it."""
         self.has_unflushed = False
         """Whether a commit did not wait for the disk, and none since has."""
         path.touch(0o600)
@@ -144,14 +144,14 @@ class Database:
         writer.execute("COMMIT")
 
     def close(self) -> None:
-        """Writes the changes that wait, and closes the file, once nobody reads it; each later use fails with `DatabaseError`."""
+        """Writes waiting changes, and closes the file, once nobody reads it. Each later use fails with `DatabaseError`."""
         self._thread.shutdown()
         with self._reading:  # SQLite ends the process if a connection is closed while it is used
             self._reader.close()
         self._writer.close()
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
-        """Returns what a query finds. Raises `DatabaseError`."""
+        """Returns the rows of a query. Raises `DatabaseError`."""
         try:
             with self._reading:
                 return self._reader.execute(query, values).fetchall()
@@ -159,14 +159,14 @@ class Database:
             raise self._failed(error) from error
 
     def write(self, change: Change[Value], *, durable: bool = True) -> Value:
-        """Makes a change; returns what it returns once it is committed. Raises `DatabaseError`, and as the change does."""
+        """Makes a change, and returns its value once it is committed. Raises `DatabaseError`, and the change's errors."""
         return self.submit(change, durable=durable).result()
 
     def submit(self, change: Change[Value], *, durable: bool = True) -> Future[Value]:
-        """Begins a change, in the order of the calls; whoever does not wait for it leaves it as it is. Does not block.
+        """Begins a change, in the order of the calls. It goes on if nobody waits for it. Does not block.
 
-        Without `durable` a crash of the machine may lose it, but not a kill of the process, unless a durable one follows. Raises
-        `DatabaseError` once the database is closed.
+        Without `durable` a crash of the machine may lose it, but not a kill of the process, unless a durable one follows.
+        Raises `DatabaseError` once the database is closed.
         """
         future = Future[Value]()
         future.set_running_or_notify_cancel()
@@ -178,7 +178,7 @@ class Database:
         return future
 
     def _commit(self) -> None:
-        """Makes the changes that wait, a few, in one commit: one that fails changes nothing, and stops no other."""
+        """Makes a few waiting changes in one commit. A failed one changes nothing, and stops no other."""
         taken = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
         if not taken:  # they were in the commit before
             return

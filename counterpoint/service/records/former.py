@@ -1,7 +1,7 @@
-"""The records of a former version, which were JSON files and a journal: read once, when the database is made, and removed.
+"""The records of a former version, JSON files and a journal: read once, when the database is made, and removed.
 
 `sessions/S.json`, `samplers/S.json`, `losses/L.json`, `models/RUN/model.json`, `models/RUN/KIND/NAME.json`, with
-`.deleted-N.json` of weights that were deleted, and `ledger/`. The journals of models, `models/RUN/items/`, stay.
+`.deleted-N.json` for deleted weights, and `ledger/`. The journals of models, `models/RUN/items/`, stay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind = TypeVar("Kind", SessionRecord, ModelRecord, SavedRecord, SamplerRecord, L
 def import_former(directory: Path, connection: sqlite3.Connection) -> None:
     """Writes the records of a former version below `directory`, if there are any, to the new database.
 
-    Raises `OSError`, and `UserError` for what cannot be read: nothing is taken over then.
+    Raises `OSError`, and `UserError` for an unreadable record: nothing is taken over then.
     """
     for path in directory.glob("sessions/[!.]*.json"):
         put(connection, _decoded(path, path.read_bytes(), SessionRecord), heard=path.stat().st_mtime)
@@ -62,7 +62,7 @@ def remove_former(directory: Path) -> None:
 
 
 def _ledger(directory: Path) -> Sums:
-    """Returns what a ledger has: a journal, whose first entry is a sum, or before that `N.json`, a sum, and `N.jsonl`."""
+    """Returns a ledger's sums. It is a journal that begins with a sum, or before that `N.json`, a sum, and `N.jsonl`."""
     path, sums = directory / "ledger.journal", Sums()
     if path.exists():
         try:

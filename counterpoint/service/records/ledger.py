@@ -1,4 +1,4 @@
-"""The ledger: what each account has used, day by day, in the service's database, each request once.
+"""The ledger: the use of each account, day by day, in the service's database, each request once.
 
 It has the sums, with the numbers of the requests that they count, in memory and in the database. It has one writer.
 """
@@ -21,27 +21,27 @@ from counterpoint.service.records.database import Change, Database
 logger = logging.getLogger(__name__)
 
 KEPT_DAYS = 100
-"""The newest days that are kept."""
+"""The number of newest days that stay."""
 
 MOST_STRETCHES = 1024
-"""Stretches of counted numbers that are kept of one source. Only who leaves numbers out has more; the lowest are forgotten."""
+"""Stretches of counted numbers for one source. Only a client that leaves numbers out has more, and the lowest are forgotten."""
 
 MOST_PROJECTS = 100
-"""Projects of an owner on one day; what is of further ones counts in none."""
+"""Projects of an owner on one day. Use of further ones counts in none."""
 
 MOST_OWED = 65_536
-"""Results that are not told yet and that do not count yet; of more, the oldest counts."""
+"""Results that have not reached their clients and do not count yet. Beyond this number, the oldest counts."""
 
 
 class Used(msgspec.Struct, omit_defaults=True):
-    """What was used."""
+    """The use of tokens and time."""
 
     trained: int = 0
     """Tokens of `forward_backward`."""
     forward: int = 0
     """Tokens of `forward`, which changes no weights."""
     prompt: int = 0
-    """Tokens of prompts that were sampled from, each once however many samples it has."""
+    """Tokens of sampled prompts, each once however many samples it has."""
     sampled: int = 0
     """Tokens of completions."""
     seconds: float = 0.0
@@ -53,30 +53,30 @@ class Used(msgspec.Struct, omit_defaults=True):
         return self.trained + self.forward + self.prompt + self.sampled
 
     def add(self, other: Used) -> None:
-        """Adds what another has."""
+        """Adds another use."""
         for name in Used.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class LedgerLine(Used, omit_defaults=True, kw_only=True):
-    """What one request has used."""
+    """The use of one request."""
 
     day: str
     account: str
     request: str = ""
-    """Empty for one that counts whenever it is carried out."""
+    """Empty for one that counts each time it is carried out."""
 
 
 class Sums(msgspec.Struct):
-    """What all requests have used."""
+    """The use of all requests."""
 
     days: dict[str, dict[str, Used]] = {}
     """By day in UTC, such as `2026-11-28`, and by account."""
     counted: dict[str, list[list[int]]] = {}
-    """By source, the first and last numbers of the stretches of requests that are counted, ascending."""
+    """By source, the first and last numbers of the stretches of counted requests, ascending."""
 
     def add(self, line: LedgerLine) -> bool:
-        """Counts a line; returns False if its request is counted already."""
+        """Counts a line. Returns False if its request has been counted already."""
         source, _, number = line.request.rpartition(":")
         if source and not _insert(self.counted.setdefault(source, []), int(number)):
             return False
@@ -89,7 +89,7 @@ class Sums(msgspec.Struct):
         return True
 
     def writing(self, accounts: Collection[tuple[str, str]], sources: Collection[str]) -> Change[None]:
-        """Returns what writes these accounts of a day, and sources, as they are now; a source that is gone is removed."""
+        """Returns the change that writes these accounts of a day, and sources, as they are now, and removes ended sources."""
         rows = [
             (day, account, *msgspec.structs.astuple(self.days[day][account]))
             for day, account in accounts
@@ -109,35 +109,35 @@ class Sums(msgspec.Struct):
 
 
 class Ledger:
-    """The ledger of one service. An id of a request is that of its source, a colon and a number."""
+    """The ledger of one service. An id of a request is that of its source, a colon and a number, such as `chat-1f:3`."""
 
     def __init__(self, database: Database) -> None:
-        """Reads what is there. Blocks. Raises `OSError`."""
+        """Reads the database. Blocks. Raises `OSError`."""
         self._database = database
         counted = {source: json.decode(text) for source, text in database.rows("SELECT * FROM counted")}
         self._sums = Sums(used_by_day(database.rows), counted)
         self._projects: dict[str, str] = {}
         """The projects of sessions that have one."""
         self._accounts, self._sources = set[tuple[str, str]](), set[str]()
-        """What has changed and is not written."""
+        """The changed accounts and sources that are not written."""
         self._is_durable = False
-        """Whether somebody waits for the disk to have it."""
+        """Whether somebody waits until they are on the disk."""
         self._writing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
         """The last flush."""
         self._owed: OrderedDict[str, LedgerLine] = OrderedDict()
-        """What is not told yet, by the ids of requests."""
+        """Use that has not reached its client yet, by the ids of requests."""
         self._owed_tokens = Counter[tuple[str, str]]()
         """The tokens of these by day and owner."""
 
     def assign(self, session_id: str, project: str) -> None:
-        """Has what a session uses from now on counted in a project of its owner, or in none."""
+        """Counts a session's use from now on in a project of its owner, or in none."""
         self._projects[session_id] = project
         if not project:
             del self._projects[session_id]
 
     async def count(self, owner: str, request_id: str, used: Used, *, is_journalled: bool = False) -> None:
-        """Counts a request, unless it is counted; it is on the disk then, or if it `is_journalled`, once `flush` returns."""
+        """Counts a request once, and has it on the disk, or with `is_journalled` after the next `flush`."""
         self._note(self._line(owner, request_id, used))
         await self._write(durable=not is_journalled)
 
@@ -147,9 +147,9 @@ class Ledger:
             self._database.write(lambda connection: connection.execute("UPDATE counted SET stretches = stretches"))
 
     def owe(self, owner: str, request_id: str, used: Used) -> None:
-        """Notes what a request has used: it counts once its client is `told`. A kill before loses both.
+        """Notes a request's use, which counts once its client is `told`. A kill before loses both.
 
-        One that was carried out before counts again: else a client that asks for it again and again would pay once.
+        A request that was carried out before counts again. Otherwise a client that asks for it again and again would pay once.
         """
         self._note(self._paid(request_id))
         self._owed[request_id] = line = self._line(owner, request_id, used)
@@ -167,13 +167,13 @@ class Ledger:
         return line
 
     async def told(self, request_id: str) -> None:
-        """Counts a request whose client is about to be told of its result."""
+        """Counts a request before its client gets the result."""
         if (line := self._paid(request_id)) is not None:
             self._note(line)
             await self._write()
 
     async def end(self, prefix: str = "") -> None:
-        """Counts what nobody was told of the requests whose ids begin so, and forgets their numbers: none comes again."""
+        """Counts unreported requests with ids that begin so, and forgets their numbers: none comes again."""
         for request_id in [each for each in self._owed if each.startswith(prefix)]:
             self._note(self._paid(request_id))
         if prefix:
@@ -185,17 +185,17 @@ class Ledger:
         await self._write()
 
     def sources(self) -> list[str]:
-        """Returns the sources of which requests are counted."""
+        """Returns the sources of counted requests."""
         return list(self._sums.counted)
 
     def today(self, owner: str) -> int:
-        """Returns the tokens of today of an owner, in all its accounts, also those of results that are not told yet."""
+        """Returns an owner's tokens of today, in all its accounts, including results that have not reached it yet."""
         day = day_now()
         told = (used.tokens for account, used in self._sums.days.get(day, {}).items() if owner_of(account) == owner)
         return sum(told) + self._owed_tokens[day, owner]
 
     def days(self) -> Mapping[str, Mapping[str, Used]]:
-        """Returns what counts by day and account."""
+        """Returns the use by day and account."""
         return self._sums.days
 
     def _line(self, owner: str, request_id: str, used: Used) -> LedgerLine:
@@ -208,7 +208,7 @@ class Ledger:
             self._sources |= {line.request.rpartition(":")[0]} - {""}
 
     async def _write(self, *, durable: bool = True) -> None:
-        """Writes what has changed, with what others note meanwhile. Who does not wait for it any more leaves it as it is."""
+        """Writes the changes, with those that others note meanwhile. It goes on if its caller no longer waits."""
         self._is_durable |= durable
         async with self._writing:
             if self._accounts or self._sources:
@@ -228,7 +228,7 @@ class Ledger:
 
 
 def used_by_day(query: Callable[[str], Iterable[sqlite3.Row]]) -> dict[str, dict[str, Used]]:
-    """Returns what counts in a ledger by day and account, by a function that carries out a query. Blocks."""
+    """Returns a ledger's use by day and account, by a function that carries out a query. Blocks."""
     found: dict[str, dict[str, Used]] = {}
     for day, account, *used in query("SELECT * FROM used"):
         found.setdefault(day, {})[account] = Used(*used)
@@ -236,7 +236,7 @@ def used_by_day(query: Callable[[str], Iterable[sqlite3.Row]]) -> dict[str, dict
 
 
 def _insert(stretches: list[list[int]], number: int) -> bool:
-    """Adds a number to ascending stretches; returns whether it was in none."""
+    """Adds a number to ascending stretches, and returns whether it was in none."""
     place = bisect_right(stretches, number, key=lambda each: each[0])
     if place and number <= stretches[place - 1][1]:
         return False
@@ -250,17 +250,17 @@ def _insert(stretches: list[list[int]], number: int) -> bool:
 
 
 def account_of(owner: str, project: str = "") -> str:
-    """Returns the account of an owner's project, or of what has none."""
+    """Returns the account of an owner's project, or of the owner without a project."""
     return f"{owner}/{project}" if project else owner
 
 
 def owner_of(account: str) -> str:
-    """Returns whose account it is."""
+    """Returns the owner of an account."""
     return account.partition("/")[0]
 
 
 def project_of(account: str) -> str:
-    """Returns the project of an account; empty if it is of none."""
+    """Returns the project of an account, or an empty text if it has none."""
     return account.partition("/")[2]
 
 

@@ -1,4 +1,4 @@
-"""What the service knows of sessions, models, saved weights, samplers and losses: written to its database before it is told.
+"""The service's records of sessions, models, saved weights, samplers and losses: in its database before clients hear of them.
 
 Everything blocks: call it in a thread.
 """
@@ -37,10 +37,10 @@ from counterpoint.service.records.structs import (
 from counterpoint.transport.files.atomic import write_atomically
 
 LISTED_BYTES = 8 * 2**20
-"""The bytes of the records of one list that are read for what clients noted there; those after them are listed without it."""
+"""The bytes of one list's records that are read for clients' notes. Those after them are listed without notes."""
 
 OF_A_SESSION = ("snapshot", "inflight")
-"""The kinds of weights that samplers of a session alone have."""
+"""The kinds of weights that belong to samplers of a session."""
 
 GOES_ON = "session_id IN (SELECT session_id FROM sessions WHERE NOT finished)"
 """Whether the session of a row goes on."""
@@ -53,7 +53,7 @@ class RecordStore:
     """The records of one service."""
 
     def __init__(self, directory: Path) -> None:
-        """Keeps them below `directory`; those of a former version, in files, are taken over. Raises `OSError` and `UserError`."""
+        """Keeps them below `directory`, and takes over files of a former version. Raises `OSError` and `UserError`."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.database = Database(directory / "records.db", lambda connection: import_former(directory, connection))
@@ -64,25 +64,25 @@ class RecordStore:
             self.ledger.assign(session.session_id, session.project)
 
     def run_directory(self, run_id: str) -> Path:
-        """Returns the directory of what belongs to a run."""
+        """Returns the directory of a run."""
         return self.directory / "models" / run_id
 
     def secret(self, name: str) -> str:
-        """Returns a secret of the service's own, which is the same however often it is started. Raises `OSError`."""
+        """Returns a secret of the service, the same after every start. Raises `OSError`."""
         path = self.directory / name
         if not path.exists():
             write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
         return path.read_text().strip()
 
     def write(self, record: Record) -> None:
-        """Writes a record, durably. Raises `OSError`, and `ValueError` for one that is too long."""
+        """Writes a record, durably. Raises `OSError`, and `ValueError` for a too long one."""
         further = {"heard": time.time()} if isinstance(record, SessionRecord) else {}
         self.database.write(lambda connection: put(connection, record, **further))
 
     # --- sessions ---
 
     def session(self, session_id: str) -> SessionRecord | None:
-        """Returns a session, without its `user_metadata`; None if there is none."""
+        """Returns a session, without its `user_metadata`, or None if there is none."""
         return self._one(SessionRecord, "session_id = ?", session_id)
 
     def sessions(self, owner: str | None = None) -> list[SessionRecord]:
@@ -90,13 +90,13 @@ class RecordStore:
         return self.all(SessionRecord, *_where(owner=owner))
 
     def change_session(self, session: SessionRecord) -> None:
-        """Writes what has changed of a session, whose `user_metadata` stays. Raises `OSError`."""
+        """Writes a changed session, and leaves its `user_metadata`. Raises `OSError`."""
         statement = "UPDATE sessions SET finished = ?, ending = ?, project = ? WHERE session_id = ?"
         ending = None if session.ending is None else text_of(session.ending)
         self.change(statement, session.finished, ending, session.project, session.session_id)
 
     def touch(self, session_ids: Iterable[str]) -> None:
-        """Notes that sessions were heard of."""
+        """Notes a sign of life of sessions."""
         heard, change = (
             [(time.time(), each) for each in session_ids],
             "UPDATE sessions SET heard = ? WHERE session_id = ?",
@@ -105,17 +105,17 @@ class RecordStore:
             self.database.write(lambda connection: connection.executemany(change, heard), durable=False)
 
     def silent_sessions(self, before: float) -> list[SessionRecord]:
-        """Returns the sessions that go on and were not heard of since a time, in seconds since 1970."""
+        """Returns the sessions that go on and have been silent since a time, in seconds since 1970."""
         return self.all(SessionRecord, "NOT finished AND heard < ?", before)
 
     # --- models ---
 
     def model(self, model_id: str) -> ModelRecord | None:
-        """Returns a model; None if there is none."""
+        """Returns a model, or None if there is none."""
         return self._one(ModelRecord, "model_id = ?", model_id, noted=True)
 
     def models(self, owner: str | None = None, session_id: str | None = None) -> list[ModelRecord]:
-        """Returns the models of an owner, or of all; of one session, or of all; without their `user_metadata`."""
+        """Returns the models of an owner, or of all, and of one session, or of all, without their `user_metadata`."""
         return self.all(ModelRecord, *_where(owner=owner, session_id=session_id))
 
     def open_models(self) -> list[ModelRecord]:
@@ -125,7 +125,7 @@ class RecordStore:
     # --- saved weights ---
 
     def saved(self, path: str) -> SavedRecord | None:
-        """Returns what a URI names, without its `user_metadata`; None if there is none, or its time is over."""
+        """Returns the record of a URI, without its `user_metadata`, or None if there is none, or its time is over."""
         found = re.fullmatch(r"tinker://([^/]+)/(weights|sampler_weights|external_weights|inflight)/([^/]+)", path)
         if found is None:
             return None
@@ -133,28 +133,28 @@ class RecordStore:
         return None if record is None or record.has_expired else record
 
     def all_saved(self, model_id: str) -> list[SavedRecord]:
-        """Returns the weights of a model that clients name, also those that have expired, without their `user_metadata`."""
+        """Returns the weights of a model that clients name, also expired ones, without their `user_metadata`."""
         return self.all(SavedRecord, "model_id = ? AND NOT deleted AND kind NOT IN (?, ?)", model_id, *OF_A_SESSION)
 
     def saved_of(self, owner: str, session_id: str | None = None) -> list[SavedRecord]:
-        """Returns the same of an owner, or of a session of its."""
+        """Returns the same for an owner, or for one of its sessions."""
         where, *values = _where(owner=owner, session_id=session_id)
         query = f"model_id IN (SELECT model_id FROM models WHERE {where}) AND NOT deleted AND kind NOT IN (?, ?)"
         return self.all(SavedRecord, query, *values, *OF_A_SESSION)
 
     def deleted(self, model_id: str | None = None) -> list[SavedRecord]:
-        """Returns what was deleted of a model, or of all."""
+        """Returns the deleted weights of a model, or of all."""
         return self.all(SavedRecord, *_where("deleted", model_id=model_id))
 
     def knows(self, record: SavedRecord) -> bool:
-        """Whether what an item has saved is there by its name, or was deleted since."""
+        """Whether an item's saved weights have a record under their name, or were deleted since."""
         return bool(self.database.rows(f"SELECT 1 FROM saved WHERE {SAME}", *_same(record)))
 
     def keep(self, record: SavedRecord, *, overwrite: bool, sampler: SamplerRecord | None = None) -> bool:
-        """Writes a record, and its sampler; returns False if a later one has its name.
+        """Writes a record, and its sampler. Returns False if a later one has its name.
 
-        So it is where a model that is opened again asks for what it had before. Raises `FileExistsError` if another record has
-        the name.
+        That is the case if a model is opened again and asks for its former saves. Raises `FileExistsError` if another record
+        has the name.
         """
 
         def change(connection: sqlite3.Connection) -> bool:
@@ -177,25 +177,25 @@ class RecordStore:
         return self.database.write(change)
 
     def set_expiry(self, record: SavedRecord, expires: float | None) -> bool:
-        """Sets when weights expire; returns False if they are there no more."""
+        """Sets when weights expire. Returns False if they are gone."""
         return self.change("UPDATE saved SET expires = ? WHERE NOT deleted AND " + SAME, expires, *_same(record))
 
     def delete(self, record: SavedRecord) -> None:
-        """Takes the name from weights. They are on the disk until `retention.sweep`."""
+        """Takes the name from weights. They stay on the disk until `retention.sweep`."""
         self.change("UPDATE saved SET deleted = 1 WHERE " + SAME, *_same(record))
 
     def note_gone(self, record: SavedRecord) -> None:
-        """Notes that the bytes of deleted weights are not on the disk any more."""
+        """Notes that the bytes of deleted weights are gone from the disk."""
         self.change(f"UPDATE saved SET size = 0 WHERE deleted AND {SAME}", *_same(record))
 
     def forget(self, record: SavedRecord) -> None:
-        """Forgets that weights were deleted, whose item never comes again."""
+        """Forgets that weights were deleted, once their item can never come again."""
         self.change("DELETE FROM saved WHERE deleted AND " + SAME, *_same(record))
 
     # --- samplers and losses ---
 
     def sampler(self, sampler_id: str) -> SamplerRecord | None:
-        """Returns a sampler; None if there is none."""
+        """Returns a sampler, or None if there is none."""
         return self._one(SamplerRecord, "sampler_id = ?", sampler_id)
 
     def samplers(self, session_id: str) -> list[SamplerRecord]:
@@ -203,13 +203,13 @@ class RecordStore:
         return self.all(SamplerRecord, "session_id = ? ORDER BY sampler_id", session_id)
 
     def loss(self, loss_id: str) -> LossRecord | None:
-        """Returns a loss; None if there is none."""
+        """Returns a loss, or None if there is none."""
         return self._one(LossRecord, "loss_id = ?", loss_id)
 
     # --- all of them ---
 
     def noted(self, records: Iterable[Noted]) -> list[Noted]:
-        """Returns records of lists with what clients have noted of them: these are made without `user_metadata`."""
+        """Returns records of lists, which lack `user_metadata`, with these notes of clients."""
         found, left = list[Noted](), LISTED_BYTES
         for record in records:
             where, values = f"{record.__struct_fields__[0]} = ?", msgspec.structs.astuple(record)[:1]
@@ -223,7 +223,7 @@ class RecordStore:
         return found
 
     def bytes_held(self) -> Counter[str]:
-        """Returns the bytes of records and saved weights by owner, also of weights that are deleted and still needed."""
+        """Returns the bytes of records and saved weights by owner, also of deleted weights that are still needed."""
         records = " UNION ALL ".join(f"SELECT session_id, bytes FROM {table}" for table in TABLES.values())
         places = (
             "SELECT session_id, MAX(size) AS bytes FROM saved WHERE size > 0 "
@@ -249,12 +249,12 @@ class RecordStore:
         return found[0] if found else None
 
     def all(self, kind: type[Kind], where: str, *values: object, noted: bool = False) -> list[Kind]:
-        """Returns the records for which a condition of SQL holds; with what clients noted if it is asked for."""
+        """Returns the records for which a condition of SQL holds, with `noted` including clients' notes."""
         query = f"SELECT {columns_of(kind, noted=noted)} FROM {TABLES[kind]} WHERE {where}"
         return [record_of(kind, row) for row in self.database.rows(query, *values)]
 
     def change(self, statement: str, *values: object) -> bool:
-        """Carries out a statement of SQL, durably; returns whether it changed a row. Raises `OSError`."""
+        """Carries out a statement of SQL, durably, and returns whether it changed a row. Raises `OSError`."""
         return self.database.write(lambda connection: connection.execute(statement, values).rowcount > 0)
 
 

@@ -1,6 +1,6 @@
 """The records of the service: sessions, models, saved weights, samplers and losses, as structs and as rows of its database.
 
-The name of a field is that of its column; `session_id` and `bytes` are columns of every table.
+The name of a field is that of its column. `session_id` and `bytes` are columns of every table.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from counterpoint.transport.config import IDENTIFIER_PATTERN
 MAX_RECORD_BYTES = 2**20
 
 Position = Annotated[int, Meta(ge=0, lt=2**31)]
-"""A number that a client gives and that is a part of an id. More digits would make an id too long for the name of a file."""
+"""A client's number that is a part of an id. More digits would make an id too long for the name of a file."""
 
 Number = Annotated[int, Meta(ge=1, lt=2**31)]
-"""A number that a client gives to a request of a model."""
+"""A client's number for a request of a model."""
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
 
     session_id: str
     owner: str
-    """The digest of its key; empty where there are no keys."""
+    """The digest of its key, or empty without keys."""
     finished: bool = False
     ending: dict[str, Any] | None = None
     """The reason and the remark with which its client finished it."""
@@ -40,11 +40,11 @@ class SessionRecord(msgspec.Struct, frozen=True):
     created: float = 0.0
     """When it began, in seconds since 1970."""
     project: str = ""
-    """What the ledger counts it in, beside its owner; empty: nothing."""
+    """The project in which the ledger counts it, beside its owner, or empty for none."""
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
-    """A model that a client trains: one driven run, whose id is `run_of` the model's unless it was loaded into."""
+    """A model that a client trains: one driven run, with the id `run_of` the model's unless it was loaded into."""
 
     model_id: str
     run_id: str
@@ -52,7 +52,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     rank: int
     target_modules: list[str]
     start_run: str = ""
-    """The run whose saved state it began with; empty: none."""
+    """The run of the saved state that it began with, or empty for none."""
     start_step: int = 0
     start_optimizer: bool = True
     user_metadata: dict[str, Any] | None = None
@@ -61,11 +61,11 @@ class ModelRecord(msgspec.Struct, frozen=True):
     created: float = 0.0
     """When it was asked for, in seconds since 1970."""
     seed: int | None = None
-    """That of its adapter; None: the job's."""
+    """That of its adapter, or None for the job's."""
     start_adapter: str = ""
-    """The directory of the adapter in PEFT's format that it began with; empty: none."""
+    """The directory of the adapter in PEFT's format that it began with, or empty for none."""
     alpha: float = 32.0
-    """The scale of its adapter. Clients give a rank alone; one that was trained elsewhere brings its own."""
+    """The scale of its adapter. Clients give a rank alone. An adapter that was trained elsewhere has another scale."""
 
     @property
     def start(self) -> StartFrom | None:
@@ -80,23 +80,23 @@ class SavedRecord(msgspec.Struct, frozen=True):
 
     model_id: str
     kind: str
-    """`weights`, `sampler_weights` or `external_weights`, which clients name and list; `snapshot`, of one sampler alone;
-    `inflight`, the newest weights of a model's samplers that follow it."""
+    """`weights`, `sampler_weights` or `external_weights`, which clients name and list, or `snapshot`, of one sampler alone, or
+    `inflight`, the newest weights of a model for samplers that follow it."""
     name: str
     number: int
     """The item that made it."""
     step: int
     directory: str = ""
-    """Where published weights are; empty for a saved state."""
+    """Directory of published weights, or empty for a saved state."""
     user_metadata: dict[str, Any] | None = None
     created: float = 0.0
     """When it was saved, in seconds since 1970."""
     expires: float | None = None
-    """When it is deleted, in seconds since 1970; None: never."""
+    """When it is deleted, in seconds since 1970, or None for never."""
     size: int | None = None
     """Bytes on the disk."""
     recipients: list[str] = []
-    """The public keys to which external weights are encrypted; empty if they are not encrypted."""
+    """The public keys for the encryption of external weights, or empty for none."""
 
     @property
     def path(self) -> str:
@@ -115,22 +115,22 @@ class SamplerRecord(msgspec.Struct, frozen=True):
     sampler_id: str
     owner: str
     adapter: str = ""
-    """The name of the adapter at the servers; empty: the base model."""
+    """The name of the adapter at the servers, or empty for the base model."""
     directory: str = ""
     path: str = ""
     """The URI of its weights, if they have one."""
     model_id: str = ""
-    """The model whose adapter it is."""
+    """The model that its adapter is of."""
     step: int = 0
-    """The update of the model that made the adapter; 0: none did."""
+    """The update of the model that made the adapter, or 0 for none."""
     follows: str = ""
-    """The model whose newest weights for such samplers it uses; empty: its own are fixed."""
+    """The model whose newest weights for such samplers it uses, or empty for fixed weights."""
     clones: int = 0
     """Further clients that have joined it."""
 
 
 class LossRecord(msgspec.Struct, frozen=True):
-    """A loss that a client has traced; clients of its session use it."""
+    """A loss that a client has traced, for clients of its session."""
 
     loss_id: str
     graph: msgspec.Raw
@@ -142,7 +142,7 @@ Record = SessionRecord | ModelRecord | SavedRecord | SamplerRecord | LossRecord
 Kind = TypeVar("Kind", SessionRecord, ModelRecord, SavedRecord, SamplerRecord, LossRecord)
 
 Noted = TypeVar("Noted", SessionRecord, ModelRecord, SavedRecord)
-"""The records to which clients add `user_metadata`, up to a megabyte: lists are made without it."""
+"""The records to which clients add `user_metadata`, up to a megabyte. Lists lack it."""
 
 TABLES: dict[type[Record], str] = {
     SessionRecord: "sessions",
@@ -157,16 +157,16 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("finished", "start_optimizer"), bool),
     "graph": msgspec.Raw,
 }
-"""How columns are read that have not the type of their field."""
+"""Readers of columns with another type than their field."""
 
 
 def columns_of(kind: type[Record], *, noted: bool) -> str:
-    """Returns the columns that a query for records asks for, with or without `user_metadata`."""
+    """Returns the columns of a query for records, with or without `user_metadata`."""
     return ", ".join(each for each in kind.__struct_fields__ if noted or each != "user_metadata")
 
 
 def record_of(kind: type[Kind], row: sqlite3.Row) -> Kind:
-    """Returns the record that a row has."""
+    """Returns the record of a row."""
     values = dict(zip(row.keys(), row, strict=True))
     return kind(
         **{name: _READ[name](each) if name in _READ and each is not None else each for name, each in values.items()}
@@ -174,9 +174,9 @@ def record_of(kind: type[Kind], row: sqlite3.Row) -> Kind:
 
 
 def put(connection: sqlite3.Connection, record: Record, **further: object) -> None:
-    """Writes a record in place of one of its name; `further` are columns that are no fields.
+    """Writes a record in place of one of its name. `further` are columns that are no fields.
 
-    Raises `ValueError` for a record that is too long.
+    Raises `ValueError` for a too long record.
     """
     row: dict[str, object] = {
         "bytes": len(encoded(record)),
@@ -197,12 +197,12 @@ def put(connection: sqlite3.Connection, record: Record, **further: object) -> No
 
 
 def text_of(value: object) -> str:
-    """Returns what is kept as JSON in a column."""
+    """Returns a value as the JSON text of a column."""
     return msgspec.json.encode(value).decode()
 
 
 def encoded(record: msgspec.Struct) -> bytes:
-    """Returns a record as JSON. Raises `ValueError` for one that is too long."""
+    """Returns a record as JSON. Raises `ValueError` for a too long one."""
     data = msgspec.json.encode(record)
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"{len(data)} bytes are to be kept; at most {MAX_RECORD_BYTES}: give less user_metadata")
@@ -215,6 +215,6 @@ def without_notes(record: Noted) -> Noted:
 
 
 def run_of(model_id: str) -> str:
-    """Returns the id of a model's run, which is a name of directories; for an id of nobody's, one that no directory has."""
+    """Returns the id of a model's run, a name of directories. For an unknown id, it is one that no directory has."""
     name = model_id.replace(":", "_")
     return name if re.fullmatch(IDENTIFIER_PATTERN, name) else ".none"

@@ -1,6 +1,6 @@
-"""The endpoints of the SDK's protocol, in one table, and how answers and errors look.
+"""The endpoints of the SDK's protocol, in one table, and the form of answers and errors.
 
-Work is never done within a request: a request is taken, and its result fetched by a long poll, as the SDK does.
+No endpoint works within a request: it takes the request, and the client fetches the result by a long poll, as the SDK does.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ logger = logging.getLogger(__name__)
 ROOT = "/api/v1"
 
 POLL_SECONDS = 35.0
-"""How long a poll waits for a result. The SDK waits 45 s."""
+"""Seconds that a poll waits for a result. The SDK waits 45 s."""
 
 PAUSE_SECONDS = 25 * 3600
-"""How long clients that have used up the tokens of a day repeat a request: until the next day, and an hour."""
+"""Seconds for which clients without tokens for the day repeat a request: until the next day, and an hour."""
 
 MANY_SECONDS = 30.0
-"""How long a poll for any of many results waits."""
+"""Seconds that a poll for any of many results waits."""
 
 PIECE_BYTES, PIECE_SECONDS = 2**20, 60.0
-"""The bytes of a file that are sent at once, and how long a client may take for them."""
+"""The bytes of a file that are sent at once, and the seconds that a client may take for them."""
 
 MOST_FETCHED = 8
 """Files of one key that are sent by their URLs at once: encrypted ones take their size on the disk meanwhile."""
 
 AGAIN_SECONDS = "1"
-"""When a client that is answered 429 is to ask again."""
+"""The seconds after which a client with a 429 asks again."""
 
 PROTOBUF = "application/x-protobuf"
 
@@ -134,14 +134,14 @@ BOUNDS: dict[type[msgspec.Struct], Bound] = {
     _FuturesBody: RESULTS,
     SampleRequest: TOKENS,
 }
-"""What bodies may have that are no names and numbers alone."""
+"""The bounds of bodies that have more than names and numbers."""
 
 
 class Endpoints:
     """The endpoints, over one service."""
 
     def __init__(self, service: Service, keys: Collection[bytes]) -> None:
-        """`keys` are the digests of those that are taken; without any, every request is."""
+        """`keys` are the digests of the accepted ones. Without any, every request is accepted."""
         self._service = service
         self._keys = keys
         self._intake = service.intake
@@ -149,7 +149,7 @@ class Endpoints:
         self._fetched = Counter[str]()
         """The files of each owner that are being sent by their URLs."""
         self._encrypting = asyncio.Lock()
-        """Held while a file is encrypted: else many would take all threads, for which every client waits."""
+        """Held while a file is encrypted: many encryptions would take all threads, and every client would wait."""
 
     def app(self) -> web.Application:
         """Returns the application, with every endpoint."""
@@ -202,7 +202,7 @@ class Endpoints:
         return (await self._intake.json(request, owner, kind, BOUNDS.get(kind, NAMES)))[0]
 
     def _owner(self, request: web.Request) -> str | None:
-        """Returns the owner that a request's key stands for, empty where there are no keys; None for a wrong key."""
+        """Returns the owner of a request's key, empty without keys, or None for a wrong key."""
         if not self._keys:
             return ""
         given = digest(bearer_token(request.headers.get("Authorization")) or request.headers.get("X-API-Key", ""))
@@ -215,7 +215,7 @@ class Endpoints:
         return _json(status="ok")
 
     async def _client_config(self, request: web.Request, owner: str) -> web.Response:
-        """Other flags have the SDK's defaults, by which nothing is asked for that is not served."""
+        """Other flags have the SDK's defaults, which ask for nothing that the service lacks."""
         always = {"create_model_via_load_weights", "sample_join_sampling_session", "custom_loss_server_side"}
         flags = {*self._service.config.client_flags, *always}
         return _json(**dict.fromkeys(sorted(flags), True), billing_exception_max_pause_duration_sec=PAUSE_SECONDS)
@@ -280,7 +280,7 @@ class Endpoints:
         return await self._listed(owner, made)
 
     async def _listed(self, owner: str, made: Callable[[], dict[str, Any]]) -> web.Response:
-        """Answers with what is made of the records, which takes long where there are many."""
+        """Answers with a list of records from `made`, which takes long for many."""
         body = await self._intake.computed(owner, lambda: msgspec.json.encode(made()))
         return web.Response(body=body, content_type="application/json")
 
@@ -290,7 +290,7 @@ class Endpoints:
         return sorted(found, key=lambda each: (each.created, each.session_id), reverse=True)
 
     def _saved_in(self, owner: str, session_id: str | None) -> list[SavedRecord]:
-        """Returns what an owner has saved, the newest first. Blocks."""
+        """Returns an owner's saved weights, the newest first. Blocks."""
         found = [each for each in self._service.store.saved_of(owner, session_id) if not each.has_expired]
         return sorted(found, key=lambda each: (each.created, each.path), reverse=True)
 
@@ -338,7 +338,7 @@ class Endpoints:
         )
 
     async def _telemetry(self, request: web.Request, owner: str) -> web.Response:
-        """Nothing of it is read."""
+        """Reads none of it."""
         return _json(status="accepted")
 
     # --- models ---
@@ -463,7 +463,7 @@ class Endpoints:
         if record.kind != "external_weights":
             raise BadRequest(f"{record.path[:200]} has no URLs; expected weights of save_weights_external")
         expires = int(time.time() + URL_SECONDS)
-        # Behind a proxy the client's own scheme; who makes it up misleads nobody else.
+        # Behind a proxy the client's scheme. A client that makes it up misleads nobody else.
         scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme
         origin = request.url.origin().with_scheme(scheme)
         place = origin.joinpath(request.path.removeprefix("/").rpartition("/")[0] + "/file")
@@ -474,7 +474,7 @@ class Endpoints:
         return _json(urls=urls, expires=time_text(expires))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        """Sends a file of external weights to whoever has its signed URL."""
+        """Sends a file of external weights to a client with its signed URL."""
         asked, path = request.query, _uri(request)
         name = asked.get("file", "")
         if not self._signer.permits(path, name, asked.get("expires", ""), asked.get("signature", ""), time.time()):
@@ -549,7 +549,7 @@ class Endpoints:
         return web.Response(body=result.body, content_type=kind)
 
     async def _retrieve_many(self, request: web.Request, owner: str) -> web.Response:
-        """Says which samples of a client have a result; the results are fetched one by one."""
+        """Answers which samples of a client have a result. The client fetches the results one by one."""
         asked = await self._body(request, owner, _FuturesBody)
         sampler = await self._service.samplers.named(asked.target.sampling_session_id, owner)
         futures, client = self._service.results.of(owner), (sampler.sampler_id, asked.target.cloned_sampler_id)
@@ -621,7 +621,7 @@ UNSERVED = (
     ("GET", "/sessions/{session}/trace_export"),
     ("GET", "/audit"),
 )
-"""Method and path of the endpoints that the SDK knows and that are refused in words."""
+"""Method and path of the SDK's endpoints that the service refuses with a sentence."""
 
 ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/healthz", Endpoints._health),

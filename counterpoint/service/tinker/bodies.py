@@ -1,4 +1,4 @@
-"""The bodies of requests about sessions, models, losses and samplers, as the SDK sends them. Other fields are not read."""
+"""The bodies of requests about sessions, models, losses and samplers, as the SDK sends them, without unused fields."""
 
 from __future__ import annotations
 

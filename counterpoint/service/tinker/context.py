@@ -1,4 +1,4 @@
-"""What the sessions, models and samplers of all clients share: one object, which each of them has."""
+"""One object that the sessions, models and samplers of all clients share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from counterpoint.service.tinker.weights.named import Weights
 from counterpoint.transport.room import Room
 
 MOST_WAITING_BYTES = 2**30
-"""The bytes of all requests of models that are in memory since they wait for the journal, or for an earlier one."""
+"""The bytes of all models' requests in memory, which wait for the journal, or for an earlier one."""
 
 
 class ServiceContext:
-    """What is there once in a service."""
+    """The shared parts of a service."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ServiceContext:
         *,
         has_experts: bool = False,
     ) -> None:
-        """`keys` has the names of those that are taken, by digest; the model has `vocabulary` tokens, if that is known."""
+        """`keys` has the names of the accepted ones, by digest. The model has `vocabulary` tokens, if known."""
         self.config = config
         self.store = store
         self.servers = servers
@@ -43,9 +43,9 @@ class ServiceContext:
         self.names = {re.sub(r":peft:.*", "", name) for name in (config.name, config.model, *config.models) if name}
         """The names of the model for clients."""
         self.base_model = config.name or config.model
-        """The name of it that clients are told."""
+        """Its name in answers to clients."""
         self.removing = asyncio.Lock()
-        """Held while saved weights are removed from the disk, and while something begins to need them."""
+        """Held during the removal of saved weights from the disk, and while a model or sampler begins to need some."""
         self.room = Room(MOST_WAITING_BYTES)
         self.tasks = Tasks("the service")
         self.sessions = ClientSessions(store)
@@ -55,6 +55,6 @@ class ServiceContext:
         self.weights = Weights(store)
 
     def check_base(self, name: str) -> None:
-        """Raises `BadRequest` unless the job's model has this name; a variant may follow it, as in `NAME:peft:262144`."""
+        """Raises `BadRequest` unless the job's model has this name, or with a variant, as in `NAME:peft:262144`."""
         if re.sub(r":peft:.*", "", name) not in self.names:
             raise BadRequest(f"base_model = {name[:120]!r} is not served; expected {', '.join(sorted(self.names))}")

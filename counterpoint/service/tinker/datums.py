@@ -1,8 +1,8 @@
-"""From the SDK's data to a contribution, and from what came of it to the SDK's output. Pure.
+"""From the SDK's data to a contribution, and from its answer to the SDK's output. Pure.
 
-A datum has `N` tokens and, for each place, what is predicted there: targets are shifted already. As a sample it has one more
-token, the last target, and each token but the first is predicted: in the place of token `i + 1`, target `i`. Losses are sums over
-tokens, as the SDK defines them, so the divisor is 1.
+A datum has `N` tokens and, for each place, a target: targets are shifted already. As a sample it has one more token, the last
+target, and each token but the first is predicted: in the place of token `i + 1`, target `i`. For example, tokens `[5, 6]` with
+targets `[6, 7]` become the sample `[5, 6, 7]`. Losses are sums over tokens, as the SDK defines them, so the divisor is 1.
 
 Source of the losses: tinker-docs.thinkingmachines.ai/tinker/losses. The default bounds of `gspo` are its paper's (Zheng et al.,
 arXiv:2507.18071).
@@ -44,7 +44,7 @@ _CONFIG: dict[str, dict[str, float]] = {
     "gspo": {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
     "dro": {"beta": math.nan},
 }
-"""What `loss_fn_config` may have, with its defaults; NaN where there is none. Bounds are those of the ratio."""
+"""The possible keys of `loss_fn_config`, with their defaults, or NaN without one. Bounds are those of the ratio."""
 
 _UNKNOWN = {
     "stable_reinforce": ": what it computes is not published. Take importance_sampling, ppo, cispo or gspo, such as by the flag "
@@ -60,51 +60,51 @@ MOST_TARGETS = 256
 """Targets that a place may have."""
 
 MOST_NAMED = 16
-"""Samples that are looked at of those that a datum says its tokens are from."""
+"""The number of a datum's named samples that are examined."""
 
 MOST_SPARSE = 2**25
-"""Numbers of all sparse inputs of a request, zeros included: some bytes could stand for any number of these."""
+"""Numbers of all sparse inputs of a request, zeros included: a few bytes could stand for any number of these."""
 
 
 class BadRequest(ValueError):
-    """A request that cannot be carried out; the message is for its client."""
+    """A request that cannot be carried out. The message is for its client."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatumBatch:
-    """What is asked of a run for one request."""
+    """The item of a run for one request."""
 
     batch: Batch
     objective: Objective
     lengths: list[int]
     """The places of each datum."""
     targets: tuple[int, ...]
-    """How many targets each place has, as a shape: `()` or `(K,)`."""
+    """The number of targets of each place, as a shape: `()` or `(K,)`."""
     sequences: list[list[str]]
-    """The ids of the samples that each datum says its tokens are from, the last ones first."""
+    """The ids of the samples that each datum names as the source of its tokens, the last ones first."""
 
 
 def tokens_of(request: Any) -> int:
-    """Returns how many tokens a `ForwardBackwardRequest` trains if it is right, by the sizes of its fields alone."""
+    """Returns the number of tokens that a valid `ForwardBackwardRequest` trains, by the sizes of its fields alone."""
     size = np.dtype(np.int32).itemsize
     return sum(len(chunk.encoded_text.tokens) // size for datum in request.data for chunk in datum.model_input)
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One datum as its client sent it, with the columns of a loss. It has `N` places."""
+    """One datum of a client, with the columns of a loss. It has `N` places."""
 
     ids_N: npt.NDArray[np.int64]
     targets: npt.NDArray[Any]
     """`[N]`, or `[N, K]` for `K` targets a place."""
     inputs: dict[str, npt.NDArray[Any]]
-    """What else the loss reads, a row a place."""
+    """The loss's other inputs, a row a place."""
     sequences: list[str]
-    """The ids of the samples that its tokens are from, the last ones first."""
+    """The ids of the samples of its tokens, the last ones first."""
 
     @property
     def length(self) -> int:
-        """Its places."""
+        """The number of its places."""
         return len(self.ids_N)
 
 
@@ -114,7 +114,7 @@ class _Reader:
 
     loss: str
     ranks: Mapping[str, int]
-    """The ranks of the inputs of a traced loss, `logprobs` first; empty for another loss."""
+    """The ranks of the inputs of a traced loss, `logprobs` first, or empty for another loss."""
     longest: int
     vocabulary: int | None
 
@@ -226,7 +226,7 @@ def _joined(data: list[Datum], run_id: str, table: dict[str, Any], graph: bytes,
 
 
 def _check_sparse(data: Any, longest: int) -> None:
-    """Raises `BadRequest` if the sparse inputs stand for too many numbers; those of a wrong shape are refused one by one."""
+    """Raises `BadRequest` if the sparse inputs stand for too many numbers. Those of a wrong shape are refused one by one."""
     tensors = (entry.value for datum in data for entry in datum.loss_fn_inputs)
     matrices = (each.shape for each in tensors if each.HasField("sparse_csr") and len(each.shape) == 2)
     numbers = sum(n * k for n, k in matrices if 0 < n < longest and 0 < k <= MOST_TARGETS)
@@ -235,13 +235,13 @@ def _check_sparse(data: Any, longest: int) -> None:
 
 
 def _sequences(datum: Any) -> list[str]:
-    """Returns the ids of the samples that a datum says its tokens are from, the last ones first: these have the most of them."""
+    """Returns the ids of the samples that a datum names, the last ones first: these have most of its tokens."""
     names = [span.sampled_tokens.sequence_id for span in datum.model_input_spans[-2 * MOST_NAMED :]]
     return [name for name in reversed(names) if name][:MOST_NAMED]
 
 
 def _config(request: Any) -> dict[str, float]:
-    """Returns what configures the loss. Raises `BadRequest` for what the loss has not, or cannot have."""
+    """Returns the loss's configuration. Raises `BadRequest` for unknown keys and impossible values."""
     given: dict[str, Any] = {entry.key: entry.value for entry in request.loss_fn_config}
     given |= {entry.key: entry.value.text or entry.value.number for entry in request.loss_fn_config_v2}
     known = _CONFIG.get(request.loss_fn, {})
@@ -285,7 +285,7 @@ def _tokens(datum: Any, where: str) -> npt.NDArray[np.int64]:
 
 
 def _column(given: Mapping[str, Any], name: str, length: int, where: str) -> npt.NDArray[Any]:
-    """Returns an input, `[N]` or `[N, K]`; numbers that a sparse one does not list are 0."""
+    """Returns an input, `[N]` or `[N, K]`, with 0 for numbers that a sparse one does not list."""
     if name not in given:
         raise BadRequest(f"{where}: loss_fn_inputs lacks {name}")
     tensor, what = given[name], f"{where}: {name}"
@@ -308,7 +308,7 @@ def _column(given: Mapping[str, Any], name: str, length: int, where: str) -> npt
 
 
 def _loss_input(given: Mapping[str, Any], name: str, rank: int, length: int, where: str) -> npt.NDArray[Any]:
-    """Returns what a traced loss reads of a datum, a row a place; a scalar is that of each place."""
+    """Returns an input of a traced loss from a datum, a row a place. A scalar is repeated for each place."""
     tensor = given.get(name)
     shape = [] if tensor is None else list(tensor.shape)
     if tensor is None or rank or tensor.dtype not in _DTYPES:
@@ -326,7 +326,7 @@ def _given(values: npt.NDArray[Any], lengths: list[int]) -> Given:
 
 
 def _dense(csr: Any, dtype: type[np.generic], shape: list[int], what: str) -> npt.NDArray[Any]:
-    """Returns what compressed rows hold (`torch.sparse_csr_tensor`)."""
+    """Returns compressed rows (`torch.sparse_csr_tensor`) as a dense array."""
     values = _array(csr.values, dtype, what)
     rows, columns = (_array(each, np.int64, f"{what}: its indices") for each in (csr.crow_indices, csr.col_indices))
     counts = np.diff(rows)
@@ -360,7 +360,7 @@ def _check(inputs: Mapping[str, npt.NDArray[Any]], *, sampled: bool) -> None:
 
 
 def _spread(values: npt.NDArray[Any], lengths: list[int]) -> npt.NDArray[Any]:
-    """Returns the values of places `[sum of N, ...]` as those of tokens `[sum of N + 1, ...]`: 0 for each first one."""
+    """Returns the values of places `[sum of N, ...]` as those of tokens `[sum of N + 1, ...]`, with 0 for each first one."""
     starts = np.cumsum([0, *lengths[:-1]])
     return np.insert(values, starts, 0, axis=0)
 
@@ -381,7 +381,7 @@ def _batch(
 
 
 def output_of(contribution: DatumBatch, answered: Answered, metrics: Mapping[str, float]) -> bytes:
-    """Returns the `ForwardBackwardOutput` of what came of a contribution, with further metrics."""
+    """Returns the `ForwardBackwardOutput` of an answered contribution, with further metrics."""
     lengths, shape = contribution.lengths, contribution.targets
     starts = np.cumsum([0, *(length + 1 for length in lengths[:-1])])
     column = answered.columns["log_probabilities"]

@@ -34,21 +34,21 @@ ABANDONED_SECONDS = 0.5
 """The time between two looks for clients that have gone away."""
 
 ROOT = "/oai/api/"
-"""Before the paths of the APIs, such as `v1/chat/completions`; the managed service has the same."""
+"""The start of the APIs' paths, such as `v1/chat/completions`, as at the managed service."""
 
 
 class Dialects:
     """The endpoints, over one service."""
 
     def __init__(self, service: Service, chat: Chat, owner_of: Callable[[web.Request], str | None]) -> None:
-        """`owner_of` returns the owner that a request's key stands for; None for a wrong key."""
+        """`owner_of` returns the owner of a request's key, or None for a wrong key."""
         self._service = service
         self._chat = chat
         self._owner_of = owner_of
         self._open: Counter[str] = Counter()
-        """The requests of each owner that are not answered yet."""
+        """The number of each owner's unanswered requests."""
         self._source, self._numbers = f"chat-{secrets.token_hex(8)}", itertools.count()
-        """What the ledger calls them: none of them comes again."""
+        """Their names in the ledger: none of them comes again."""
 
     def add_to(self, app: web.Application) -> None:
         """Adds the endpoints to an application."""
@@ -102,7 +102,7 @@ class Dialects:
         try:
             async with session.admitted():
                 answer, asked = await _unless_abandoned(request, answer_to(session, path, fields))
-        finally:  # also what a request has used that is abandoned, or fails
+        finally:  # also the use of an abandoned or failed request
             model.servers.end()
             if model.servers.used.tokens:
                 number = f"{self._source}:{next(self._numbers)}"
@@ -113,7 +113,7 @@ class Dialects:
 
     @contextmanager
     def _reserved(self, owner: str, tokens: int) -> Iterator[None]:
-        """Keeps so many tokens of an owner's day for a model call. Raises `GatewayRefused`."""
+        """Keeps `tokens` of an owner's day for a model call. Raises `GatewayRefused`."""
         tenants = self._service.tenants
         try:
             tenants.check_tokens(owner, tokens)
@@ -144,7 +144,7 @@ class Dialects:
 
 
 async def _unless_abandoned(request: web.Request, work: Coroutine[Any, Any, Found]) -> Found:
-    """Returns what `work` returns; ends it, also at the servers, once its client has gone away."""
+    """Returns the result of `work`, or ends it, also at the servers, once its client has gone away."""
     task = asyncio.create_task(work)
     try:
         while not (await asyncio.wait([task], timeout=ABANDONED_SECONDS))[0]:

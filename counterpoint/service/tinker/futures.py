@@ -1,4 +1,4 @@
-"""The results that clients fetch: bounded in number and in memory; what is beyond that is on the disk, or refused.
+"""The results that clients fetch, bounded in number and in memory. Beyond these bounds they go to the disk, or are refused.
 
 A result stays until it was fetched and many others were: a client that lost the answer asks again.
 """
@@ -21,24 +21,25 @@ from counterpoint.transport.files.atomic import write_atomically
 logger = logging.getLogger(__name__)
 
 KEPT_FETCHED = 1024
-"""Results of one client's key that were fetched and are kept all the same."""
+"""Fetched results of one client's key that stay all the same."""
 
 MOST_RESULTS = 65_536
-"""Results of one key that are kept at most, fetched or not; the oldest is dropped first."""
+"""Results of one key that stay at most, fetched or not. The oldest is dropped first."""
 
 MOST_CLIENTS = 4096
-"""Clients of samplers of one key that may poll for any of their results; who has not polled for longest is dropped first."""
+"""Clients of one key's samplers that may poll for any of their results. The least recent one is dropped first."""
 
 SPILLED_SHARE = 16
-"""Bytes of results on the disk at most, for each byte that may be in memory; the oldest are dropped first."""
+"""Bytes of results on the disk at most, for each byte that may be in memory. The oldest are dropped first."""
 
 FULL_SECONDS = 5.0
-"""While the disk takes no results and memory has no room, one further request in so many seconds is taken, which tries again."""
+"""While the disk takes no results and memory has no room, one further request is accepted in this many seconds, which tries the
+disk again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FutureResult:
-    """What a client gets."""
+    """The result that a client gets."""
 
     body: bytes
     is_protobuf: bool = False
@@ -62,37 +63,37 @@ def answer(**values: object) -> FutureResult:
 
 @dataclass(slots=True)
 class _Log:
-    """The requests of one sampler's client that have a result, in the order in which they got it."""
+    """The answered requests of one sampler's client, in the order of their results."""
 
     newest: int
-    """The number of the last one."""
+    """The number of the last result."""
     completed: dict[int, str] = field(default_factory=dict)
     """Requests by their numbers, without those that the client has seen."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class TooMany(RuntimeError):
-    """There are too many requests without a result."""
+    """Too many requests lack a result."""
 
 
 class Futures:
-    """The results by the ids of requests, for one client's key: none pushes out another's."""
+    """The results by the ids of requests, for one client's key: no key pushes out another's."""
 
     def __init__(self, most_pending: int, memory_bytes: int, on_ended: Callable[[str], None] = lambda _: None) -> None:
-        """Refuses more than `most_pending` requests without a result; keeps at most `memory_bytes` of results in memory.
+        """Refuses more than `most_pending` requests without a result, and keeps at most `memory_bytes` of results in memory.
 
-        `on_ended` is called with each request that waits no more.
+        Calls `on_ended` with each request that waits no more.
         """
         self._most_pending = most_pending
         self._on_ended = on_ended
         self._memory_bytes = memory_bytes
         self._pending: dict[str, asyncio.Event] = {}
         self._since: dict[str, float] = {}
-        """When each of these was begun, in seconds since 1970, the oldest first."""
+        """When each of these began, in seconds since 1970, the oldest first."""
         self._held: OrderedDict[str, FutureResult] = OrderedDict()
         """Results in memory, the oldest first."""
         self._spilled: OrderedDict[str, _Spilled] = OrderedDict()
-        """Those on the disk, which are older."""
+        """Results on the disk, which are older."""
         self._spilling = asyncio.Lock()
         self._fetched: OrderedDict[str, None] = OrderedDict()
         self.bytes_held = 0
@@ -104,12 +105,13 @@ class Futures:
         self._refused_until = 0.0
         self._logs: OrderedDict[tuple[str, int], _Log] = OrderedDict()
         self._first = time.time_ns() // 1000
-        """The number before the first that a log has. After a new start it is another one: those of before are known then."""
+        """The number before the first of a log. After a new start it is another one, which reveals clients of the former
+        process."""
         self._directory = tempfile.TemporaryDirectory(prefix="counterpoint-results-")
         self._files = 0
 
     def close(self) -> None:
-        """Removes what is on the disk."""
+        """Removes the results on the disk."""
         self._directory.cleanup()
 
     @property
@@ -119,13 +121,13 @@ class Futures:
 
     @property
     def oldest(self) -> tuple[float, str] | None:
-        """When the oldest request without a result was begun, in seconds since 1970, and its id."""
+        """When the oldest request without a result began, in seconds since 1970, and its id."""
         return next(((since, request_id) for request_id, since in self._since.items()), None)
 
     def begin(self, request_id: str, *, is_due: bool = False) -> bool:
-        """Notes a request; returns False if it is known already.
+        """Notes a request. Returns False if it is known already.
 
-        Raises `TooMany`, but not for one that `is_due`: it was taken before, or others wait for it.
+        Raises `TooMany`, but not for one that `is_due`: it was accepted before, or others wait for it.
         """
         if self.knows(request_id):
             return False
@@ -151,7 +153,7 @@ class Futures:
         return self._held.get(request_id) or self._spilled.get(request_id)
 
     def forget(self, prefix: str) -> None:
-        """Drops the results of the requests whose ids begin so, such as those of a session that has ended."""
+        """Drops the results of requests with this prefix of their ids, such as those of a session that has ended."""
         for request_id in [each for each in (*self._spilled, *self._held) if each.startswith(prefix)]:
             self._drop(request_id)
         for client in [each for each in self._logs if each[0].startswith(prefix)]:
@@ -172,9 +174,9 @@ class Futures:
                 self.cancel(request_id)
 
     async def complete(self, request_id: str, result: FutureResult) -> None:
-        """Notes the result of a request; older results go to the disk if memory is short.
+        """Notes the result of a request. Older results go to the disk if memory is short.
 
-        Where the disk takes none, they stay, those that were fetched make room, and nothing new is taken meanwhile.
+        If the disk takes none, they stay, fetched ones make room, and no new requests are accepted.
         """
         is_first = self._found(request_id) is None
         self._drop(request_id)  # a model that was opened again makes its results anew, and who cancels gets another one
@@ -218,7 +220,7 @@ class Futures:
             self._drop(next(iter(self._spilled)))
 
     async def fetch(self, request_id: str, seconds: float) -> FutureResult | None:
-        """Returns the result of a request; None if there is none after `seconds`. Raises `KeyError` if it is unknown."""
+        """Returns the result of a request, or None if there is none after `seconds`. Raises `KeyError` if it is unknown."""
         if (event := self._pending.get(request_id)) is not None:
             try:
                 async with asyncio.timeout(seconds):
@@ -245,11 +247,11 @@ class Futures:
     async def completions(
         self, client: tuple[str, int], after: int, seconds: float
     ) -> tuple[list[tuple[str, int | None]], int]:
-        """Returns which requests of a sampler's client have a result since `after`, and the number to ask with the next time.
+        """Returns which requests of a sampler's client got a result since `after`, and the number for the next call.
 
-        A client is a sampler's id and a number of its own. Each request comes with the bytes of its result, None for a failure.
-        Returns after `seconds` if there is none, and at once where `after` is 0. Raises `KeyError` if `after` is of another
-        process: its results are lost.
+        A client is a sampler's id and a number. Each request comes with the bytes of its result, None for a failure. Returns
+        after `seconds` if there is none, and at once if `after` is 0. Raises `KeyError` if `after` is of another process: its
+        results are lost.
         """
         if (log := self._logs.get(client)) is None:
             log = self._logs[client] = _Log(self._first)
@@ -274,7 +276,7 @@ class Futures:
         return found, log.newest
 
     def retrieved(self, client: tuple[str, int], request_ids: Iterable[str]) -> None:
-        """Drops results of a sampler's client that it has."""
+        """Drops results that a sampler's client has."""
         for request_id in request_ids:
             if _client_of(request_id) == client:
                 self._drop(request_id)
@@ -300,7 +302,7 @@ def _write(path: Path, body: bytes) -> None:
 
 
 CLIENTS_SHARE = 1_000_000_000
-"""The requests of one client of a sampler are numbered from a multiple of this."""
+"""The requests of a sampler's client have numbers from a multiple of this on."""
 
 
 def _client_of(request_id: str) -> tuple[str, int]:

@@ -1,7 +1,7 @@
-"""The bodies of requests, read in one place: bounded for each key and for all, and counted before objects are made of them.
+"""The bodies of requests, read in one place: bounded for each key and for all, and counted before they become objects.
 
-A body of some KB may unpack to any size, and some MB of lists are GB as objects. So room (`transport/room.py`) is taken before a
-body is read, and again for what it unpacks to. What is large is unpacked, counted and parsed in a thread, a few bodies at a time.
+A body of some KB may unpack to any size, and some MB of lists are GB as objects. So a request takes room (`transport/room.py`)
+before its body is read, and again for the unpacked body. A thread unpacks, counts and parses large bodies, a few at a time.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from counterpoint.transport.room import Room
 from counterpoint.transport.typed import met
 
 MAX_BODY_BYTES = 64 * 2**20
-"""The bytes of a body, also of one that is compressed, once it is unpacked."""
+"""The bytes of a body, and of a compressed one once it is unpacked."""
 
 MOST_BYTES = 2**30
-"""The bytes of all bodies that are being read, or whose requests are being taken."""
+"""The bytes of all bodies that are being read, or become requests."""
 
 SMALL_BYTES = 2**16
-"""A body of so many bytes is parsed on the loop, and takes no room: connections bound how many there are."""
+"""A body of this size is parsed on the loop, and takes no room: the number of connections bounds these."""
 
 READ_SECONDS = 60.0
-"""How long a body may take to come."""
+"""Seconds in which a body must arrive."""
 
 REST = 3
-"""How much longer than it has computed a key rests, where there are others: it has a quarter of a core, whatever it sends."""
+"""The rest of a key, as a multiple of its computing time, if there are others: it has a quarter of a core, whatever it
+sends."""
 
 AT_ONCE = 2
 """Large bodies that are parsed at once."""
 
 MOST_FIELDS = 2**18
-"""The fields of a message, those of its parts included: each is an object. The SDK sends 1,024 data at once at most."""
+"""The fields of a message, including its parts': each is an object. The SDK sends 1,024 data at once at most."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a body in JSON may have at most."""
+    """The bounds of a body in JSON."""
 
     size: int
     values: int
@@ -61,31 +62,31 @@ class Bound:
 
 
 NAMES = Bound(SMALL_BYTES, 1000)
-"""Of a body of names and numbers."""
+"""The bounds of a body of names and numbers."""
 
 RECORDS = Bound(2**20 + SMALL_BYTES, 20_000)
-"""Of one with metadata, which is kept as a record (`store.MAX_RECORD_BYTES`), or with a loss's graph."""
+"""The bounds of one with metadata, which becomes a record (`store.MAX_RECORD_BYTES`), or with a loss's graph."""
 
 RESULTS = Bound(8 * 2**20, futures.MOST_RESULTS + 1000)
-"""Of one with the names of results that a client has."""
+"""The bounds of one with the names of results that a client has."""
 
 TOKENS = Bound(16 * 2**20, 2**21 + 2**16)
-"""Of one with tokens: 256 targets for each of 8,192 places."""
+"""The bounds of one with tokens: 256 targets for each of 8,192 places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A `ForwardBackwardRequest` as it came."""
+    """A `ForwardBackwardRequest` as its client sent it."""
 
     model_id: str
     seq_id: int
     body: bytes
     tokens: int
-    """How many it may use."""
+    """The most tokens that it may use."""
 
 
 class Intake:
-    """Where bodies are read."""
+    """Reads bodies."""
 
     def __init__(self, *, alone: bool = True) -> None:
         """`alone`: there is one key, or none."""
@@ -93,11 +94,11 @@ class Intake:
         self._room = Room(MOST_BYTES)
         self._parsing = asyncio.Semaphore(AT_ONCE)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Held while something is computed for an owner, and while that rests: one that asks for much delays itself."""
+        """Held while a thread computes for an owner, and during the rest after it: one that asks for much delays itself."""
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
-        """Takes room for some bytes during the block. Raises `TooMany` if there is none for this owner."""
+        """Takes room for `size` bytes during the block. Raises `TooMany` if there is none for this owner."""
         if size <= SMALL_BYTES:
             yield
             return
@@ -121,7 +122,7 @@ class Intake:
 
     @asynccontextmanager
     async def message(self, request: web.Request, owner: str, *, is_zstd: bool) -> AsyncIterator[Message]:
-        """Yields a `ForwardBackwardRequest`, for which there is room during the block.
+        """Yields a `ForwardBackwardRequest`, with room for it during the block.
 
         Raises `TooLarge`, `TooMany`, `BadRequest` and `DecodeError`.
         """
@@ -149,7 +150,7 @@ class Intake:
     async def computed(
         self, owner: str, compute: Callable[[], Value], among: AbstractAsyncContextManager[object] | None = None
     ) -> Value:
-        """Returns what a function returns, the only one that computes in a thread for its owner; within `among`."""
+        """Returns a function's result, the only one that computes in a thread for its owner, within `among`."""
         turn, used = self._turns.setdefault(owner, asyncio.Lock()), 0.0
 
         def timed() -> Value:
@@ -169,7 +170,7 @@ class Intake:
 
 
 def claimed(request: web.Request) -> int:
-    """Returns how many bytes the body of a request may have, before it is read. Raises `TooLarge`."""
+    """Returns the most bytes that a request's body can have, before it is read. Raises `TooLarge`."""
     length = request.content_length
     if length is None:
         return MAX_BODY_BYTES if request.body_exists else 0
@@ -179,7 +180,7 @@ def claimed(request: web.Request) -> int:
 
 
 async def read(request: web.Request, most: int) -> bytes:
-    """Returns the body of a request. Raises `TooLarge`, and `HTTPRequestTimeout` for one that does not come."""
+    """Returns the body of a request. Raises `TooLarge`, and `HTTPRequestTimeout` for one that does not arrive."""
     if (request.content_length or 0) > most:
         raise _too_long(request.content_length or 0, most)
     body = bytearray()
@@ -199,12 +200,12 @@ def _too_long(size: int, most: int) -> TooLarge:
 
 
 def marks(body: bytes) -> int:
-    """Returns about how many values JSON has, text included."""
+    """Returns about how many values a JSON text has, text included."""
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 def unpacked_size(body: bytes) -> int:
-    """Returns how many bytes a frame of zstd says that it has. Raises `BadRequest` and `TooLarge`."""
+    """Returns the number of bytes that a frame of zstd claims. Raises `BadRequest` and `TooLarge`."""
     try:
         size = zstandard.frame_content_size(body)
     except zstandard.ZstdError as error:
@@ -217,7 +218,7 @@ def unpacked_size(body: bytes) -> int:
 
 
 def decompressed(body: bytes) -> bytes:
-    """Returns what was compressed. Raises `BadRequest`."""
+    """Returns a body, decompressed. Raises `BadRequest`."""
     try:
         decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
         return decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)

@@ -1,4 +1,4 @@
-"""What clients read of their sessions, models and saved weights, as the SDK's REST client has it. Pure."""
+"""The SDK's REST forms of clients' sessions, models and saved weights. Pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MOST_LISTED = 1000
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Which part of a list is asked for."""
+    """The part of a list that a client asks for."""
 
     limit: int = 20
     offset: int = 0
 
     def of(self, entries: Sequence[Any]) -> Sequence[Any]:
-        """Returns that part. Raises `BadRequest` for a part that no list has."""
+        """Returns that part of `entries`. Raises `BadRequest` for a part that no list has."""
         if not (1 <= self.limit <= MOST_LISTED and 0 <= self.offset < 2**31):
             raise BadRequest(
                 f"limit = {self.limit}, offset = {self.offset}; expected 1 to {MOST_LISTED}, and 0 to {2**31 - 1}"
@@ -39,12 +39,12 @@ class Page(msgspec.Struct, frozen=True):
         return entries[self.offset : self.offset + self.limit]
 
     def cursor(self, total: int) -> dict[str, int]:
-        """Returns where the page is in a list of this length."""
+        """Returns the page's place in a list of this length."""
         return {"offset": self.offset, "limit": self.limit, "total_count": total}
 
 
 def time_text(seconds: float) -> str:
-    """Returns seconds since 1970 as the SDK reads times."""
+    """Returns seconds since 1970 in the SDK's form of times."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
@@ -63,7 +63,7 @@ def checkpoint(record: SavedRecord) -> dict[str, Any]:
 
 
 def training_run(model: ModelRecord, saved: Sequence[SavedRecord], base_model: str, seen: float) -> dict[str, Any]:
-    """Returns a model as the SDK's `TrainingRun`; it was last heard of at `seen`."""
+    """Returns a model as the SDK's `TrainingRun`, with its last sign of life at `seen`."""
     last = {each.kind: checkpoint(each) for each in sorted(saved, key=lambda each: each.created)}
     return {
         "training_run_id": model.model_id,
@@ -80,21 +80,21 @@ def training_run(model: ModelRecord, saved: Sequence[SavedRecord], base_model: s
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where a page of found sessions ends."""
+    """The end of a page of found sessions."""
 
     last_created_at: str
     last_session_id: str
 
 
 class StatusQuery(msgspec.Struct, frozen=True):
-    """A status that is searched for."""
+    """The status in a search."""
 
     type: str
     reasons: list[str] | None = None
 
 
 class SearchOwner(msgspec.Struct, frozen=True):
-    """Whose sessions are searched."""
+    """The owner in a search."""
 
     type: str = "own"
 
@@ -114,7 +114,7 @@ class Search(msgspec.Struct, frozen=True):
     def page(
         self, sessions: Sequence[SessionRecord], noted: Callable[[SessionRecord], SessionRecord]
     ) -> tuple[Sequence[SessionRecord], Cursor | None]:
-        """Returns the sessions that match, the newest first, from the cursor on, and where the next page begins.
+        """Returns the matching sessions, the newest first, from the cursor on, and the cursor of the next page.
 
         `noted` returns a session with its `user_metadata`. Raises `BadRequest`.
         """
@@ -179,7 +179,7 @@ def session_summary(session: SessionRecord, saved: Sequence[SavedRecord]) -> dic
 
 
 class UseWindow(msgspec.Struct, frozen=True):
-    """The time for which use is asked: the days of UTC that begin in it."""
+    """The time for which a client asks its use: the days of UTC that begin in it."""
 
     starting_on: Annotated[datetime, Meta(tz=True)]
     ending_before: Annotated[datetime, Meta(tz=True)]
@@ -188,7 +188,7 @@ class UseWindow(msgspec.Struct, frozen=True):
 def usage_events(
     days: Mapping[str, Mapping[str, Used]], owner: str, window: UseWindow, base_model: str, price: PriceConfig
 ) -> list[dict[str, Any]]:
-    """Returns what an owner has used as the SDK's `BillingUsageEvent`s, each of a day in place of an hour."""
+    """Returns an owner's use as the SDK's `BillingUsageEvent`s, each of a day in place of an hour."""
     events: list[dict[str, Any]] = []
     for day in sorted(days):
         begin = datetime.fromisoformat(day).replace(tzinfo=UTC)

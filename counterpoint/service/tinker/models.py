@@ -1,8 +1,8 @@
 """A model of a client: its requests in the order of `seq_id`, each an item of its run, and their results.
 
-The request itself is the note of its item in the run's journal, before its client is told that it was taken: after a restart the
-service reads the requests there, and what has no answer yet gets it, as if nothing had been. One that came before an earlier one
-is an early note meanwhile.
+The request itself is the note of its item in the run's journal before its client hears that the service has it. After a restart
+the service reads the requests there, and those without an answer get theirs as if nothing had happened. A request that comes
+before an earlier one is an early note until that arrives.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ from counterpoint.transport.typed import met
 logger = logging.getLogger(__name__)
 
 OPTIM_METRICS = ("grad_norm", "learning_rate", "tokens", "samples")
-"""What clients are told of an update."""
+"""The metrics of an update that clients get."""
 
 SAVES = ("save_weights", "save_weights_for_sampler", "save_weights_external")
 """The kinds of requests that write weights."""
 
 MISSING_SECONDS = 300.0
-"""How long requests wait for an earlier one that has not come."""
+"""Seconds that requests wait for a missing earlier one."""
 
 JOURNAL_SECONDS = 30.0
-"""How long a client waits for its request to be in the journal, before it is asked to send it again."""
+"""Seconds that a client waits until the journal has its request. Then it must send the request again."""
 
 NEWEST = "newest"
-"""The name of the weights that a model's samplers of the kind `inflight` follow."""
+"""The name of the weights that follow a model for its samplers of the kind `inflight`."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request of a model as it came."""
+    """A request of a model as its client sent it."""
 
     kind: str
     """The last part of its path."""
     seq_id: int
     body: bytes
     refused: str = ""
-    """Why it became an item that asks for nothing; empty unless it was refused for what was so when it came."""
+    """Why it became an item without any effect, if it was refused for the state at its arrival, else empty."""
 
     @property
     def contributes(self) -> bool:
-        """Whether an update would lack it: one that cannot be read might be a contribution."""
+        """Whether an update would lack it: an unreadable one might be a contribution."""
         if self.kind != "forward_backward":
             return False
         try:
@@ -83,7 +83,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """How many it may use; 0 if it cannot be read."""
+        """The most tokens that it may use, or 0 if it cannot be read."""
         if self.kind != "forward_backward":
             return 0
         try:
@@ -135,22 +135,22 @@ class SaveWeights(msgspec.Struct, frozen=True):
 
 
 class LoadedWeights(msgspec.Struct, frozen=True):
-    """The body of `load_weights` of a model that is there."""
+    """The body of `load_weights` of an existing model."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks of the run, and what its result is made of."""
+    """A request's item for the run, and the parts of its result."""
 
     header: ItemHeader
     batch: Batch | None
     result: Callable[[int, Answered], Awaitable[FutureResult]]
     used: Used = field(default_factory=Used)
-    """What it uses beside the trainer's time."""
+    """Its use beside the trainer's time."""
     refused: str = ""
-    """Why it is refused, if its client is to blame."""
+    """Why it is refused, if its client is at fault."""
 
 
 class ClientModel:
@@ -170,16 +170,16 @@ class ClientModel:
         self._unwritten: dict[int, asyncio.Future[None]] = {}
         """The requests that are not in the journal yet."""
         self._bytes: dict[int, int] = {}
-        """The bytes of the requests that are in memory."""
+        """The bytes of the requests in memory."""
         self._in_hand: Request | None = None
-        """The request of which an item is being made."""
+        """The request that becomes an item now."""
         self.saving: set[int] = set()
-        """The requests whose states may be on the disk already, and have no name yet."""
+        """The requests with states that may be on the disk already, and have no name yet."""
         self._lacks = False
-        """Whether a contribution could not be journalled: the next item then says so, or the others would count alone."""
+        """Whether a contribution could not be journalled. The next item then reports it, or the others would count alone."""
 
     async def start(self) -> None:
-        """Connects the run, and takes up what its journal has. Raises `OSError` and `CodecError`."""
+        """Connects the run, and takes up its journal. Raises `OSError` and `CodecError`."""
         last = 0
         for number in await asyncio.to_thread(self._journal.items):
             ask, note = await asyncio.to_thread(self._journal.read_item, number)
@@ -188,7 +188,7 @@ class ClientModel:
                 last = max(last, request.seq_id)
                 is_open = self._futures.begin(self.request_id(request.seq_id), is_due=True)
                 asked = await asyncio.to_thread(self._asked, request, ask)
-                if is_open:  # else its result is kept, and nothing would give back what it keeps
+                if is_open:  # else its result stays, and its room would never come back
                     self._context.tenants.reserve_tokens(
                         self.record.owner, self.request_id(request.seq_id), asked.used.tokens
                     )
@@ -209,7 +209,7 @@ class ClientModel:
         self._tasks.keep(self._work)
 
     async def _take_up_failures(self, last: int) -> int:
-        """Tells again what was told of requests without an item; returns the last request that had its place.
+        """Restores the failures of requests without an item, and returns the last request that had its place.
 
         `last` is the last one with an item.
         """
@@ -222,7 +222,7 @@ class ClientModel:
         return last
 
     async def close(self) -> None:
-        """Ends the model here; its run stays at the trainer."""
+        """Ends the model here. Its run stays at the trainer."""
         await self._tasks.cancel()
         await self.run.close()
         self._futures.cancel_all(self.record.model_id)  # else they count as pending for ever
@@ -232,11 +232,11 @@ class ClientModel:
             self._release(seq_id)
 
     def request_id(self, seq_id: int) -> str:
-        """Returns the id by which the result of a request is fetched."""
+        """Returns the id by which a client fetches the result of a request."""
         return f"{self.record.model_id}:{seq_id}"
 
     async def offer(self, request: Request) -> str:
-        """Takes a request; returns its id once it is in the journal. A repetition changes nothing.
+        """Takes a request, and returns its id once it is in the journal. A repetition changes nothing.
 
         Raises `TooMany`, `OSError`, and `ValueError`.
         """
@@ -263,11 +263,11 @@ class ClientModel:
         return self._sequence.knows(seq_id)
 
     def misses(self, seq_id: int) -> bool:
-        """Whether requests that were taken wait for this one."""
+        """Whether accepted requests wait for this one."""
         return self._sequence.misses(seq_id)
 
     def may_wait(self, kind: str, seq_id: int) -> bool:
-        """Whether a request, and what comes after it, loses nothing by being asked for later: nothing that was taken needs it."""
+        """Whether a request can be asked for later without loss: no accepted request needs it."""
         if self._sequence.knows(seq_id) or self._sequence.misses(seq_id):
             return False
         return kind == "forward_backward" or seq_id > self._sequence.done + 1
@@ -289,11 +289,11 @@ class ClientModel:
             self._due.put_nowait(each)
 
     def _release(self, seq_id: int) -> None:
-        """Gives back the room for a request."""
+        """Gives back the room of a request."""
         self._context.room.give_back(self.record.owner, self._bytes.pop(seq_id, 0))
 
     async def _write_early(self, request: Request) -> None:
-        """Writes a request that waits for an earlier one. Where that fails, it is forgotten, and its client sends it again."""
+        """Writes a request that waits for an earlier one. If that fails, forgets it, and its client sends it again."""
         try:
             await asyncio.to_thread(self._journal.write_early, request.seq_id, msgspec.msgpack.encode(request))
         except OSError as error:
@@ -312,7 +312,7 @@ class ClientModel:
         self._release(seq_id)
 
     def _written(self, seq_id: int, error: OSError | None = None) -> None:
-        """Tells who sent a request that it is in the journal, or that it could not be written there."""
+        """Reports to a request's sender that it is in the journal, or that it could not be written there."""
         unwritten = self._unwritten.pop(seq_id, None)
         if unwritten is None or unwritten.done():
             return
@@ -347,7 +347,7 @@ class ClientModel:
         return answered.columns["log_probabilities"].reshape(-1, *wanted.shape[1:])[1:]
 
     async def fail_overdue(self) -> None:
-        """Fails the requests that have waited too long for an earlier one."""
+        """Fails requests that have waited too long for an earlier one."""
         for seq_id in self._sequence.overdue(time.monotonic() - MISSING_SECONDS):
             self._release(seq_id)
             said = f"request {self._sequence.done + 1} has not come within {MISSING_SECONDS:g} s; this one is after it"
@@ -356,7 +356,7 @@ class ClientModel:
                 await asyncio.to_thread(self._journal.forget_early, seq_id)
 
     async def _work(self) -> None:
-        """Makes items of requests, one by one. If it has died, and is begun anew, the request that it had is answered first."""
+        """Makes items of requests, one by one. If it has died, and begins anew, it answers the request in hand first."""
         if (request := self._in_hand) is not None:
             await self._refuse(request, "the service failed at it; its log says more")
         while True:
@@ -370,7 +370,7 @@ class ClientModel:
                 note = msgspec.msgpack.encode(msgspec.structs.replace(request, refused=asked.refused))
                 number = await self.run.begin(header, asked.batch, note)
             except RunFailed:
-                return  # it is opened anew: its client sends again then what is in no journal
+                return  # it is opened anew: its client sends again every request that is in no journal
             except (RunLost, OSError, ValueError) as error:
                 await self._refuse(request, str(error))
                 continue
@@ -395,7 +395,7 @@ class ClientModel:
             await asyncio.to_thread(self._journal.forget_early, request.seq_id)
 
     async def _fail(self, seq_id: int, said: str, *, lacks: bool = False) -> None:
-        """Tells that a request has failed without an item, after a new start, too. `lacks`: an update would lack it."""
+        """Reports that a request failed without an item, also after a new start. `lacks`: an update would lack it."""
         result = failure(said, "server")
         try:
             note = msgspec.msgpack.encode(_Failed(result.body, lacks))
@@ -418,7 +418,7 @@ class ClientModel:
         except ItemFailed as error:
             result = failure(str(error), "user" if error.by_asker else "server")
         except RunFailed:
-            return  # it is opened anew, and tells then what came of the item, which may count
+            return  # it is opened anew, and reports the item's result then, which may count
         except RunLost as error:
             await asyncio.to_thread(self._withdraw, request, number, str(error))
             result = failure(str(error), "server")
@@ -430,14 +430,14 @@ class ClientModel:
         await self._complete(request, result)
 
     def _withdraw(self, request: Request, number: int, said: str) -> None:
-        """Has an item ask for nothing whose client is told that it has failed: a run that is let in again would carry it out."""
+        """Replaces the item of a failed request by one without any effect: a readmitted run would carry it out."""
         if number in self._journal.items() and self._journal.read_answer(number) is None:
             former = decode_item(self._journal.read_item(number)[0].header)
             ask = Ask(number, encode_item(ItemHeader(spoils=former.spoils or request.contributes)), None)
             self._journal.write_item(ask, msgspec.msgpack.encode(msgspec.structs.replace(request, refused=said)))
 
     async def _count(self, number: str, used: Used, answered: Answered) -> None:
-        """Has the ledger count an item, once: it counts again what comes again after a kill."""
+        """Has the ledger count an item, once: an item that comes again after a kill counts again."""
         used = msgspec.structs.replace(used, seconds=answered.metrics.get(SECONDS, 0.0))
         name = f"{self.record.model_id}:{number}"
         await self._context.store.ledger.count(self.record.owner, name, used, is_journalled=True)
@@ -453,15 +453,15 @@ class ClientModel:
 
     @property
     def waits_for_first(self) -> bool:
-        """Whether requests have come, and the first not yet."""
+        """Whether requests have come, but not the first."""
         return self._sequence.misses(1)
 
-    # --- what each request asks for ---
+    # --- items of requests ---
 
     def _asked(self, request: Request, journalled: Ask | None = None) -> _Asked:
-        """Reads a request, of the item that it is if it is `journalled`.
+        """Reads a request, of its existing item if it is `journalled`.
 
-        One that is refused is an item that asks for nothing, so that the order stays whole.
+        A refused one becomes an item without any effect, so that the order stays whole.
         """
         try:
             if request.refused:
@@ -512,7 +512,7 @@ class ClientModel:
         return _Asked(ItemHeader(objective=contribution.objective), batch, result, used)
 
     def _traced(self, message: Any) -> bytes:
-        """Returns the graph of the loss that a request names; it is one of the model's session. Raises `BadRequest`."""
+        """Returns the graph of a request's loss, which is one of the model's session. Raises `BadRequest`."""
         loss_id = next((each.value.text for each in message.loss_fn_config_v2 if each.key == "loss_id"), "")
         session = session_of(self.record.model_id)
         found = self._context.store.loss(loss_id) if loss_id.startswith(f"{session}:") else None
@@ -532,7 +532,7 @@ class ClientModel:
         return _Asked(ItemHeader(updates=True, values=values), None, result)
 
     def _loaded(self, asked: LoadedWeights) -> _Asked:
-        """The model's first request, by which it begins with a saved state: it does since it was opened."""
+        """The model's first request, by which it began with a saved state when it was opened."""
 
         async def result(number: int, answered: Answered) -> FutureResult:
             return answer(path=asked.path, model_id=self.record.model_id, type="load_weights")

@@ -1,7 +1,7 @@
 """The protobuf messages of the SDK's public protocol, as far as the service reads or writes them.
 
-One table has the fields with their numbers, as in the SDK's `tinker_public.proto`; others are skipped where they
-arrive. A map is a list of entries on the wire, and is declared as one.
+One table has the fields with their numbers, as in the SDK's `tinker_public.proto`. Readers skip others. A map is a list of
+entries on the wire, and is declared as one.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ _PARTS = _parts()
 
 
 _FIXED = {1: 8, 5: 4}
-"""The bytes of the kinds of fields that have a fixed number of them."""
+"""The bytes of the kinds of fields with a fixed size."""
 
 
 def check_fields(data: bytes, name: str, most: int) -> int:
-    """Returns how many fields a message has, those of its parts and the numbers of its lists included, before any is made.
+    """Returns a message's number of fields, including its parts' and the numbers of its lists, before any is made.
 
-    It stops beyond `most`. Raises `DecodeError` for what is no message.
+    It stops beyond `most`. Raises `DecodeError` if it is no message.
     """
     count, left = 0, [(0, len(data), _PARTS[name])]
     try:
@@ -140,7 +140,7 @@ def check_fields(data: bytes, name: str, most: int) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns a number of variable length, and where it ends."""
+    """Returns a number of variable length, and the position of its end."""
     value = data[at]
     if value < 128:
         return value, at + 1

@@ -1,4 +1,4 @@
-"""Why a client's request is refused, beside what is wrong with what it says (`datums.BadRequest`)."""
+"""Reasons to refuse a client's request, beside errors in it (`datums.BadRequest`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from counterpoint.service.tinker.datums import BadRequest
 
 
 class NoSuchThing(LookupError):
-    """There is no such thing, or it is another client's."""
+    """It does not exist, or is another client's."""
 
 
 class Gone(LookupError):
@@ -14,11 +14,11 @@ class Gone(LookupError):
 
 
 class NotServed(BadRequest):
-    """Something that this service does not do."""
+    """This service does not do it."""
 
 
 class TooLarge(ValueError):
-    """A request of more bytes, or more values, than are taken at once."""
+    """A request of more bytes, or more values, than the service takes at once."""
 
 
 class OverQuota(RuntimeError):

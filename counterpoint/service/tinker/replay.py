@@ -1,7 +1,8 @@
-"""Router replay for clients: the routing of what was sampled, found again for the data that train it (docs/tinker.md).
+"""Router replay for clients: finds the routing of samples for the data that train them (docs/tinker.md).
 
-The routing of a token depends on it and on the tokens before it. So a datum gets that of the session's sample with which it
-has most tokens in common from the first on, as far as these go. Source: `counterpoint/trainer/model/router_replay.py`.
+The routing of a token depends on it and on the tokens before it. So a datum gets that of the session's sample with which it has
+most tokens in common from the first on, as far as these go. For example, a datum of tokens 1 to 90 of a sample with 100 gets
+its first 90 rows. Source: `counterpoint/trainer/model/router_replay.py`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from counterpoint.service.tinker.sessions import session_of
 from counterpoint.transport.records import Batch, Int32Array, RoutingArray, Turn
 
 SAMPLE_BYTES = 1024
-"""What a sample takes beside its tokens and its routing."""
+"""The bytes of a sample beside its tokens and its routing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
     key: tuple[bytes, int]
-    """Its tokens, big-endian so that they are ordered as bytes are; then a number of its own."""
+    """Its tokens, big-endian so that they are ordered as bytes are, then a number that makes it unique."""
     begins: int
-    """The first token that was sampled, also by an earlier sample that it goes on from."""
+    """The first sampled token, also of an earlier sample that it goes on from."""
     routed_experts: RoutingArray
 
     @property
@@ -38,7 +39,7 @@ class _Sampled:
         return len(self.key[0]) + self.routed_experts.nbytes + SAMPLE_BYTES
 
     def rows_for(self, key: bytes) -> int:
-        """Returns how many tokens have its routing; 0 unless one of them was sampled."""
+        """Returns the number of tokens with its routing, or 0 unless one of them was sampled."""
         mine, other = (np.frombuffer(each, ">i4") for each in (self.key[0], key))
         shorter = min(len(mine), len(other))
         differs = np.flatnonzero(mine[:shorter] != other[:shorter])
@@ -47,7 +48,7 @@ class _Sampled:
 
 
 class Routings:
-    """The routing of samples, at most so many bytes; the oldest make room. Any thread may call it."""
+    """The routing of samples, in at most `most` bytes. The oldest make room. Any thread may call it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -62,7 +63,7 @@ class Routings:
         self._lock = threading.Lock()
 
     def note(self, sequence_id: str, prompt: Int32Array, completion: Int32Array, routed_experts: RoutingArray) -> None:
-        """Takes a sample; `routed_experts` has a row for each of its tokens but the last. The id begins with its session's."""
+        """Takes a sample. `routed_experts` has a row for each of its tokens but the last. The id begins with its session's."""
         tokens = _key(np.concatenate([prompt, completion]))
         held = routed_experts.copy()  # else all that came with it in a server's answer would be held, and not counted
         with self._lock:
@@ -79,9 +80,9 @@ class Routings:
                 self._drop(next(iter(self._sampled)))
 
     def find(self, session_id: str, tokens: npt.NDArray[np.integer], named: Iterable[str] = ()) -> RoutingArray | None:
-        """Returns the routing of the first tokens, as many as have one; None if no sampled token is among them.
+        """Returns the routing of the first tokens, as many as have one, or None if no sampled token is among them.
 
-        Of equal ones that of a sequence in `named` is taken, else that of the newest.
+        Of equal ones takes that of a sequence in `named`, else that of the newest.
         """
         key = _key(tokens)
         with self._lock:
@@ -116,18 +117,18 @@ class Routings:
 
 
 class KeyReplay:
-    """What one key's samples were routed by, and its data are trained by."""
+    """The routing of one key's samples, for the data that it trains."""
 
     def __init__(self, config: ServiceConfig, *, has_experts: bool) -> None:
         """Does nothing unless the model has experts."""
         self.routings = Routings(config.routing_bytes)
         self.missed = 0
-        """Data of which sampled tokens had no routing."""
+        """Data with sampled tokens that had no routing."""
         self._is_strict = config.strict_replay
         self._has_experts = has_experts
 
     async def note(self, sequence_ids: Iterable[str], turns: Iterable[Turn]) -> None:
-        """Takes samples of a session; those without routing, as of a dense model, are none of its."""
+        """Takes samples of a session. Ignores those without routing, as of a dense model."""
 
         def note() -> None:
             for sequence_id, turn, routed_experts in routed:
@@ -166,12 +167,12 @@ class KeyReplay:
         return batch
 
     def metrics(self, batch: Batch, named: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Returns what a client is told of the routing of its data; nothing if the model has no experts."""
+        """Returns the metrics of its data's routing for a client, or nothing if the model has no experts."""
         return {"routing/missing:sum": float(len(unrouted(batch, named)))} if self._has_experts else {}
 
 
 class Replays:
-    """Those of all keys: nothing of one is found for another."""
+    """The routing of all keys' samples: one key finds nothing of another."""
 
     def __init__(self, config: ServiceConfig, *, has_experts: bool) -> None:
         """`has_experts`: whether the model is a mixture of experts."""
@@ -180,14 +181,14 @@ class Replays:
         self._by_owner: dict[str, KeyReplay] = {}
 
     def of(self, owner: str) -> KeyReplay:
-        """Returns that of an owner."""
+        """Returns the routing of an owner's samples."""
         if owner not in self._by_owner:
             self._by_owner[owner] = KeyReplay(self._config, has_experts=self._has_experts)
         return self._by_owner[owner]
 
     @property
     def counts(self) -> dict[str, float]:
-        """What the lines about the service's loop say of all."""
+        """The counts over all keys for the lines about the service's loop."""
         every = self._by_owner.values()
         return {
             "routing_bytes": sum(each.routings.bytes_held for each in every),
@@ -196,7 +197,7 @@ class Replays:
 
 
 def unrouted(batch: Batch, named: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the samples of a batch that have a sampled token whose expert choice in sampling is not known.
+    """Returns the samples of a batch with a sampled token of unknown expert choice.
 
     Sampled are the tokens with a log-probability or an advantage, and some of a datum that has `named` samples.
     """

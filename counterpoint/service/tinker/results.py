@@ -1,4 +1,4 @@
-"""Work beside others whose results clients fetch, of all owners."""
+"""The results of all owners, and work beside others that makes some of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ class FutureResults:
     """The results by owner, and the work that makes those of no model."""
 
     def __init__(self, config: ServiceConfig, tasks: Tasks, on_ended: Callable[[str, str], None]) -> None:
-        """Works in `tasks`, within the bounds of `config`; calls `on_ended` with owner and id of what waits no more."""
+        """Works in `tasks`, within the bounds of `config`.
+
+        Calls `on_ended` with owner and id of each request that waits no more.
+        """
         self._config = config
         self._tasks = tasks
         self._on_ended = on_ended
         self._futures: dict[str, Futures] = {}
 
     def close(self) -> None:
-        """Removes what is on the disk."""
+        """Removes the results on the disk."""
         for futures in self._futures.values():
             futures.close()
 
@@ -40,7 +43,7 @@ class FutureResults:
 
     @property
     def oldest(self) -> tuple[float, str] | None:
-        """When the oldest of these was begun, in seconds since 1970, and its id."""
+        """When the oldest of these began, in seconds since 1970, and its id."""
         return min((each.oldest for each in self._futures.values() if each.oldest is not None), default=None)
 
     def of(self, owner: str) -> Futures:
@@ -53,7 +56,7 @@ class FutureResults:
     def begin(
         self, request_id: str, owner: str, work: Callable[[], Awaitable[FutureResult]]
     ) -> asyncio.Task[None] | None:
-        """Begins work whose result is fetched under an id; None if it was begun before. Raises `TooMany`."""
+        """Begins work for the result of an id, or returns None if it began before. Raises `TooMany`."""
         if self.of(owner).begin(request_id):
             return self._tasks.spawn(self._complete(request_id, owner, work))
         return None
@@ -71,7 +74,7 @@ class FutureResults:
 
 
 def _failed(request_id: str, error: Exception) -> FutureResult:
-    """Returns the result of a request that has none. A fault of the service's own is logged."""
+    """Returns the result of a request without one. Logs a fault of the service."""
     first: Exception = error
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]

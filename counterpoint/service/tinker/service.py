@@ -1,6 +1,6 @@
-"""What the endpoints act on: the sessions, models and samplers of all clients, beside each other in one process.
+"""The sessions, models and samplers of all clients, beside each other in one process, for the endpoints.
 
-Whose key made something, owns it: for another key it is not there.
+A key owns whatever it has made: for another key it does not exist.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CREATE, UNLOAD = "create", "unload"
 """The last parts of the ids of requests that create or unload a model; other ids end with a number."""
 
 SLOT_SECONDS = 10.0
-"""How long a run whose service has left it keeps its slot while others wait."""
+"""Seconds that a run keeps its slot without its service while others wait."""
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
@@ -61,32 +61,32 @@ SWEEP_SECONDS = 60.0
 """The time between two looks for weights that have expired, or that nothing needs any more."""
 
 LAPSED_SECONDS = 86_400.0
-"""The silence after which a session's samplers keep no deleted weights on the disk."""
+"""The silence after which a session's samplers hold no deleted weights on the disk."""
 
 ABANDONED_SECONDS = 7 * 86_400.0
-"""The silence after which a session is ended, over new starts of the service."""
+"""The silence after which a session ends, across new starts of the service."""
 
 OPENED_AT_ONCE = 8
-"""Models that are opened beside each other at the start."""
+"""Models opened beside each other at the start."""
 
 MOST_FORMER = 1000
-"""Closed models of which the updates are known."""
+"""Closed models with known updates."""
 
 WATCH_SECONDS = 5.0
-"""The time between two looks for what waits in vain, and for silent sessions."""
+"""The time between two looks for requests that wait in vain, and for silent sessions."""
 
 SILENT_SECONDS = 120.0
-"""The silence after which a session's runs leave the trainer's slots once others wait; the SDK sends a heartbeat each 10 s. They
-come back with its next request."""
+"""The silence after which a session's runs leave the trainer's slots once others wait. The SDK sends a heartbeat each 10 s.
+They come back with its next request."""
 
 NO_UNEMBEDDING = (
     "the servers take no adapter of the output embedding, so nothing trains one: train_unembed counts as false"
 )
-"""What every session is told at its start."""
+"""A note for every session at its start."""
 
 
 class Service(ServiceContext):
-    """All that clients have here: their models, over what all share."""
+    """All models of clients, over the shared context."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Service(ServiceContext):
         *,
         has_experts: bool = False,
     ) -> None:
-        """Has no client yet; `start` takes up what the store has. `chat` is None for a model without a chat template."""
+        """Has no client yet. `start` takes up the store. `chat` is None for a model without a chat template."""
         super().__init__(config, store, servers, vocabulary, keys, has_experts=has_experts)
         self.chat = chat
         self.intake = Intake(alone=len(keys) <= 1)
@@ -110,14 +110,14 @@ class Service(ServiceContext):
         self._beginning: dict[str, str] = {}
         """The owners of models that are not open yet, and count as open."""
         self._closed_saving: set[str] = set()
-        """Models that are not open, and whose journals may have a save without a name: they give it one when they are."""
+        """Closed models with journals that may have a save without a name. It gets its name when they open."""
         self._former: dict[str, int] = {}
-        """The updates of models that were closed since the start."""
+        """The updates of models that closed since the start."""
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """A lock for each model that is opened or closed, which takes a while."""
+        """A lock for each model that is opening or closing, which takes a while."""
 
     async def start(self) -> None:
-        """Takes up the models of the store. One whose journal cannot be read stays away, and the log says why."""
+        """Takes up the models of the store. Leaves out one with an unreadable journal, and logs the reason."""
         few = asyncio.Semaphore(OPENED_AT_ONCE)
 
         async def take_up(record: ModelRecord) -> None:
@@ -140,7 +140,7 @@ class Service(ServiceContext):
         return session is not None and not session.finished
 
     async def close(self) -> None:
-        """Ends everything here; runs stay at the trainer."""
+        """Ends everything here. Runs stay at the trainer."""
         await self.tasks.cancel()
         await asyncio.gather(*(model.close() for model in self._models.values()))
         self.results.close()
@@ -156,7 +156,7 @@ class Service(ServiceContext):
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _end_abandoned(self) -> None:
-        """Ends sessions whose clients have left without a word. Raises `OSError`."""
+        """Ends sessions of clients that have left without a word. Raises `OSError`."""
 
         def found() -> list[SessionRecord]:
             self.store.touch(self.sessions.heard_of(2 * SWEEP_SECONDS))
@@ -173,7 +173,7 @@ class Service(ServiceContext):
         self.tasks.spawn(self.sweep())
 
     async def sweep(self) -> None:
-        """Deletes weights that have expired, and removes from the disk what nothing needs. Raises `OSError`."""
+        """Deletes expired weights, and removes files that nothing needs from the disk. Raises `OSError`."""
 
         def is_live(session_id: str) -> bool:
             session = self.store.session(session_id)
@@ -206,7 +206,7 @@ class Service(ServiceContext):
                     await self._shut(model_id)
 
     async def _open_anew(self, model_id: str) -> None:
-        """Opens a model whose run has failed here: its journal has what goes on. Else the next request of it does."""
+        """Opens a model anew whose run has failed here, from its journal. Otherwise the next request of it does."""
         logger.info("model %s is opened anew", model_id)
         owner = self._models[model_id].record.owner
         await self._shut(model_id)
@@ -261,7 +261,7 @@ class Service(ServiceContext):
             return await self._taken_up(model_id, owner)
 
     def _claim(self, model_id: str, owner: str, *, is_back: bool) -> bool:
-        """Has a model count as open from now on; returns False if it did before. Raises `OverQuota`."""
+        """Counts a model as open from now on. Returns False if it did before. Raises `OverQuota`."""
         if model_id in self._models or model_id in self._beginning:
             return False
         self.tenants.check_models(owner, self.open_models(owner), is_back=is_back)
@@ -283,7 +283,7 @@ class Service(ServiceContext):
         return self._models[model_id]
 
     async def _shut(self, model_id: str) -> None:
-        """Closes a model, if it is open, before anybody opens it again: two would write one journal."""
+        """Closes a model, if it is open, before a second opening: two would write one journal."""
         async with self._opened(model_id):
             if (model := self._models.get(model_id)) is not None:
                 if model.saving:
@@ -297,13 +297,13 @@ class Service(ServiceContext):
 
     @asynccontextmanager
     async def _opened(self, model_id: str) -> AsyncIterator[None]:
-        """While a model is opened or closed, others that ask for it wait."""
+        """Makes others that ask for a model wait while it opens or closes."""
         lock = self._opening.setdefault(model_id, asyncio.Lock())
         async with lock:
             yield
 
     def models(self, owner: str, session_id: str | None = None) -> list[ModelRecord]:
-        """Returns an owner's models, or those of a session of its, the newest first. Blocks."""
+        """Returns an owner's models, or those of one of its sessions, the newest first. Blocks."""
         found = self.store.models(owner, session_id)
         return sorted(found, key=lambda each: (each.created, each.model_id), reverse=True)
 
@@ -315,7 +315,7 @@ class Service(ServiceContext):
         return found
 
     async def unload_model(self, model_id: str, owner: str) -> str:
-        """Closes a model, whose run leaves its slot once others wait; returns the id of the request. Raises as `model`."""
+        """Closes a model, and returns the id of the request. Its run leaves its slot once others wait. Raises as `model`."""
         await self.model(model_id, owner)
 
         async def closed() -> FutureResult:
@@ -350,7 +350,7 @@ class Service(ServiceContext):
         return result
 
     def waits_for(self, request_id: str) -> str:
-        """Returns why a request of a model waits; empty if its model's run is trained."""
+        """Returns why a request of a model waits, or an empty text if its model's run is trained."""
         model = self._models.get(request_id.rpartition(":")[0])
         return model.run.reason if model is not None else ""
 
@@ -377,7 +377,7 @@ class Service(ServiceContext):
         return await self._begin_model(record)
 
     async def create_loss(self, asked: CreateLoss, owner: str) -> str:
-        """Takes a traced loss; returns the id of the request, which is the loss's. Raises as `create_model`."""
+        """Takes a traced loss, and returns the id of the request, which is the loss's. Raises as `create_model`."""
         session = await self.sessions.live(asked.session_id, owner)
         record = LossRecord(
             f"{session.session_id}:loss:{asked.custom_loss_seq_id}",
@@ -402,9 +402,9 @@ class Service(ServiceContext):
         return answer(loss_id=record.loss_id, type="create_custom_loss")
 
     async def load_weights(self, asked: LoadWeights, owner: str, body: bytes) -> str:
-        """Begins a model with a saved state; returns the id of the request. Raises as `create_model`.
+        """Begins a model with a saved state, and returns the id of the request. Raises as `create_model`.
 
-        Clients before 0.38 create the model first, and load as its first request. `body` is what was asked.
+        Clients before 0.38 create the model first, and load as its first request. `body` is the request's.
         """
         if asked.optimizer_config is not None:
             _check_optimizer(asked.optimizer_config)
@@ -511,18 +511,18 @@ class Service(ServiceContext):
         return request_id
 
     def open_models(self, owner: str) -> int:
-        """Returns how many models an owner has open, those among them that are about to be."""
+        """Returns the number of an owner's open models, including those that are about to be."""
         found = {name for name, model in self._models.items() if model.record.owner == owner}
         return len(found | {name for name, whose in self._beginning.items() if whose == owner})
 
     @property
     def open_reasons(self) -> dict[str, str]:
-        """The models that are open, with why each waits; empty if the trainer takes its items."""
+        """By open model, why it waits, or empty if the trainer takes its items."""
         return {name: model.run.reason for name, model in self._models.items()}
 
     @property
     def updates(self) -> dict[str, int]:
-        """The updates of the models that were open since the start."""
+        """The updates of the models that have been open since the start."""
         return self._former | {name: model.run.updates for name, model in self._models.items()}
 
     async def _create(self, record: ModelRecord) -> FutureResult:

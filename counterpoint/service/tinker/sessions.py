@@ -1,4 +1,4 @@
-"""The sessions of all clients: whose they are, whether they go on, and when each was last heard of."""
+"""The sessions of all clients: their owners, whether they go on, and the last sign of life of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from counterpoint.service.records.structs import SessionRecord, without_notes
 from counterpoint.service.tinker.refusals import Gone, NoSuchThing
 
 KNOWN_SESSIONS = 4096
-"""Sessions that are not read from the disk again."""
+"""Sessions that it does not read from the disk again."""
 
 
 class ClientSessions:
-    """Sessions that were asked for: each request has one."""
+    """The sessions of the newest requests: each request has one."""
 
     def __init__(self, store: RecordStore) -> None:
         """Reads and writes them in `store`."""
@@ -57,7 +57,7 @@ class ClientSessions:
         await self.change(msgspec.structs.replace(session, finished=True, ending=ending))
 
     async def change(self, session: SessionRecord) -> None:
-        """Takes what has changed of a session. Raises `OSError`."""
+        """Replaces a session by its changed record. Raises `OSError`."""
         self._take(session)
         await asyncio.to_thread(self._store.change_session, session)
 
@@ -66,19 +66,19 @@ class ClientSessions:
         self._store.ledger.assign(session.session_id, "" if session.finished else session.project)
 
     def forget(self, session_id: str) -> None:
-        """Forgets when a session was last heard of."""
+        """Forgets a session's last sign of life."""
         self._seen.pop(session_id, None)
 
     def heard_of(self, seconds: float) -> list[str]:
-        """Returns the sessions that were heard of in the last `seconds`."""
+        """Returns the sessions with a sign of life in the last `seconds`."""
         return [each for each, seen in self._seen.items() if seen >= time.monotonic() - seconds]
 
     def was_silent(self, session_id: str, seconds: float) -> bool:
-        """Whether a session was not heard of for so long, in the time in which the service runs."""
+        """Whether a session has been silent for `seconds` while the service ran."""
         return self._seen.get(session_id, self._started) < time.monotonic() - seconds
 
     def last_seen(self, session_id: str) -> float:
-        """Returns when a session was last heard of since this service started, in seconds since 1970; else 0."""
+        """Returns a session's last sign of life since this service started, in seconds since 1970, or 0."""
         seen = self._seen.get(session_id)
         return 0.0 if seen is None else time.time() - (time.monotonic() - seen)
 

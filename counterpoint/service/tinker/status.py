@@ -1,4 +1,4 @@
-"""What the service says of itself for the page and the console: its keys, their newest records, its queue and the ledger."""
+"""The service's status for the page and the console: its keys, their newest records, its queue and the ledger."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:  # the page's process needs none of it
 STATUS_FILE = "status.json"
 
 MOST_ROWS = 2000
-"""Rows of the ledger that are shown, the newest first."""
+"""Rows of the ledger in the status, the newest first."""
 
 MOST_SHOWN = 200
-"""Sessions, models and samplers that are shown, the newest of each."""
+"""Sessions, models and samplers in the status, the newest of each."""
 
 MOST_NAME = 200
 """Characters of the name of a session."""
 
 MOST_MODELS = 20
-"""Models of which the newest weights are told, those with the most updates first."""
+"""Models with their newest weights in the status, those with the most updates first."""
 
 
 class KeyStatus(msgspec.Struct, frozen=True):
-    """One key, and what its quota leaves it. None: no limit."""
+    """One key, and the rest of its quota. None: no limit."""
 
     name: str
     models: int
@@ -48,7 +48,7 @@ class KeyStatus(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What a key has used on one day, in one project."""
+    """The use of a key on one day, in one project."""
 
     day: str
     key: str
@@ -59,31 +59,31 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """All of it."""
+    """The whole status."""
 
     time: float
     """When it was written, in seconds since 1970."""
     keys: dict[str, KeyStatus]
     """By owner."""
     open: dict[str, str]
-    """The models that are open, with why each waits; empty if the trainer takes its items."""
+    """The open models, with why each waits, or empty if the trainer takes its items."""
     ledger: list[Row]
     updates: dict[str, int] = {}
-    """The updates of the models that were open since the service's start."""
+    """The updates of the models that have been open since the service's start."""
     oldest: str = ""
-    """The id of the oldest request without a result; empty if there is none."""
+    """The id of the oldest request without a result, or empty."""
     since: float = 0.0
-    """When that was begun, in seconds since 1970."""
+    """When that began, in seconds since 1970."""
     sessions: list[SessionRecord] = []
-    """The newest ones, as the models and samplers, without what clients noted at length."""
+    """The newest ones, like the models and samplers, without clients' long notes."""
     models: list[ModelRecord] = []
     samplers: list[SamplerRecord] = []
     newest: dict[str, SavedRecord] = {}
-    """The weights that were saved last, by model, of those with the most updates."""
+    """The last saved weights, by model, of those with the most updates."""
 
 
 def status_of(service: Service) -> Status:
-    """Returns what is so now."""
+    """Returns the present status."""
     tenants, config = service.tenants, service.config
     ledger, days = service.store.ledger, service.store.ledger.days()
     owners = {*tenants.owners, *(owner_of(account) for accounts in days.values() for account in accounts)}
@@ -113,7 +113,7 @@ def status_of(service: Service) -> Status:
 
 
 def write_status(status: Status, store: RecordStore) -> None:
-    """Writes it, with the newest records. Blocks. Raises `OSError`."""
+    """Writes a status, with the newest records. Blocks. Raises `OSError`."""
     most_updates = sorted(status.updates, key=lambda each: -status.updates[each])[:MOST_MODELS]
     saved = [store.all_saved(model_id) for model_id in most_updates]
     whole = msgspec.structs.replace(

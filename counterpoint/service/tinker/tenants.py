@@ -1,4 +1,4 @@
-"""The tenants: what each owner's quota still allows, and the refusals in words."""
+"""The tenants: the rest of each owner's quota, and the refusals as sentences."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from counterpoint.service.tinker.refusals import OverQuota
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 SMALL_BYTES = 4096
-"""The bytes of a record that is written whatever a quota says."""
+"""The bytes of a record that is written despite any quota."""
 
 
 class Reserved:
-    """What requests that were taken may still use, by owner and request. Pure."""
+    """The use that accepted requests may still add, by owner and request. Pure."""
 
     def __init__(self) -> None:
         self._amounts: dict[tuple[str, str], int] = {}
         self._sums = Counter[str]()
 
     def note(self, owner: str, request_id: str, amount: int) -> None:
-        """Notes what a request that is taken now may use."""
+        """Notes the use that an accepted request may add."""
         self.end(owner, request_id)
         self._amounts[owner, request_id] = amount
         self._sums[owner] += amount
@@ -40,7 +40,7 @@ class Reserved:
 
     @contextmanager
     def held(self, owner: str, amount: int) -> Iterator[None]:
-        """Counts what may be used during the block."""
+        """Counts `amount` as possible use during the block."""
         self._sums[owner] += amount
         try:
             yield
@@ -48,32 +48,32 @@ class Reserved:
             self._sums[owner] -= amount
 
     def of(self, owner: str) -> int:
-        """Returns what an owner's requests may still use."""
+        """Returns the possible use of an owner's requests."""
         return self._sums[owner]
 
 
 class Tenants:
-    """The owners of all that is here, by the digests of their keys."""
+    """The owners of everything in the service, by the digests of their keys."""
 
     def __init__(self, config: TinkerConfig, keys: Mapping[bytes, str], ledger: Ledger) -> None:
-        """`keys` has the names of digests; what was used is in `ledger`."""
+        """`keys` has the names of digests, and `ledger` the use so far."""
         self._config = config
         self._names = {key.hex(): name for key, name in keys.items()}
         self._ledger = ledger
         self.tokens = Reserved()
         """The tokens that requests may still use."""
         self.disk = Counter[str]()
-        """The bytes of records and saved weights by owner, as of the last look at the disk, and of what was written since."""
+        """The bytes of records and saved weights by owner, as of the last look at the disk, with those written since."""
         self._writing, self._written = Counter[str](), Counter[str]()
-        """The bytes that are being written, or were while the disk was looked at. They may count twice until the next look."""
+        """The bytes of writes in progress, and of those during a look at the disk. They may count twice until the next look."""
         self._saves = Reserved()
-        """The bytes that saves without a result will take."""
+        """The bytes that unanswered saves will take."""
         self._sizes: dict[tuple[bool, int, tuple[str, ...]], int] = {}
         """The bytes of the largest save of each kind."""
 
     @property
     def owners(self) -> list[str]:
-        """The owners that there can be; one, of no key, where there are no keys."""
+        """All possible owners, or a single one without keys."""
         return [*self._names] or [""]
 
     def name(self, owner: str) -> str:
@@ -81,14 +81,14 @@ class Tenants:
         return owner_name(owner, self._names.get(owner, ""))
 
     def quota(self, owner: str) -> QuotaConfig:
-        """Returns what an owner may use."""
+        """Returns the quota of an owner."""
         own = self._config.quotas.get(self.name(owner), QuotaConfig())
         return self._config.quota.model_copy(update=own.model_dump(exclude_unset=True))
 
     def check_models(self, owner: str, count: int, *, is_back: bool = False) -> None:
         """Raises `OverQuota` if an owner with `count` models open may have no further one.
 
-        `is_back`: one that was closed for its silence, whose client can wait.
+        `is_back`: a model that was closed for its client's silence. Its client can wait.
         """
         most = self.quota(owner).models
         if most is not None and count >= most:
@@ -99,7 +99,7 @@ class Tenants:
             )
 
     def check_tokens(self, owner: str, count: int = 0) -> None:
-        """Raises `OverQuota` if an owner may not use so many tokens today, and `TooMany` while others may still need them."""
+        """Raises `OverQuota` if an owner may not use `count` tokens today, and `TooMany` while others may still need them."""
         if (most := self.quota(owner).tokens_per_day) is None:
             return
         used, says = self._ledger.today(owner), f"{self.name(owner)}'s quota is {most:,} (tinker.quota.tokens_per_day)"
@@ -127,13 +127,13 @@ class Tenants:
             self.tokens.note(owner, request_id, count)
 
     def ended(self, owner: str, request_id: str) -> None:
-        """Keeps nothing any more for a request."""
+        """Gives back all that is kept for a request."""
         self.tokens.end(owner, request_id)
         self._saves.end(owner, request_id)
 
     @contextmanager
     def writing(self, owner: str, count: int) -> Iterator[None]:
-        """Counts a record of so many bytes that is written in the block. Raises `OverQuota`.
+        """Counts a record of `count` bytes that is written in the block. Raises `OverQuota`.
 
         A small one is written all the same: without a session nobody could delete anything.
         """
@@ -151,9 +151,9 @@ class Tenants:
         self._written[owner] += count
 
     def look(self) -> Callable[[Mapping[str, int]], None]:
-        """Is called before the disk is looked at; what it returns takes what was found there, by owner.
+        """Call it before a look at the disk. Returns a function that takes the found bytes by owner.
 
-        What was written meanwhile counts in any case: it may count twice until the next look, and is never left out.
+        Writes during the look always count: they may count twice until the next look, but are never left out.
         """
         self._written = Counter(self._writing)
 
@@ -167,10 +167,10 @@ class Tenants:
     def reserve_disk(
         self, owner: str, request_id: str, model: ModelRecord, kind: str, notes: int, *, is_due: bool = False
     ) -> None:
-        """Keeps the bytes that a save will take, with so many of its record, until it has a result.
+        """Keeps the bytes that a save will take, with those of its record, until it has a result.
 
-        Raises `OverQuota`, and `TooMany` while nobody knows what a save of such a model weighs: others wait for the first, but
-        not one that `is_due`, for which requests wait that were taken.
+        Raises `OverQuota`, and `TooMany` while nobody knows the size of such a save: others wait for the first, but not one
+        that `is_due`, for which accepted requests wait.
         """
         if self.quota(owner).disk_bytes is None:
             return
@@ -182,7 +182,7 @@ class Tenants:
         self._saves.note(owner, request_id, max(1, size + notes))
 
     def saved(self, model: ModelRecord, size: int, *, is_state: bool, is_new: bool = True) -> None:
-        """Notes what a save of a model weighs; counts it if it `is_new`."""
+        """Notes the size of a model's save, and counts it if it `is_new`."""
         kind = _kind_of(model, is_state=is_state)
         self._sizes[kind] = max(size, self._sizes.get(kind, 0))
         self._count(model.owner, size * is_new)
@@ -198,7 +198,7 @@ class Tenants:
 
 
 def _kind_of(model: ModelRecord, *, is_state: bool) -> tuple[bool, int, tuple[str, ...]]:
-    """Returns what saves have in common that weigh the same."""
+    """Returns the key of saves with the same size."""
     return is_state, model.rank, tuple(model.target_modules)
 
 
@@ -210,7 +210,7 @@ def check_project(project: str) -> str:
 
 
 def cost(used: Used, price: PriceConfig) -> float:
-    """Returns what use costs."""
+    """Returns the cost of use."""
     tokens = (
         used.trained * price.trained
         + used.forward * price.forward

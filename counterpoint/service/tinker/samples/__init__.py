@@ -1,1 +1,1 @@
-"""Samples of clients: the samplers that they make, and what is asked of these."""
+"""Samples of clients: their samplers, and the requests to these."""

@@ -1,7 +1,7 @@
-"""What a sampler says of the places of a prompt beside the tokens there: the most probable ones, given ones, and draws.
+"""A sampler's answers on the places of a prompt beside the tokens there: the most probable ones, given ones, and draws.
 
-The servers say it by a call for each place, whose prompt is what comes before it: they have its beginning in their cache. Of
-an adapter the trainer has the log-probabilities of given tokens, since vLLM has them of the base model alone.
+The servers answer by a call for each place, with the tokens before it as prompt: they have its beginning in their cache. For an
+adapter the trainer gives the log-probabilities of given tokens, since vLLM has them of the base model alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Score = Callable[[Int32Array, Int32Array | None], Coroutine[Any, Any, Float32Arr
 """Returns the log-probability of each token of a prompt but the first, `[N - 1]`, or of given ones there, `[N - 1, K]`."""
 
 Seeded = Callable[[SamplingParameters, str], SamplingParameters]
-"""Gives what is sampled under a name a seed of its own."""
+"""Gives the sampling of each name a separate seed."""
 
 MOST_CALLS = 4096
 """Calls to the servers for one prompt."""
@@ -41,10 +41,10 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Targets:
-    """The tokens of which a request wants the log-probabilities: some at each place after the first."""
+    """The tokens whose log-probabilities a request wants: some at each place after the first."""
 
     def __init__(self, given: Tensor, length: int) -> None:
-        """`length` is that of the prompt. Raises `BadRequest` for what does not fit it."""
+        """`length` is that of the prompt. Raises `BadRequest` for targets that do not fit it."""
         self._given, shape = given, given.shape or []
         if given.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1 or not 1 <= shape[1] <= MOST_TARGETS:
             raise BadRequest(
@@ -64,13 +64,13 @@ class Targets:
         ):
             raise BadRequest(f"target_prompt_logprobs: {len(given.data)} values do not fit the shape {shape}")
         self.ids: Int64Array = np.array(given.data, np.int64)
-        """`[C]`: a token for each cell; -1: none is asked for."""
+        """`[C]`: a token for each cell, or -1 for none."""
         self.places: Int64Array = np.repeat(np.arange(1, length), counts)
         """`[C]`: their places in the prompt."""
 
     @property
     def calls(self) -> int:
-        """Calls to the servers that answer it."""
+        """The number of calls to the servers that answer it."""
         return int((self.ids >= 0).sum())
 
     def answer(self, values: Float32Array) -> Any:
@@ -123,7 +123,7 @@ class PromptPlaces:
         return ids.reshape(-1, count), values.reshape(-1, count)
 
     async def log_probabilities(self, places_C: npt.NDArray[Any], ids_C: npt.NDArray[Any]) -> Float32Array:
-        """Returns the log-probability of each token at its place; that of a negative one is any number."""
+        """Returns the log-probability of each token at its place, or any number for a negative token."""
         if self._adapter and len(ids_C):
             widest = int(np.bincount(places_C).max(initial=1))
             starts = np.searchsorted(places_C, places_C)  # places ascend
@@ -153,7 +153,7 @@ class PromptPlaces:
 
 
 def drawn(ids: Int32Array, values: Float32Array) -> Any:
-    """Returns draws as the protocol has them."""
+    """Returns draws in the protocol's form."""
     tokens, logprobs = (
         MESSAGES["Tensor"](dense=each.tobytes(), dtype=dtype, shape=each.shape)
         for each, dtype in ((ids, INT32), (values.astype(np.float32), FLOAT32))

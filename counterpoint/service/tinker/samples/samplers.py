@@ -1,4 +1,4 @@
-"""The samplers of all clients: what each samples from, who has joined it, and the samples that are being made."""
+"""The samplers of all clients: their weights, their clients, and the samples in progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ClientSamplers:
         self._model = model
         self._joining = asyncio.Lock()
         self._sampling: dict[str, asyncio.Task[None]] = {}
-        """The samples that are being made, by the ids of their requests."""
+        """The samples in progress, by the ids of their requests."""
 
     async def create(self, asked: CreateSampler, owner: str) -> SamplerRecord:
         """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NoSuchThing`, `Gone`, `InferenceError`."""

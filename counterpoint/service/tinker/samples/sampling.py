@@ -1,6 +1,6 @@
 """Samples of the SDK's `asample`, at the job's servers.
 
-Log-probabilities of samples are of the tempered distribution that was sampled, those of prompts of the model's own.
+Log-probabilities of samples are of the tempered distribution that was sampled, those of prompts of the model's distribution.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOST_SAMPLES = 1024
 """Samples of one request."""
 
 _COLDEST, _HOTTEST = 0.01, 2.0
-"""vLLM's bounds of a temperature. Below the first nothing but the most probable token is sampled."""
+"""vLLM's bounds of a temperature. Below the first only the most probable token is sampled."""
 
 
 _NO_LOGPROB = -99_999.0
-"""What the SDK has, with token 0, in the place of a token that could not be sampled."""
+"""The SDK's value, with token 0, in place of a token that could not be sampled."""
 
 _NEVER = -9000.0
 """Log-probabilities below are of tokens that could not be sampled (`Alternatives`)."""
@@ -52,7 +52,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """How it is sampled."""
+    """The sampling parameters."""
 
     max_tokens: int | None = None
     seed: int | None = None
@@ -80,7 +80,7 @@ class SampleRequest(msgspec.Struct, frozen=True):
 
 
 def prompt_of(asked: SampleRequest, longest: int) -> tuple[Int32Array, SamplingParameters]:
-    """Returns the prompt of a request, and how it is sampled. Raises `BadRequest` for what is not served."""
+    """Returns the prompt of a request, and its sampling. Raises `BadRequest` for parts that the service does not serve."""
     if asked.record_stability_info:
         raise BadRequest(
             "record_stability_info is not served; it is for the loss stable_reinforce, in whose place ppo, cispo or gspo can be "
@@ -140,7 +140,7 @@ async def sample(
 ) -> tuple[bytes, list[Turn]]:
     """Returns the `SampleResponse` of a request, and its samples.
 
-    Raises `BadRequest`, and what `Samplers.sample` and `score` raise.
+    Raises `BadRequest`, and the errors of `Samplers.sample` and `score`.
 
     `score` is that of the sampler's adapter, if it has one.
     """
@@ -188,7 +188,7 @@ async def _scored(servers: Metered, prompt: Int32Array, first: int, affinity: st
 def _check_calls(
     asked: SampleRequest, prompt: Int32Array, first: int, targets: Targets | None, *, has_adapter: bool
 ) -> None:
-    """Raises `BadRequest` if what is asked of the prompt takes too many calls to the servers."""
+    """Raises `BadRequest` if a request needs too many calls to the servers for its prompt."""
     draws = max(1, len(prompt) - 1) * asked.prompt_alt_tokens_k  # also of one token: it bounds the answer's shape
     if draws < 0:
         raise BadRequest(f"prompt_alt_tokens_k = {asked.prompt_alt_tokens_k}; expected 0 or more")
@@ -205,7 +205,7 @@ def _check_calls(
 
 
 def most_used(asked: SampleRequest, longest: int) -> int:
-    """Returns the tokens that a request may use at most, with its prompt; one that is refused later uses none of them."""
+    """Returns the most tokens that a request may use, with its prompt. One that is refused later uses none of them."""
     prompt = min(sum(len(chunk.tokens) for chunk in asked.prompt.chunks), longest)
     given, places = asked.sampling_params.max_tokens, max(0, prompt - 1)
     each = longest - prompt if given is None else min(max(given, 0), longest - prompt)
@@ -215,7 +215,7 @@ def most_used(asked: SampleRequest, longest: int) -> int:
 
 
 def _seeded(parameters: SamplingParameters, seed: int | None, name: object) -> SamplingParameters:
-    """Returns how one sample of a request is sampled: each has a seed of its own, which that of the request gives it."""
+    """Returns the parameters of one sample of a request: each has another seed, which the request's determines."""
     if seed is None:
         return parameters
     given = blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
@@ -233,7 +233,7 @@ def _add(response: Any, turn: Turn) -> None:
 
 
 def _add_top(message: Any, found: list[Alternatives], skipped: int, count: int) -> None:
-    """Adds the most probable tokens of places, after some that have none."""
+    """Adds the most probable tokens of places, after `skipped` ones without any."""
     ids = np.concatenate([np.zeros((skipped, count), np.int32), *(each.token_ids_TK for each in found)])
     none = np.full((skipped, count), _NO_LOGPROB, np.float32)
     values = np.concatenate([none, *(each.log_probabilities_TK for each in found)])

@@ -1,1 +1,1 @@
-"""Saved weights: their names, how long they are kept, and how they leave and come."""
+"""Saved weights: their names, their time, and their ways out and in."""

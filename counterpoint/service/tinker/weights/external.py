@@ -1,7 +1,7 @@
-"""Weights for use elsewhere: the files of a published adapter in PEFT's format, and the signed URLs by which they are fetched.
+"""Weights for use elsewhere: the files of a published adapter in PEFT's format, and the signed URLs to fetch them.
 
-A URL is for one file until a time, and needs no key: the SDK fetches it without one. Encryption by age (https://age-encryption.org)
-is made when a file is fetched.
+A URL is for one file until a time, and needs no key: the SDK fetches it without one. Files are encrypted by age
+(https://age-encryption.org) when a client fetches them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from counterpoint.service.tinker.datums import BadRequest
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 AGE = ".age"
-"""What names of encrypted files end with."""
+"""The end of encrypted files' names."""
 
 MOST_RECIPIENTS = 10
 
@@ -31,7 +31,7 @@ URL_SECONDS = 3600.0
 
 
 def check_recipients(recipients: Sequence[str]) -> None:
-    """Raises `BadRequest` unless files can be encrypted to these: keys of age or SSH."""
+    """Raises `BadRequest` unless these can be recipients of encrypted files: keys of age or SSH."""
     if len(recipients) > MOST_RECIPIENTS:
         raise BadRequest(f"age_encryption_recipients: {len(recipients)} are given; expected at most {MOST_RECIPIENTS}")
     for each in recipients:
@@ -53,15 +53,15 @@ class Signer:
     """Signs URLs of files, and checks them."""
 
     def __init__(self, secret: bytes) -> None:
-        """`secret` is the service's own, and the same after a restart."""
+        """`secret` is the service's, and the same after a restart."""
         self._secret = secret
 
     def query(self, path: str, file: str, expires: int) -> str:
-        """Returns the query by which a file of the weights at `path` is fetched until `expires`, in seconds since 1970."""
+        """Returns the query that fetches a file of the weights at `path` until `expires`, in seconds since 1970."""
         return urlencode({"file": file, "expires": expires, "signature": self._signature(path, file, expires)})
 
     def permits(self, path: str, file: str, expires: str, signature: str, now: float) -> bool:
-        """Whether a query was made here, and is valid still."""
+        """Whether this signer made a query, and it is still valid."""
         if not expires.isdecimal() or len(expires) > 12 or int(expires) <= now:
             return False
         return hmac.compare_digest(self._signature(path, file, int(expires)).encode(), signature.encode())
@@ -71,12 +71,12 @@ class Signer:
 
 
 def names_of(recipients: Sequence[str]) -> list[str]:
-    """Returns the names under which the files are fetched."""
+    """Returns the names by which clients fetch the files."""
     return [f"{name}{AGE}" if recipients else name for name in FILES]
 
 
 def open_file(directory: str, name: str, recipients: Sequence[str]) -> tuple[BinaryIO, int]:
-    """Opens a file of published weights, encrypted if there are recipients; returns it and its bytes.
+    """Opens a file of published weights, encrypted if there are recipients. Returns it and its bytes.
 
     Blocks: call it in a thread. Raises `OSError`.
     """

@@ -23,7 +23,7 @@ class _Description(msgspec.Struct, frozen=True):
 
 
 def imported(adapters: Mapping[str, Path], path: str) -> ModelRecord | None:
-    """Returns what a model is that begins with the adapter that a URI names, for any owner; None for another URI.
+    """Returns the record of a model that begins with a URI's adapter, for any owner, or None for another URI.
 
     The trainer checks the adapter itself. Blocks. Raises `BadRequest`.
     """

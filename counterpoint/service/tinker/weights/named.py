@@ -1,4 +1,4 @@
-"""The weights that clients have saved: under which names, until when, and whose they are."""
+"""The weights that clients have saved: their names, their end, and their owners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from counterpoint.service.tinker.refusals import NoSuchThing
 from counterpoint.service.tinker.sessions import session_of
 
 LONGEST_TTL = 10 * 366 * 86_400
-"""Seconds for which weights are kept at most, unless they are kept for ever."""
+"""Seconds for which weights stay at most, unless they stay for ever."""
 
 
 class Weights:
@@ -34,7 +34,7 @@ class Weights:
         return found
 
     def all_of(self, model: ModelRecord) -> list[SavedRecord]:
-        """Returns what is saved of a model, the newest first. Blocks."""
+        """Returns a model's saved weights, the newest first. Blocks."""
         found = self._store.all_saved(model.model_id)
         return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
 
@@ -57,12 +57,12 @@ class Weights:
 
 
 def adapter_name(run_id: str, directory: str) -> str:
-    """Returns the name at the servers of what a run has published in a directory."""
+    """Returns the name at the servers of a run's published directory."""
     return f"{run_id}.{Path(directory).name}"
 
 
 def expiry(ttl_seconds: int | None) -> float | None:
-    """Returns when weights expire that are kept for so many seconds from now; None for ever. Raises `BadRequest`."""
+    """Returns when weights expire that stay `ttl_seconds` from now, or None for ever. Raises `BadRequest`."""
     if ttl_seconds is None:
         return None
     if not 1 <= ttl_seconds <= LONGEST_TTL:

@@ -1,9 +1,9 @@
-"""What is deleted from the disk: weights whose name was taken from them, or whose time is over, once nothing needs them.
+"""Deletes weights from the disk that have lost their name, or have expired, once nothing needs them.
 
-Weights are needed by a sampler whose session goes on, by another name of the same ones, and by a model that is to begin with
+Weights are needed by a sampler of a session that goes on, by another name of the same ones, and by a model that will begin with
 them. The samplers and losses of a session, and the journals and the trainer's checkpoints of its models, are deleted once it
-has ended; that weights were deleted is known as long as the item that made them may come again. Models that have ended cost a
-sweep nothing: each is looked at again after ever longer times. Everything blocks: call it in a thread.
+has ended. The record of deleted weights stays as long as the item that made them may come again. Models that have ended cost a
+sweep nothing: it looks at each after ever longer times. Everything blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from counterpoint.transport.files.atomic import remove_directory
 logger = logging.getLogger(__name__)
 
 LOOKED_AT_ONCE = 200
-"""Models of ended sessions that one sweep looks at, those that were due first."""
+"""Models of ended sessions that one sweep looks at, in the order in which they were due."""
 
 LOOK_SECONDS, LONGEST_LOOK = 60.0, 86_400.0
-"""The time after which an ended model is looked at again, doubled each time, and the longest such time."""
+"""The time until the next look at an ended model, doubled each time, and the longest such time."""
 
 
 def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
-    """Returns the bytes of saved weights; 0 where they cannot be seen."""
+    """Returns the bytes of saved weights, or 0 if they cannot be seen."""
     directories = [place] if (place := _state(record, output_dir, run_id)) else _published(record)
     try:
         return sum(path.stat().st_size for each in directories for path in each.rglob("*") if path.is_file())
@@ -39,10 +39,10 @@ def bytes_of(record: SavedRecord, output_dir: Path, run_id: str) -> int:
 def sweep(
     store: RecordStore, output_dir: Path, is_live: Callable[[str], bool], is_saving: Callable[[str], bool]
 ) -> int:
-    """Deletes what has expired, and the bytes that nothing needs; returns how many weights were removed from the disk.
+    """Deletes expired weights, and bytes that nothing needs. Returns the number of weights removed from the disk.
 
-    `is_live` says whether a session goes on, `is_saving` whether a save of a model is under way. What cannot be removed now is
-    tried again later; the log says so.
+    `is_live` returns whether a session goes on, `is_saving` whether a save of a model is in progress. Logs failed removals, and
+    later sweeps try them again.
     """
     _end_names(store)
     _end_directories(store, output_dir)
@@ -57,7 +57,7 @@ def sweep(
 
 
 def _end_names(store: RecordStore) -> None:
-    """Takes their names from weights whose time, or whose session, is over; forgets the samplers and losses of such sessions."""
+    """Takes their names from weights whose time or session is over, and forgets samplers and losses of such sessions."""
     for record in store.all(SavedRecord, "NOT deleted AND expires <= ?", time.time()):
         logger.info("%s has expired", record.path)
         store.delete(record)
@@ -70,8 +70,8 @@ def _end_names(store: RecordStore) -> None:
 def _end_directories(store: RecordStore, output_dir: Path) -> None:
     """Removes the journals of models of ended sessions, and the checkpoints with which their runs would go on.
 
-    Saved states are none of these. A run that still leaves its slot at the trainer writes another checkpoint, which a later look
-    removes.
+    Saved states are none of these. A run that still leaves its slot at the trainer writes another checkpoint, which a later
+    look removes.
     """
     now, looked = time.time(), []
     query = (
@@ -91,7 +91,7 @@ def _end_directories(store: RecordStore, output_dir: Path) -> None:
 
 
 def _end(path: Path) -> None:
-    """Removes a directory of a session that has ended; a later sweep tries again what cannot be removed now."""
+    """Removes a directory of a session that has ended. A later sweep tries again after a failure."""
     try:
         if path.exists():
             remove_directory(path)
@@ -108,7 +108,7 @@ def _forget(store: RecordStore, record: SavedRecord, model: ModelRecord | None) 
 
 
 def _removed(store: RecordStore, output_dir: Path, model: ModelRecord, record: SavedRecord) -> bool:
-    """Removes weights from the disk; returns False where that fails."""
+    """Removes weights from the disk. Returns False if that fails."""
     state = _state(record, output_dir, model.run_id)
     try:
         for each in [state] if state else _published(record):
@@ -131,7 +131,7 @@ def _is_needed(
     is_live: Callable[[str], bool],
     is_saving: Callable[[str], bool],
 ) -> bool:
-    """Whether anything needs the bytes of deleted weights that are on the disk."""
+    """Whether anything needs the bytes of deleted weights on the disk."""
     rows = store.database.rows
     if record.directory:
         users = rows("SELECT session_id FROM samplers WHERE directory = ?", record.directory)
@@ -151,14 +151,14 @@ def _is_needed(
 
 
 def _state(record: SavedRecord, output_dir: Path, run_id: str) -> Path | None:
-    """Returns the directory of a saved state of its own: at step 0 there is none."""
+    """Returns the directory of a saved state, or None at step 0, which has none."""
     if record.directory or not record.step:
         return None
     return output_dir / "trainer" / run_id / "saved" / f"step_{record.step}"
 
 
 def _published(record: SavedRecord) -> list[Path]:
-    """Returns the directories of published weights, whose name is a link beside them."""
+    """Returns the directories of published weights. Their name is a link beside them."""
     if not record.directory:
         return []
     link = Path(record.directory)
