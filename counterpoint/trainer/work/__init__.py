@@ -1,1 +1,1 @@
-"""What is asked of a run: its items, the contributions to its gradients, and where they come from."""
+"""A run's work: its items, the contributions to its gradients, and their sources."""

@@ -1,9 +1,9 @@
-"""Sends each rank the samples of a batch that it trains, and to all ranks only what every one of them needs.
+"""Sends each rank the samples of a batch that it trains, and to all ranks only the parts that every one of them needs.
 
 When a step is opened, all ranks get its outline: the samples' descriptions and lengths, which tokens are trained, and the
-advantages, from which `counterpoint/trainer/updates/columns.py` computes over the whole batch. Token ids, log-probabilities,
-optional columns and routing, nearly all of the bytes, follow with the first row that has the sample, to that row's rank. On the
-ranks but the first the batch is filled in as they arrive; memory that nothing was written to is never allocated.
+advantages. `counterpoint/trainer/updates/columns.py` computes from these over the whole batch. Token ids, log-probabilities,
+optional columns and routing, nearly all of the bytes, follow with the first row that has the sample, to that row's rank. The
+other ranks than the first fill the batch in as parts arrive. Memory without a write is never allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OUTLINED = ("sample_offsets", "advantages_T", "loss_mask_T")
 
 
 def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:
-    """Returns what every rank needs of a batch: a header for msgpack, and arrays."""
+    """Returns a batch's outline for every rank: a header for msgpack, and arrays."""
     header = {
         "run_id": batch.run_id,
         "step": batch.step,
@@ -35,7 +35,7 @@ def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:
 
 
 def unfilled(header: dict[str, Any], arrays: bytes) -> Batch:
-    """Returns the batch of an outline, with nothing else in it; `fill` adds samples."""
+    """Returns the batch of an outline, with nothing else in it. `fill` adds samples."""
     samples, tokens = tuple(SampleInfo(*each) for each in header["samples"]), int(header["tokens"])
     columns, start = {name: np.zeros(tokens, COLUMNS[name].dtype) for name in header["columns"]}, 0
     for name in _OUTLINED:

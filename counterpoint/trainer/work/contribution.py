@@ -1,9 +1,9 @@
-"""A contribution: samples with their own loss, which are added to a run's gradients, and the sums beside these on this rank.
+"""A contribution: samples with a loss, which are added to a run's gradients, and the sums beside these on this rank.
 
 `counterpoint/trainer/work/step.py` trains its rows and ends its passes. The step of an orchestrated run is one contribution and
-one update. Where a configuration asks for more, it has several passes over its samples
-(`counterpoint/trainer/updates/passes.py`), with an update after each. A program may ask for several contributions before an
-update (`counterpoint/trainer/driven.py`).
+one update. A configuration may ask for several passes over its samples, such as `updates_per_step = 4`, with an update after
+each (`counterpoint/trainer/updates/passes.py`). A program may ask for several contributions before an update
+(`counterpoint/trainer/driven.py`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from counterpoint.transport.records import Batch, Float32Array
 
 MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
 """Metrics that are means over trained tokens. Their sums are the first columns of the metric sums, which have one row for each
-environment; the columns of `optional_means`, of the loss's own metrics, of the environment's own loss and the number of tokens
-follow."""
+environment. The columns of `optional_means`, of the loss's metrics, of the environment's loss and the number of tokens follow.
+"""
 
 WITH_AGGREGATE = ("entropy", "mismatch_kl")
-"""Metrics whose value for the whole step has a name beside those of environments, too."""
+"""Metrics that also have a name for the value of the whole step, beside those of environments."""
 
 
 LARGEST = 5
@@ -56,14 +56,14 @@ def optional_means(config: TrainingConfig) -> tuple[str, ...]:
 
 
 WEIGHTS, TARGETS, INPUT = "weights", "targets", "inputs."
-"""Columns that a contribution may be given beside its batch; the last begins the names of those for its loss."""
+"""Columns that come beside a batch. The last begins the names of those for its loss."""
 
 MOST_TARGETS = 256
-"""Values of a token that a given column may have."""
+"""Values of a token in a given column at most."""
 
 
 def given_columns(objective: Objective, batch: Batch, vocabulary: int) -> dict[str, Tensor]:
-    """Returns the columns that an objective has. Raises `InvalidBatch` for one that does not fit the batch."""
+    """Returns the columns of an objective. Raises `InvalidBatch` for one that does not fit the batch."""
     given = {WEIGHTS: (objective.weights, "float32"), TARGETS: (objective.targets, "int32")}
     given |= {INPUT + name: (each.data, each.dtype) for name, each in objective.inputs.items()}
     found, tokens = dict[str, Tensor](), len(batch.token_ids_T)
@@ -92,16 +92,16 @@ def given_columns(objective: Objective, batch: Batch, vocabulary: int) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a contribution has come to, on rank 0."""
+    """The result of a contribution, on rank 0."""
 
     metrics: dict[str, MetricValue]
     columns: dict[str, Float32Array]
-    """Results by a name of `RESULTS`, `[T]` each; empty if they were not asked for."""
+    """Results by a name of `RESULTS`, `[T]` each, or empty if nobody asked for them."""
 
 
 @dataclass(slots=True)
 class EndedPasses:
-    """What the passes of a step that have ended add up to, on all ranks, in the host's memory; the export on this one."""
+    """The sums of a step's ended passes, on all ranks, in the host's memory, and the export on this one."""
 
     sums_EM: Tensor
     highest_E: Tensor
@@ -127,8 +127,8 @@ class Contribution:
         """Begins with a batch that `packer.check` has passed.
 
         It has one pass over the batch, or more: measurements, and several updates (`counterpoint/trainer/updates/passes.py`).
-        With `export_directory`, every trained token is written there (`counterpoint/trainer/telemetry/token_export.py`). `given`
-        are the columns of `objective`. `together` are the run's contributions since its last update, among which it will be.
+        With `export_directory`, it writes every trained token there (`counterpoint/trainer/telemetry/token_export.py`). `given`
+        are the columns of `objective`. `together` are the run's contributions since its last update, which this one joins.
 
         Raises `ValueError` for a loss that cannot be loaded.
         """
@@ -143,23 +143,23 @@ class Contribution:
             self.loss = load_graph(objective.graph)
         given = given or {}
         self.width = given[TARGETS][0].numel() if TARGETS in given else 1
-        """How many targets each token has."""
+        """The number of each token's targets."""
         if self.width > 1 and (refusal := self._refuses_several()):
             raise InvalidBatch(f"{TARGETS} has {self.width} of each token, and {refusal}: expected one")
         self.columns = Columns(
             batch, columns_to_measure(config), device, RESULTS if objective.returns else (), given, self.width
         )
-        """What is measured before the first update, what is given beside the batch, and what is returned."""
+        """The columns measured before the first update, those given beside the batch, and the returned ones."""
         self.is_concluded = False
         """Whether its sums are those of all ranks, in `ended`."""
         self.sent: list[set[int]] = []
-        """The samples that each rank has got; on rank 0."""
+        """The samples that each rank has, on rank 0."""
         self._trained = trained_tokens(batch)
         self._passes = deque(
             plan_passes(config, [sample.rollout_id for sample in batch.samples], self._trained, self.columns.names)
         )
         self.fault: str | None = None
-        """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
+        """Why the step must be refused, or None. The samples of a step with a fault are no longer trained."""
         self.trained_rows: list[Sequence[int]] = []
         """The samples that this rank has trained in the current pass, row by row."""
         self.environments = environment_names(batch)
@@ -175,20 +175,20 @@ class Contribution:
         self.times = StepTimes()
 
     def _refuses_several(self) -> str:
-        """Returns why a token cannot have several targets; empty if it can."""
+        """Returns why a token cannot have several targets, or an empty text if it can."""
         config, loss = self.run.config.training, self.loss_config
         if loss.kind != "sft" or loss.normalisation != "token" or self.loss.uses_entropy or loss.kl_coefficient:
             return "only a sum of plain likelihoods takes several"
         return "the run measures its tokens before it trains them" if columns_to_measure(config) else ""
 
     def inputs(self, samples: Sequence[int]) -> dict[str, Tensor]:
-        """Returns what the objective has given for the loss, of the trained tokens of `samples`, by name."""
+        """Returns the objective's inputs for the loss, of the trained tokens of `samples`, by name."""
         found = {name: self.columns.of(INPUT + name, samples) for name in self.objective.inputs}
         return {name: values_P for name, values_P in found.items() if values_P is not None}
 
     @property
     def current(self) -> Pass:
-        """The current pass; an empty one in a step without a trained token, or after the last."""
+        """The current pass, or an empty one in a step without a trained token, or after the last."""
         return self._passes[0] if self._passes else Pass((), 0)
 
     @property
@@ -223,7 +223,7 @@ class Contribution:
 
     @property
     def divisor(self) -> float:
-        """What the loss of the current pass is divided by, on all ranks."""
+        """The divisor of the current pass's loss, on all ranks."""
         if self.objective.divisor is not None:
             return self.objective.divisor
         return divisor(self.loss_config, [self._trained[sample] for sample in self.current.samples])
@@ -231,7 +231,7 @@ class Contribution:
     def loss_scales(self) -> tuple[float, Tensor]:
         """Returns the factors from a token's weight to that in a mean over tokens: of the current pass, `[E]` of environments.
 
-        So that mean is the loss of the pass, or that of the environment's samples alone, whatever losses are divided by.
+        So that mean is the loss of the pass, or that of the environment's samples alone, whatever divides losses.
         """
         counts: dict[str, list[int]] = {name: [] for name in self.environments}
         for sample in self.current.samples:
@@ -254,7 +254,7 @@ class Contribution:
         return self.sums_EM, self.highest_E, self.mismatch_S
 
     def take(self, sums: Sequence[Tensor]) -> None:
-        """Takes over the sums of the current pass that are those of all ranks, from the host's memory."""
+        """Takes over the sums of the current pass over all ranks, from the host's memory."""
         sums_EM, highest_E, mismatch_S = sums
         self.ended.sums_EM += sums_EM
         torch.maximum(self.ended.highest_E, highest_E, out=self.ended.highest_E)
@@ -273,7 +273,7 @@ class Contribution:
         return int(self.batch.sample_offsets[sample + 1] - self.batch.sample_offsets[sample])
 
     def begin_anew(self) -> list[tuple[Contribution, Sequence[int]]]:
-        """Drops what this rank has trained for the next update, gradients included, of all of the run's contributions to it.
+        """Drops the work of this rank for the next update, gradients included, of all of the run's contributions to it.
 
         Returns the rows to train again.
         """
@@ -293,7 +293,7 @@ class Contribution:
 
 
 def read(steps: Iterable[Contribution], *others: Tensor) -> list[float]:
-    """Has contributions `take` the sums of their passes, which are those of all ranks; returns scalars beside them.
+    """Has contributions `take` the sums of their passes over all ranks, and returns scalars beside them.
 
     The host waits once for the device. The first scalars are the sums of the losses, one for each contribution.
     """

@@ -1,7 +1,7 @@
-"""Measures a row: what the policy before the step and the reference policy say of its samples, without gradient.
+"""Measures a row: log-probabilities of its samples by the policy before the step and the reference policy, without gradient.
 
 The policy's forward pass is that of training, with adapters and recorded routing. Each reference has a forward pass over the
-samples of its own runs alone, at the temperature that they were generated at.
+samples of its runs alone, at the temperature of their generation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def _measure_policy(model: nn.Module, replay: RouterReplay | None, limits: Model
 
 
 def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) -> None:
-    """All runs of the row have a reference with an adapter, or none has; without, a model with adapters is the bare base."""
+    """All runs of the row have a reference with an adapter, or none has.
+
+    Without one, a model with adapters is the bare base.
+    """
     unrouted = replace(limits, layers=0, shares_prompts=limits.shares_prompts and can_share_prompts(reference))
     micro = pack([(step.batch, samples) for step, samples in row], unrouted, row[0][0].sums_EM.device)
     put_targets([step for step, _ in row], micro)

@@ -1,7 +1,8 @@
 """The items of one run, taken in the order of their numbers, whenever they arrive. Pure: events in, instructions out.
 
-Where commits come after items, work on an item begins before its commit, which changes no weights, and counts with the commit of
-this very item. Where another item has the number by then, or none, what has begun is dropped: the run is as before it.
+If commits come after items, work on an item begins before its commit, which changes no weights, and counts with the commit of
+this very item. If another item has the number by then, or none, the begun work is dropped: the run is as before it. For
+example, item 3 begins, its orchestrator restarts and sends another item 3, and the first one is dropped.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Due(Generic[Item]):
-    """What is to be done now with a run's items: first the dropping."""
+    """The next action on a run's items: first the dropping."""
 
     drops: bool = False
-    """Whether what has begun is dropped."""
+    """Whether to drop the begun work."""
     item: Item | None = None
     """The item with which to begin, or to go on, if there is one."""
     counts: bool = False
-    """Whether the item counts: it is to be carried out, and `end` or `drop` follows. If not, `refuse` may follow."""
+    """Whether the item counts: the trainer carries it out, and `end` or `drop` follows. If not, `refuse` may follow."""
     has_begun: bool = False
     """Whether the item has begun before it counted."""
 
@@ -31,31 +32,31 @@ class Order(Generic[Item]):
     """The order of one run's items. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, done: int, now: float, *, committed: float = math.inf, last: float = math.inf) -> None:
-        """Begins after item `done`. Items up to `committed` count; none after `last` is taken."""
+        """Begins after item `done`. Items up to `committed` count. None after `last` is taken."""
         self.done = done
         """The last item that was carried out."""
         self.committed = committed
         self.waiting: dict[int, Item] = {}
-        """The items that were asked for and not taken, by number."""
+        """The items that wait to be taken, by number."""
         self.taken: Item | None = None
-        """The item that is being carried out."""
+        """The item in progress."""
         self.waited = 0.0
-        """Seconds for which the item that was taken last was awaited."""
+        """Seconds of waiting for the last taken item."""
         self.last = last
         self._idle_since = now
         self._begun: tuple[Item, float] | None = None
-        """What has begun and does not count yet, and since when."""
+        """The begun item that does not count yet, and the time of its beginning."""
         self._refused: Item | None = None
         """The last item that could not begin before it counted."""
 
     @property
     def newest(self) -> int:
-        """The number of the last item that was taken."""
+        """The number of the last taken item."""
         return self.done + (self.taken is not None)
 
     @property
     def open(self) -> int | None:
-        """The number of the item that is being carried out; None if there is none."""
+        """The number of the item in progress, or None if there is none."""
         return None if self.taken is None else self.newest
 
     @property
@@ -69,7 +70,7 @@ class Order(Generic[Item]):
         return self.done >= self.last
 
     def ask(self, number: int, item: Item) -> None:
-        """Notes an item that is asked for, in the place of another one of its number that waits."""
+        """Notes an item that an asker wants, in place of a waiting one of its number."""
         assert number > self.newest, f"item {number} was taken"
         self.waiting[number] = item
 
@@ -78,11 +79,11 @@ class Order(Generic[Item]):
         self.committed = max(self.committed, number)
 
     def forget_uncommitted(self) -> None:
-        """Forgets what was asked for and does not count, since it may never."""
+        """Forgets the items that do not count, since they may never."""
         self.waiting = {number: item for number, item in self.waiting.items() if number <= self.committed}
 
     def next(self, now: float) -> Due[Item]:
-        """Returns what is to be done now."""
+        """Returns the next action."""
         item = self.waiting.get(self.newest + 1)
         if self.taken is not None or self.is_over:
             return Due()
@@ -101,17 +102,17 @@ class Order(Generic[Item]):
         return Due(drops, item)
 
     def refuse(self) -> None:
-        """Notes that what was to begin cannot before it counts."""
+        """Notes that the next item cannot begin before it counts."""
         assert self._begun is not None
         self._refused, self._begun = self._begun[0], None
 
     def end(self, now: float) -> None:
-        """Notes that the item that was taken is carried out."""
+        """Notes that the taken item is carried out."""
         assert self.taken is not None
         self.done, self.taken, self._idle_since = self.newest, None, now
 
     def drop(self) -> Item | None:
-        """Notes that what is in progress is dropped, and is not carried out. Returns the item, if there was one."""
+        """Notes that the item in progress is dropped, and is not carried out. Returns it, if there was one."""
         item = self._begun[0] if self._begun is not None else self.taken
         self.taken = self._begun = self._refused = None
         return item

@@ -2,8 +2,8 @@
 
 A run in a slot gets `READY`, which opens a session, and may send as many batches as its credit. A run without a slot gets
 `WAITING` every few seconds, with the reason, or `EVICTED`. A batch is trained after the orchestrator has reported in the same
-session that its step is committed. Batches that are not committed when the session ends are dropped, since they may never be.
-Each pass receives only for a moment, so that a flood of one peer's messages does not delay the others' steps.
+session that its step is committed. Batches without a commit at the session's end are dropped, since it may never come. Each
+pass receives only for a moment, so that a flood of one peer's messages does not delay the others' steps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ANSWER_SECONDS = 5.0
 """Time between two equal answers to a run that waits, and between two checks whether orchestrators are reachable."""
 
 GRACE_SECONDS = 10.0
-"""Time after which a run whose directory is not seen is told what to look at. It waits on: what is not seen may be there."""
+"""Seconds after which a run with an invisible directory gets advice. It waits on: the directory may be there all the same."""
 
 MAX_CALLERS = 1000
 """Unanswered runs beyond which one without a directory has to come again later: such names are made up."""
@@ -67,7 +67,7 @@ MAX_REFUSALS = 8
 
 
 class Sessions:
-    """Receives from all orchestrators and answers them. What it keeps of a run is in the run's record, and in its order."""
+    """Receives from all orchestrators and answers them. A run's state is in the run's record, and in its order."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Sessions:
         manager: MultiRunManager,
         orders: Mapping[int, Order[Item]],
     ) -> None:
-        """Receives by `receiver` for the runs of `manager`; `orders`, by slot, are of those whose batches are taken."""
+        """Receives by `receiver` for the runs of `manager`. `orders`, by slot, are those of admitted runs."""
         self._config = config
         self._receiver = receiver
         self._manager = manager
@@ -86,12 +86,15 @@ class Sessions:
         self._reached_out = 0.0
         self._peer_log = RateLimitedLog(logger)
         self.outages = Outages()
-        """The orchestrators of runs in slots that are not there."""
+        """The absent orchestrators of runs in slots."""
         self.has_news = False
         """Whether a `HELLO` or `BYE` has come since the last `answer`."""
 
     def receive(self, timeout: float) -> Iterator[tuple[Run, str]]:
-        """Receives messages for a moment; waits `timeout` seconds for the first. Yields runs that send invalid data, and why."""
+        """Receives messages for a moment, and waits `timeout` seconds for the first.
+
+        Yields runs that send invalid data, and why.
+        """
         received = self._receiver.receive(timeout)
         deadline = time.monotonic() + INTAKE_SECONDS
         while received is not None:
@@ -130,7 +133,7 @@ class Sessions:
     # --- runs in slots ---
 
     def admit(self, run: Run) -> None:
-        """Takes the batches of a run from now on; sends READY to its orchestrator, if that is present."""
+        """Takes the batches of a run from now on, and sends READY to its orchestrator, if that is present."""
         now = time.monotonic()
         self._registry.advance(run.slot, now)
         self._registry.answered(run.run_id)
@@ -138,7 +141,7 @@ class Sessions:
             self._welcome(run)
 
     def taken(self, run: Run, step: int, batch: Batch) -> None:
-        """Acknowledges a batch that is taken to be trained, since there is now room for another."""
+        """Acknowledges a batch that goes into training, since there is now room for another."""
         run.batch = digest_of(batch)
         self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
 
@@ -147,7 +150,7 @@ class Sessions:
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
 
     def published(self, run: Run) -> None:
-        """Says that the weights of the run's newest step are published."""
+        """Reports that the weights of the run's newest step are published."""
         self._receiver.send(run.run_id, Published(run.progress.step))
 
     def _on_hello(self, hello: Hello) -> None:
@@ -160,7 +163,7 @@ class Sessions:
             reason = f"{registry.unanswered} runs wait already, and this one has no directory; try again later"
             self._peer_log.note(logging.WARNING, f"run {run_id} is not waited for: {reason}")
             self._receiver.send(run_id, Bye(reason))  # no verdict: its directory may only not be seen from here
-        else:  # where the run in the slot was deleted since the last discovery, this may be another with the same id
+        else:  # if the run in the slot was deleted since the last discovery, this may be another with the same id
             registry.connected(hello)
             registry.await_answer(run_id, time.monotonic())
             self.has_news = True
@@ -178,9 +181,9 @@ class Sessions:
         self._registry.advance(run.slot, time.monotonic())
 
     def _forget_uncommitted(self, run: Run) -> None:
-        """Forgets the batches that are not committed; those of the next session replace them.
+        """Forgets the uncommitted batches, which those of the next session replace.
 
-        All are forgotten, also commits, where another process has taken the run over: it sends those of its own history.
+        If another process has taken the run over, forgets all, also commits: that process sends those of its history.
         """
         order, record = self._orders[run.slot], self._registry.find(run.run_id)
         if run.config.driven:  # its items need no commit, and are sent again
@@ -239,7 +242,7 @@ class Sessions:
         return self._too_much(order)
 
     def _answer_item(self, run: Run, number: int, done: Future[Any]) -> None:
-        """Sends what came of an item, and keeps it for a session to come."""
+        """Sends the result of an item, and keeps it for a session to come."""
         if done.cancelled():
             return
         answer = run.answers[number] = _answered(number, run.progress.step, done, {SECONDS: run.spent})
@@ -248,7 +251,7 @@ class Sessions:
         self._receiver.send(run.run_id, answer)
 
     def _conflicts(self, run: Run, batch: Batch, taken: int, digest: str) -> bool:
-        """Returns whether another batch is known of the step, and no repetition: trained, or committed by this process."""
+        """Returns whether the step has another batch, trained or committed by this process, so that this is no repetition."""
         if batch.step == taken and digest:
             return digest_of(batch) != digest
         order = self._orders[run.slot]
@@ -256,7 +259,7 @@ class Sessions:
         return known is not None and known.batch is not None and digest_of(known.batch) != digest_of(batch)
 
     def _newest_batch(self, run: Run) -> tuple[int, str]:
-        """Returns the last step whose batch was taken to be trained, and its digest; the weights may be of the step before."""
+        """Returns the last step with a batch in training, and its digest. The weights may be of the step before."""
         newest = self._orders[run.slot].newest
         return newest, run.progress.batch if newest == run.progress.step else run.batch
 
@@ -305,7 +308,7 @@ class Sessions:
                 self._reach(run, now)
 
     def _reach(self, run: Run, now: float) -> None:
-        """Notes whether the orchestrator of a run in a slot can be reached; its place is another's only while runs wait."""
+        """Notes whether the orchestrator of a run in a slot is reachable. Another run gets its place only while runs wait."""
         who = _orchestrator_of(run.run_id)
         record = self._registry.find(run.run_id)
         if record is None or record.orchestrator.hello is None:
@@ -324,14 +327,14 @@ class Sessions:
             self.outages.begin(OutageKind.ORCHESTRATOR, who, what, reason, level=logging.WARNING)
 
     def deleted(self, run: Run) -> None:
-        """Sends a run away whose directory was deleted, unless its newest `HELLO` is another's, who may have made it anew."""
+        """Sends away a run with a deleted directory, unless its newest `HELLO` is another's, who may have made it anew."""
         record, directory = self._registry.find(run.run_id), run_directory(self._config.output_dir, run.run_id)
         hello = record.orchestrator.hello if record is not None and record.orchestrator.connected else None
         if hello is not None and hello.holder == run.holder and not directory.exists():
             self.send_away(run.run_id, f"its directory {directory} was deleted")
 
     def send_away(self, run_id: str, reason: str) -> None:
-        """Sends EVICTED; the orchestrator counts as absent until its next `HELLO`."""
+        """Sends EVICTED. The orchestrator counts as absent until its next `HELLO`."""
         self._peer_log.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
         self._receiver.send(run_id, Evicted(reason))
         self._registry.sent_away(run_id)

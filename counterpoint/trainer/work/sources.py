@@ -1,4 +1,4 @@
-"""Where the items of a run come from, and what follows its updates."""
+"""The sources of a run's items, and the actions after its updates."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from counterpoint.transport.records import Batch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """What is asked of a run under one number. Without a batch it has no contribution, and only what an asker wants follows."""
+    """A run's work under one number. Without a batch it has no contribution, and only the asker's other wishes follow."""
 
     batch: Batch | None = None
     objective: Objective | None = None
-    """The objective of the contribution; None means the run's own."""
+    """The objective of the contribution, or None for the run's."""
     spoils: bool = False
-    """Whether it stands for a contribution that was refused before it came here."""
+    """Whether it stands for a contribution that was refused earlier."""
     updates: bool = False
     values: UpdateValues | None = None
-    """The values of the update; None means those of the configured schedule."""
+    """The values of the update, or None for those of the configured schedule."""
     publication: str | None = None
     """The name under which the weights are published then."""
     saves: Literal["", "newest", "kept"] = ""
     """Whether the state is saved then: as the newest checkpoint, or to be kept beyond newer ones."""
     answer: Future[Any] = field(default_factory=Future)
-    """What an asker gets: the result of the last of these, or the error of the first that fails."""
+    """The asker's answer: the result of the last of these, or the error of the first that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,15 @@ class Source:
     """The source of a run's items. Unless an asker makes them, each is a step: a contribution and a scheduled update."""
 
     publishes: Literal["updates", "saves", "nothing"]
-    """What follows an update. With "updates": publication, metrics line and, at the interval and at the end, checkpoint. With
-    "saves", only what gets a checkpoint is published, before it. With "nothing", none of them, and what fails is the answer."""
+    """The actions after an update. With "updates": publication, metrics line and, at the interval and at the end, checkpoint.
+    With "saves", only a step with a checkpoint is published, before it. With "nothing", none of them, and a failure is the
+    answer."""
     commits: bool = False
-    """Whether an item counts with its commit only, as what comes by the wire. It is acknowledged, and `BYE` ends the run."""
+    """Whether an item counts only with its commit, as items from the wire do. It is acknowledged, and `BYE` ends the run."""
     make: Callable[[int], Batch | None] | None = None
-    """Returns the batch of a step, and None after the last. If this is None, all that is asked for arrives."""
+    """Returns the batch of a step, and None after the last. If this is None, all items arrive from askers."""
     line: Callable[[int, dict[str, MetricValue]], dict[str, MetricValue]] = lambda _, metrics: metrics
-    """Returns what the metrics line of a step has, of all its metrics."""
+    """Returns the values of the metrics line from all metrics of a step."""
     on_saved: Callable[[], object] = lambda: None
     """Called when a checkpoint is durable."""
     asked: bool = False
@@ -60,7 +61,7 @@ ORCHESTRATED = Source("updates", commits=True)
 (`counterpoint/trainer/driven.py`)."""
 
 DRIVEN = Source("nothing", asked=True, checkpoints=True)
-"""The source of a run whose items come by the wire."""
+"""The source of a run with items from the wire."""
 
 Sources = Mapping[str, Source]
 """The sources of runs without an orchestrator, by the runs' ids."""

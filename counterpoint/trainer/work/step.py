@@ -50,7 +50,7 @@ def train_row(
 ) -> None:
     """Adds the gradients and metrics of one micro-batch, samples of one or more steps, each of another run.
 
-    A loss that raises gives its step a fault, which `finish` raises; the other steps of the row are not affected.
+    A loss that raises gives its step a fault, which `finish` raises. The other steps of the row are not affected.
     """
     row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
     if not row:
@@ -112,9 +112,9 @@ def train_row(
 
 
 def put_targets(steps: Sequence[Contribution], micro: MicroBatch) -> tuple[Tensor, Tensor] | None:
-    """Puts the targets that contributions are given into the row.
+    """Puts the contributions' targets into the row.
 
-    Where tokens of a contribution have several, all targets are returned, and their places among the trained tokens, `[R]` each.
+    If tokens of a contribution have several, returns all targets, and their places among the trained tokens, `[R]` each.
     """
     given, first_P = [], 0
     for step, part in zip(steps, micro.parts, strict=True):
@@ -136,7 +136,7 @@ def put_targets(steps: Sequence[Contribution], micro: MicroBatch) -> tuple[Tenso
 
 
 def next_pass(step: Contribution, ranks: Ranks, values: UpdateValues) -> bool:
-    """Ends the current pass of a step, on all ranks, if another one follows; returns whether it did.
+    """Ends the current pass of a step, on all ranks, if another one follows. Returns whether it did.
 
     Raises `InvalidBatch` as `finish` does.
     """
@@ -147,7 +147,7 @@ def next_pass(step: Contribution, ranks: Ranks, values: UpdateValues) -> bool:
 
 
 def conclude(step: Contribution, ranks: Ranks) -> StepOutcome:
-    """Adds up over the ranks what a contribution has come to, whose samples are trained; its gradients wait for an update.
+    """Adds up a trained contribution's results over the ranks. Its gradients wait for an update.
 
     Raises:
         InvalidBatch: on every rank, when it has a fault on any, or its loss is not finite. The gradients since the run's last
@@ -167,13 +167,13 @@ def conclude(step: Contribution, ranks: Ranks) -> StepOutcome:
 
 
 def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> dict[str, MetricValue]:
-    """Ends the last pass of a run's contributions by an update with `values`; its progress is then of their step.
+    """Ends the last pass of a run's contributions by an update with `values`. The run's progress is then of their step.
 
     Returns the metrics. Contributions without any trained token count as a step, and leave the weights as they are.
 
     Raises:
         InvalidBatch: on every rank, when one has a fault on any, or a loss or the gradient is not finite. The run is then as
-            before the step, its gradients forgotten; or not `intact`, when the update itself failed.
+            before the step, its gradients forgotten, or not `intact`, if the update itself failed.
     """
     last = steps[-1]
     run = last.run
@@ -203,7 +203,7 @@ def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) ->
 
 
 def _end_pass(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -> None:
-    """Adds over the ranks what the current pass has made, takes it over, and begins the next pass.
+    """Adds the current pass's sums over the ranks, takes them over, and begins the next pass.
 
     `steps` are all contributions of the run to an update, or the one that has measured or will be updated with again.
     """
@@ -222,7 +222,7 @@ def _end_pass(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues)
 
 
 def _conclude_measurement(step: Contribution, ranks: Ranks) -> None:
-    """Adds the columns over the ranks after the last measurement: each rank has filled in its own rows of all of them."""
+    """Adds the columns over the ranks after the last measurement: each rank has filled in its rows of all of them."""
     refuse_if_any(ranks, step.fault)
     if step.measures_next:
         return
@@ -247,8 +247,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns log-probabilities, entropies and values of the row's trained tokens, float32 `[P]` each.
 
-    The log-probabilities have a gradient; the entropies, too, if the loss of a step uses them. The values, which have one, are
-    None without a run that has a value head. With `several` of `put_targets`, all but the values are `[R]`.
+    The log-probabilities have a gradient, and so have the entropies if the loss of a step uses them. The values, which have
+    one, are None without a run that has a value head. With `several` of `put_targets`, all but the values are `[R]`.
     """
     targets_R, places_R = several or (micro.targets_P, None)
     heads = [step.run.value_head for step in steps]
@@ -278,9 +278,9 @@ def forward(
 def _loss_and_gradients(
     step: Contribution, inputs: LossInputs, weights_P: Tensor | None
 ) -> tuple[LossOutputs | None, Gradients]:
-    """Returns the loss of the run's tokens in a row, and the gradients of the step's loss by what the model computed for them.
+    """Returns the loss of the run's tokens in a row, and the gradients of the step's loss by the model's outputs for them.
 
-    A loss that raises, or returns invalid outputs, gives the step a fault; the result is then None and a zero gradient.
+    A loss that raises, or returns invalid outputs, gives the step a fault. The result is then None and a zero gradient.
     """
     try:
         with torch.enable_grad():
@@ -299,7 +299,7 @@ def _loss_and_gradients(
 
 
 def _own_values(step: Contribution, values_P: Tensor | None, own: slice) -> Tensor | None:
-    """Returns a copy with its own graph of a run's values in a row; None without a value head."""
+    """Returns a copy of a run's values in a row with a separate graph, or None without a value head."""
     if values_P is None or step.run.value_head is None:
         return None
     return values_P[own].detach().clone().requires_grad_()
@@ -308,7 +308,7 @@ def _own_values(step: Contribution, values_P: Tensor | None, own: slice) -> Tens
 def _with_value_loss(
     step: Contribution, samples: Sequence[int], inputs: LossInputs, gradient: Gradients
 ) -> tuple[Gradients, list[Tensor]]:
-    """Adds the value head's part to the gradient; returns it, and the values `[P]` of `trainer.runs.run.optional_means`."""
+    """Adds the value head's part to the gradient. Returns it, and the values `[P]` of `trainer.runs.run.optional_means`."""
     means: list[Tensor] = []
     if inputs.reference_log_probabilities_P is not None:
         difference_P = (inputs.reference_log_probabilities_P - inputs.trainer_log_probabilities_P.detach()).double()
@@ -327,7 +327,7 @@ def _with_value_loss(
 def _backward(computed: Gradients, gradients: Sequence[Gradients]) -> None:
     """Carries the gradients of a row's runs, in the order of the row, into the weights, by one backward pass.
 
-    `computed` has what the model computed for the whole row in the place of its gradient. A run whose loss does not use one of
+    `computed` has the model's outputs for the whole row in place of its gradient. A run with a loss that does not use one of
     these has no gradient by it.
     """
     tensors, grad_tensors = [], []
@@ -340,7 +340,7 @@ def _backward(computed: Gradients, gradients: Sequence[Gradients]) -> None:
 
 
 def _gradient(gradient: Gradients, index: int) -> Tensor:
-    """Returns the gradient of a run by what the model computed, as the model computed it; zeros without one."""
+    """Returns the flat gradient of a run by an output of the model, or zeros without one."""
     by_likelihood = gradient.log_probabilities_P
     if (found := gradient[index]) is None:
         of_values = index == Gradients._fields.index("values_P") and by_likelihood.ndim > 1
@@ -349,7 +349,10 @@ def _gradient(gradient: Gradients, index: int) -> Tensor:
 
 
 def _columns(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
-    """Returns the values of the trained tokens by name, `[P]` each, without gradient; of several targets, those of the first."""
+    """Returns the values of the trained tokens by name, `[P]` each, without gradient.
+
+    Of several targets, those of the first.
+    """
     columns = {
         "loss": outputs.loss_P.detach(),
         "entropy": inputs.entropies_P.detach(),
@@ -372,9 +375,9 @@ def _accumulate(
 ) -> None:
     """Adds the tokens of a row to the sums of their environments, and their mismatch to those of their samples.
 
-    `weighted_P` is the loss of each token at its weight in the step; `Contribution.loss_scales` makes it that in a mean over
-    tokens. The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with d =
-    log p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
+    `weighted_P` is the loss of each token at its weight in the step. `Contribution.loss_scales` makes it that in a mean over
+    tokens. The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with d = log
+    p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
     """
     difference_P = (columns["trainer_log_probability"] - columns["inference_log_probability"]).double()
     ratio_P = difference_P.exp()
@@ -434,9 +437,10 @@ def _update(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -
 
 
 def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm: Tensor | None) -> Tensor | None:
-    """Adds the gradients over the ranks, where that has not been done while they were computed.
+    """Adds the gradients over the ranks, unless the backward pass has done so already.
 
-    `own_norm` is that of this rank's slices, if these are of all weights. Returns the joint norm of slices; None without any.
+    `own_norm` is that of this rank's slices, if these are of all weights. Returns the joint norm of slices, or None without
+    any.
     """
     if run.shards is None:
         ranks.add(gradients)
@@ -481,7 +485,7 @@ def _check_losses(steps: Sequence[Contribution], losses: Sequence[float]) -> Non
 
 
 def refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
-    """Raises `InvalidBatch` on every rank if any has a fault; `updated` is the run, where it was updated on this rank."""
+    """Raises `InvalidBatch` on every rank if any has a fault. `updated` is the run, if this rank has updated it."""
     if faults := ranks.faults(fault):
         if updated is not None:
             updated.intact = False
@@ -489,7 +493,7 @@ def refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -
 
 
 def described(error: Exception, what: str) -> str:
-    """Returns the message of a fault; raises `error` if nothing works after it."""
+    """Returns the message of a fault. Raises `error` if nothing works after it."""
     if is_fatal(error):
         raise error
     logger.warning("%s failed", what, exc_info=error)
@@ -512,7 +516,7 @@ def _metrics(steps: Sequence[Contribution]) -> dict[str, MetricValue]:
 
 
 def _weights(step: Contribution, inputs: LossInputs, samples: Sequence[int]) -> Tensor | None:
-    """Returns the weight of each token in the loss, `[P]`, by its normalisation and as given; None if all are 1."""
+    """Returns the weight of each token in the loss, `[P]`, by its normalisation and as given, or None if all are 1."""
     weights_P, given_P = token_weights(step.loss_config, inputs), step.columns.of(WEIGHTS, samples)
     return weights_P if given_P is None else given_P if weights_P is None else weights_P * given_P
 
