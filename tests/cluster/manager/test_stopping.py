@@ -140,29 +140,36 @@ def test_a_task_that_fails_leaves_the_others_alone_and_the_first_failure_is_the_
     assert job.outcome == failed(3, "b-0", "ended with exit code 3")
 
 
-def test_a_stop_does_not_hide_that_a_task_has_failed() -> None:
-    job = sweep("a", "b")
-    job.exit("a-0", 1, 4.0)
-    job.stop("stopped by SIGTERM", 143, 5.0)
-    job.exits("b-0", "trainer-0", code=143)
-    words = "stopped by SIGTERM, after a-0 ended with exit code 1 (log: logs/a-0.log)"
-    assert job.outcome == Outcome(143, words, "a-0")
-
-
-def test_a_stop_that_found_only_a_failed_task_unfinished_leaves_its_code() -> None:
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (143, Outcome(143, "asked, after a-0 ended with exit code 3 (log: logs/a-0.log)", "a-0")),
+        (0, failed(3, "a-0", "ended with exit code 3")),  # only the failed one was not complete
+    ],
+)
+def test_a_stop_does_not_hide_that_a_task_has_failed(code: int, expected: Outcome) -> None:
     job = sweep("a", "b")
     job.exit("a-0", 3, 4.0)
-    job.stop("stopped by SIGTERM", 143, 5.0)
-    job.exits("b-0", "trainer-0")
-    assert job.outcome == failed(3, "a-0", "ended with exit code 3")
+    job.stop(at=5.0)
+    job.exits("b-0", "trainer-0", code=code)
+    assert job.outcome == expected
 
 
-@pytest.mark.parametrize(("code", "expected"), [(143, Outcome(143, "asked")), (0, Outcome(0, "done"))])
-def test_a_job_that_was_told_to_end_ends_with_0_only_if_its_work_is_complete(code: int, expected: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("first", "code", "expected"),
+    [
+        ("task-0", 143, Outcome(143, "asked")),
+        ("task-0", 0, Outcome(0, "done")),
+        ("task-0", 1, failed(1, "task-0", "ended with exit code 1 while it was being stopped")),
+        ("server-0", 1, failed(1, "server-0", "ended with exit code 1")),  # it was not asked yet
+        ("server-0", 0, Outcome(143, "asked")),  # it follows its peers
+    ],
+)
+def test_a_job_that_was_told_to_end_ends_by_what_its_workers_do(first: str, code: int, expected: Outcome) -> None:
     job = three().running()
     job.stop(at=10.0)
-    job.exit("task-0", code, 11.0)
-    job.exits("trainer-0", "server-0", code=143)
+    job.exit(first, code, 11.0)
+    job.exits(*(other for other in ("task-0", "trainer-0", "server-0") if other != first), code=143)
     assert job.outcome == expected
 
 
@@ -190,22 +197,6 @@ def test_a_task_that_was_told_to_end_by_another_hand_is_not_created_again_and_no
     assert job.exit("b-0", 0, 5.0) == ["stop trainer-0"]
     job.exits("trainer-0")
     assert job.outcome == Outcome(143, "stopped before the work of a-0 was complete")
-
-
-def test_a_failure_while_stopping_is_the_jobs_code() -> None:
-    job = three().running()
-    job.stop(at=10.0)
-    job.exit("task-0", 1, 11.0)
-    job.exits("trainer-0", "server-0")
-    assert job.outcome == failed(1, "task-0", "ended with exit code 1 while it was being stopped")
-
-
-def test_a_failure_of_one_that_was_not_asked_yet_counts_as_well() -> None:
-    job = three().running()
-    job.stop(at=10.0)
-    assert job.exit("server-0", 1, 11.0) == []
-    job.exits("task-0", "trainer-0", code=143)
-    assert job.outcome == failed(1, "server-0", "ended with exit code 1")
 
 
 def test_the_services_stay_for_guests() -> None:
@@ -251,15 +242,6 @@ def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
     assert job.stop("Ctrl-C", 130, 5.0) == []
     job.exits("task-0", "trainer-0")
     assert job.outcome == failed(1, "server-0", "ended with exit code 1")
-
-
-def test_a_worker_that_follows_its_peers_out_is_no_failure() -> None:
-    job = three().running()
-    job.stop(at=10.0)
-    assert job.exit("server-0", 0, 11.0) == []
-    assert job.exits("task-0", code=143) == ["stop trainer-0"]
-    job.exits("trainer-0")
-    assert job.outcome == Outcome(143, "asked")
 
 
 def test_a_worker_that_needs_more_time_to_end_gets_it() -> None:
