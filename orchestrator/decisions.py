@@ -41,7 +41,7 @@ class Decision(StrEnum):
     """A group was dropped: `reason` (`scheduling.outcomes.DropReason`), `detail`, and `step`, the newest step that had
     shipped."""
     SHIPPED = "shipped"
-    """A group was shipped: the `step` whose batch it is in."""
+    """A group was shipped in the batch of `step`."""
     DRAINED = "drained"
     """The run was drained at `step`: groups that were in flight start again when it is resumed."""
     CHANGED = "changed"

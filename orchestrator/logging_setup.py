@@ -65,7 +65,7 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the text; several lines for an exception."""
+        """Returns the text, in several lines for an exception."""
         text = super().format(record)
         context = " ".join(f"{name}={value}" for name, value in getattr(record, "context", {}).items() if name != "run")
         return f"{text}  [{context}]" if context else text

@@ -23,7 +23,7 @@ from counterpoint.run.loop_health.watchdog import awaiting
 logger = logging.getLogger(__name__)
 
 COMPARED_AT_ONCE = 4096
-"""Token ids whose texts are compared by one request."""
+"""Token ids in one request for their texts."""
 
 MODE = "--logprobs-mode processed_logprobs"
 """vLLM's flag for the log-probabilities of the distribution that it samples from. Its default is those at temperature 1, of all

@@ -1,8 +1,10 @@
 """A driven run: contributions, updates, publications and saves, asked of the trainer one by one over the wire.
 
-Each item is in the run's journal before it is sent, and so is its answer before anybody is told. The trainer carries items out in
-the order of their numbers, each once: after a loss of the connection, or of either process, it says which item it lacks first,
-and all from there on are sent again. What was contributed since the last checkpoint is so made anew, and no update counts twice.
+Each item is in the run's journal before it is sent, and so is its answer before anybody hears of it. The trainer carries items
+out in the order of their numbers, each once. After a loss of the connection, or of either process, it names the first item that
+it lacks, and the run sends all from there on again. So the trainer makes contributions since the last checkpoint anew, and no
+update counts twice. For example, a trainer that is killed after item 40, with a checkpoint of item 30, gets items 31 to 40
+again.
 
 Next in the reading order of `docs/architecture.md`: `transport/records.py`.
 """
@@ -48,7 +50,7 @@ class RunLost(RuntimeError):
 
 
 class RunFailed(RunLost):
-    """A task of the run failed here. Its items go on, and count: whoever opens the run anew has their answers."""
+    """A task of the run failed here. Its items go on, and count: the next process that opens the run has their answers."""
 
 
 class ItemFailed(RuntimeError):
@@ -102,7 +104,7 @@ class DrivenRun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a task of it has failed here, so that whoever opens the run anew can go on with it."""
+        """Whether a task of it has failed here, so that it can go on when it is opened anew."""
         return isinstance(self._lost, RunFailed)
 
     @property
@@ -156,7 +158,7 @@ class DrivenRun:
         if self._lost is not None:
             raise type(self._lost)(str(self._lost))
 
-    # --- what can be asked for ---
+    # --- items ---
 
     async def forward_backward(self, batch: Batch, objective: Objective) -> Answered:
         """Adds the gradients of a batch, for an objective, and returns metrics and columns.

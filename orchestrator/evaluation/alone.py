@@ -47,8 +47,8 @@ class Subject:
     update: WeightUpdate | None = None
     """The adapter to load first, or None if the servers have the model."""
     follows: bool = False
-    """Whether the servers are others', whose runs may load newer weights at any time. The evaluation then takes the weights
-    that they report."""
+    """Whether the servers belong to others, with runs that may load newer weights at any time. The evaluation then takes the
+    weights that they report."""
 
 
 def load_evaluations(run: RunConfig, names: Sequence[str]) -> list[LoadedEvaluation]:

@@ -106,7 +106,7 @@ class Dump:
         return self._data.nbytes
 
     def rollouts(self) -> list[Rollout]:
-        """Returns new `Rollout`s, whose arrays are read-only views of the memory map. Blocks: call it in a thread.
+        """Returns new `Rollout`s, with arrays as read-only views of the memory map. Blocks: call it in a thread.
 
         Raises `DumpError` when the bulk file is damaged or contradicts the header.
         """

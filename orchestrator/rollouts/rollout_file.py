@@ -171,7 +171,7 @@ def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], 
 
 
 def _start_within(tokens: Int32Array, turn: Turn) -> int | None:
-    """Returns the position in `tokens` of the turn's prompt, followed by its completion; None if they are not views of it."""
+    """Returns the position in `tokens` of the turn's prompt and completion, or None if they are no views of it."""
     first, prompt, completion = (
         array.__array_interface__["data"][0] for array in (tokens, turn.prompt_ids, turn.completion_ids)
     )

@@ -76,7 +76,7 @@ class CapacityChanged:
 
 @dataclass(frozen=True, slots=True)
 class GroupsBegun:
-    """All groups whose start was instructed before `MoreToStart` have started."""
+    """All groups with a start instructed before `MoreToStart` have started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class CancelGroup:
 
 @dataclass(frozen=True, slots=True)
 class FinalizeGroup:
-    """Finalize a group whose rollouts have all ended: score it if it is scored as one, compute advantages, apply filters.
+    """Finalize a group after its last rollout's end: score it if it is scored as one, compute advantages, apply filters.
 
     Then report `GroupFinalized`.
     """

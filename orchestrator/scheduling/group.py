@@ -13,7 +13,7 @@ Phase = Literal["waiting", "running", "finalizing", "ready"]
 
 @dataclass(slots=True)
 class Group:
-    """A group of rollouts, reduced to what the scheduler's rules use."""
+    """A group of rollouts, reduced to the fields of the scheduler's rules."""
 
     group_id: int
     environment: str

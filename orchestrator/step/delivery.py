@@ -27,7 +27,7 @@ class RejectedError(RuntimeError):
 
 
 class MissingBatchError(RuntimeError):
-    """The trainer requested a step whose batch is gone or never existed."""
+    """The trainer requested a step without a batch: it is gone or never existed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Differences:
         return True
 
     def last_notice(self, after: int) -> Notice | None:
-        """Returns why a run ends whose first `after` groups, and those of its first minute, show no difference; 0 is never."""
+        """Returns the notice that ends a run without a difference in `after` first groups and its first minute. 0 is never."""
         if self._has_differed or not 0 < after <= self.groups or self._clock() - self._since < GIVE_UP_SECONDS:
             return None
         return self._noticed()

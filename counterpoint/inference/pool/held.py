@@ -1,8 +1,8 @@
-"""What a server holds of one name of weights, as a pure state machine: wanted, loading, held, proven or refused.
+"""The state of one name of weights at one server, as a pure state machine: wanted, loading, held, proven or refused.
 
-`Held` is one for each pair of a server and a name. Events come in, instructions go out, and `holder` carries them out: there
-are no I/O, no tasks and no clock here. A name returns to service in one way, whatever happened: the server answers a health
-check, loads the weights, and proves them.
+Each pair of a server and a name has a `Held`. Events come in, instructions go out, and `holder` carries them out: there are no
+I/O, no tasks and no clock here. A name always returns to service in one way: the server answers a health check, loads the
+weights, and proves them.
 
 Next in the reading order of `docs/architecture.md`: `orchestrator/step/finalize.py`.
 """
@@ -149,7 +149,7 @@ class GoneOut(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """Ask the server for one token, since so many requests failed, then call `token_asked`."""
+    """Ask the server for one token after several failed requests, then call `token_asked`."""
 
     failure: InferenceError
     failures: int
@@ -199,7 +199,7 @@ class Held:
         self._has_missed = False
         """Whether it has reported that nothing was published for the server's precision."""
 
-    # --- what others ask ---
+    # --- questions ---
 
     @property
     def takes_requests(self) -> bool:
@@ -220,7 +220,7 @@ class Held:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether so many requests have failed that the server has to show that it can answer."""
+        """Whether enough requests have failed that the server has to show that it can answer."""
         return self.takes_requests and self.failures >= FAILURES_IN_A_ROW
 
     @property
@@ -388,7 +388,7 @@ class Held:
                 self._has_missed = True
                 found.append(MissesDigests(held.dtype, update))
             if update.probe.compares(held) and state.served:
-                # It served until now, and holds what was published. New requests begin beside the probe, and wait for it.
+                # It served until now, and holds the published weights. New requests begin beside the probe, and wait for it.
                 self._take_early(state, "held")
         return [*found, Prove(attempt, update)]
 

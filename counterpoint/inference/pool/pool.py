@@ -1,7 +1,7 @@
 """The pool of servers, and each name of weights that it serves: the policy, an evaluation's version, an opponent, a teacher.
 
-A name sends each request to a server, retries a failure at another, and has all servers load and prove new weights. No answer is
-returned that unproven weights computed.
+A name sends each request to a server, retries a failure at another, and has all servers load and prove new weights. It returns
+no answer of unproven weights.
 
 Next in the reading order of `docs/architecture.md`: `counterpoint/inference/pool/held.py`.
 """

@@ -396,7 +396,7 @@ def output_of(contribution: DatumBatch, answered: Answered, metrics: Mapping[str
     for name, value in metrics.items():
         output.metrics.add(key=name, value=value)
     places = answered.metrics.get("tokens/trained", 0.0)
-    for name, mean in answered.metrics.items():  # over places, of what is at the first place of each datum
+    for name, mean in answered.metrics.items():  # over places, of the value at the first place of each datum
         metric = name.removeprefix("custom_loss/")
         if metric != name:
             output.metrics.add(key=metric, value=mean * places / (len(lengths) if metric.endswith(":mean") else 1))

@@ -49,7 +49,7 @@ from counterpoint.transport.wires.link import SharedConnection
 logger = logging.getLogger(__name__)
 
 CREATE, UNLOAD = "create", "unload"
-"""The last parts of the ids of requests that create or unload a model; other ids end with a number."""
+"""The last parts of the ids of requests that create or unload a model. Other ids end with a number."""
 
 SLOT_SECONDS = 10.0
 """Seconds that a run keeps its slot without its service while others wait."""
@@ -206,7 +206,7 @@ class Service(ServiceContext):
                     await self._shut(model_id)
 
     async def _open_anew(self, model_id: str) -> None:
-        """Opens a model anew whose run has failed here, from its journal. Otherwise the next request of it does."""
+        """Opens a model anew from its journal, after its run has failed here. Otherwise the next request of it does."""
         logger.info("model %s is opened anew", model_id)
         owner = self._models[model_id].record.owner
         await self._shut(model_id)
@@ -230,12 +230,12 @@ class Service(ServiceContext):
         return session
 
     async def assign_project(self, session_id: str, owner: str, project: str) -> None:
-        """Has the ledger count in a project what a session uses from now on. Raises `BadRequest`, `NoSuchThing`, `Gone`."""
+        """Counts a session's use from now on in a project. Raises `BadRequest`, `NoSuchThing`, `Gone`."""
         session = await self.sessions.live(session_id, owner)
         await self.sessions.change(msgspec.structs.replace(session, project=check_project(project)))
 
     async def finish_session(self, session_id: str, owner: str, ending: dict[str, Any]) -> None:
-        """Ends a session, once: its runs leave the trainer's slots once others wait for them. Raises `NoSuchThing`."""
+        """Ends a session, once. Its runs leave the trainer's slots once others wait for them. Raises `NoSuchThing`."""
         found = await self.sessions.any(session_id, owner)
         if found.finished:
             return
@@ -308,7 +308,7 @@ class Service(ServiceContext):
         return sorted(found, key=lambda each: (each.created, each.model_id), reverse=True)
 
     async def owned_model(self, model_id: str, owner: str) -> ModelRecord:
-        """Returns what is known of a model, also of a session that has ended. Raises `NoSuchThing`."""
+        """Returns the record of a model, also of a session that has ended. Raises `NoSuchThing`."""
         found = await asyncio.to_thread(self.store.model, model_id)
         if found is None or found.owner != owner:
             raise NoSuchThing(f"there is no model {model_id[:80]!r}")
@@ -327,16 +327,16 @@ class Service(ServiceContext):
         return request_id
 
     async def retrieve(self, request_id: str, owner: str, seconds: float) -> FutureResult | None:
-        """Returns the result of a request; None if there is none after `seconds`.
+        """Returns the result of a request, or None if there is none after `seconds`.
 
-        Raises `NoSuchThing`, and `KeyError` for a result that is not kept.
+        Raises `NoSuchThing`, and `KeyError` for a dropped result.
         """
         session = await self.sessions.any(session_of(request_id), owner)
         model_id, _, last = request_id.rpartition(":")
         futures = self.results.of(owner)
         if not (session.finished or futures.knows(request_id)):
             record = await asyncio.to_thread(self.store.model, model_id)
-            if record is not None and last == CREATE:  # the service was started again meanwhile
+            if record is not None and last == CREATE:  # the service has restarted meanwhile
                 await self._begin_model(record)
             elif record is not None and last == UNLOAD:
                 await self.unload_model(model_id, owner)
@@ -355,7 +355,7 @@ class Service(ServiceContext):
         return model.run.reason if model is not None else ""
 
     async def create_model(self, asked: CreateModel, owner: str) -> str:
-        """Begins a model; returns the id of the request. Raises `BadRequest`, `NoSuchThing`, `Gone` and `TooMany`."""
+        """Begins a model, and returns the id of the request. Raises `BadRequest`, `NoSuchThing`, `Gone` and `TooMany`."""
         session = await self.sessions.live(asked.session_id, owner)
         self.check_base(asked.base_model)
         lora = asked.lora_config
@@ -425,12 +425,12 @@ class Service(ServiceContext):
         return await self._begin_model(record, asked.path)
 
     async def source(self, path: str, owner: str) -> ModelRecord:
-        """Returns the model whose weights a URI names. Raises `BadRequest` and `NoSuchThing`."""
+        """Returns the model of a URI's weights. Raises `BadRequest` and `NoSuchThing`."""
         found = await asyncio.to_thread(imported, self.config.adapters, path)
         return found or await self.owned_model((await self.weights.named(path, owner)).model_id, owner)
 
     async def _start_of(self, path: str, owner: str) -> tuple[ModelRecord, dict[str, Any]]:
-        """Returns the model whose state a URI names, and what of a record begins with that.
+        """Returns the model of a URI's state, and the fields of a record that begins with it.
 
         Raises `BadRequest`, `NoSuchThing`.
         """
@@ -481,18 +481,20 @@ class Service(ServiceContext):
             return await self._models[model_id].offer(Request("load_weights", seq_id, body))
 
     async def _begin_model(self, record: ModelRecord, path: str | None = None) -> str:
-        """Begins a model, whose record is on the disk before its client is told so; `path` names the state that it begins with.
+        """Begins a model, with its record on the disk before its client hears of it.
+
+        `path` names the state that it begins with.
 
         Raises `BadRequest`, `NoSuchThing`, `OSError`, `OverQuota` and `TooMany`.
         """
-        size = len(encoded(record))  # a record that is too long is refused now
+        size = len(encoded(record))  # refuses a too long record now
         request_id, is_claimed = f"{record.model_id}:{CREATE}", False
         try:
             async with self._opened(record.model_id):
                 former = await asyncio.to_thread(self.store.model, record.model_id)
                 if former is None:
                     is_claimed = self._claim(record.model_id, record.owner, is_back=False)
-                    async with self.removing:  # who removes a state must know the record, or take the name before
+                    async with self.removing:  # a removal of a state must see the record, or take the name before
                         if path is not None:
                             _, start = await self._start_of(path, record.owner)
                             if any(getattr(record, name) != value for name, value in start.items()):
@@ -553,7 +555,7 @@ class Service(ServiceContext):
 
         def opened() -> tuple[Journal, DrivenRun]:
             directory = self.store.run_directory(record.run_id) / "items"
-            # What the ledger has counted of an item is counted again as long as the item is there.
+            # The ledger may count an item again as long as the item is there.
             flush = self.store.ledger.flush
             journal = Journal(directory, record.run_id, self.config.transport.largest_batch, flush)
             return journal, DrivenRun(described, self.config.output_dir, self._connection, journal)
@@ -569,10 +571,10 @@ class Service(ServiceContext):
         self._closed_saving.discard(record.model_id)
 
     async def offer(self, kind: str, model_id: str, seq_id: int, body: bytes, owner: str, tokens: int = 0) -> str:
-        """Takes a request of a model, of so many tokens; returns its id.
+        """Takes a request of a model, of `tokens` tokens, and returns its id.
 
-        Over a quota of bytes, a save has its place in the order all the same, and fails. Raises `NoSuchThing`, `Gone`, `TooMany`,
-        `OverQuota` and `ValueError`.
+        Over a quota of bytes, a save has its place in the order all the same, and fails. Raises `NoSuchThing`, `Gone`,
+        `TooMany`, `OverQuota` and `ValueError`.
         """
         model, refusal = await self.model(model_id, owner), ""
         request_id = model.request_id(seq_id)
@@ -589,7 +591,7 @@ class Service(ServiceContext):
         try:
             return await model.offer(Request(kind, seq_id, body, refusal))
         finally:
-            if not self.results.of(owner).waits_for(request_id):  # it was not taken, or has its result already
+            if not self.results.of(owner).waits_for(request_id):  # it was not accepted, or has its result already
                 self.tenants.ended(owner, request_id)
 
 

@@ -203,7 +203,7 @@ class Contribution:
 
     @property
     def trained_samples(self) -> list[int]:
-        """Indices of all samples with a trained token, whatever the pass."""
+        """Indices of all samples with a trained token, of any pass."""
         return list(self._trained)
 
     @property

@@ -27,7 +27,7 @@ StepRow = Sequence[tuple[Contribution, Sequence[int]]]
 
 @torch.no_grad()
 def measure_row(model: nn.Module, replay: RouterReplay | None, limits: ModelLimits, row: StepRow) -> None:
-    """Fills in the columns of the samples of one row, of steps whose current pass is the measurement."""
+    """Fills in the columns of one row's samples, of steps in their pass of measurement."""
     row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
     if by_policy := [part for part in row if {OLD, VALUES} & set(part[0].columns.names)]:
         _measure_policy(model, replay, limits, by_policy)

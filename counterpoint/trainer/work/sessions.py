@@ -285,7 +285,7 @@ class Sessions:
     # --- runs without a slot ---
 
     def answer(self) -> None:
-        """Answers every orchestrator whose run has no slot, as of the last discovery.
+        """Answers every orchestrator of a run without a slot, as of the last discovery.
 
         It also checks whether the orchestrators of the runs in slots can be reached.
         """

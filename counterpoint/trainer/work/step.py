@@ -1,10 +1,10 @@
 """Trains the steps of several runs side by side: opens a step, trains its samples in rows, and finishes it.
 
-A row may hold samples of several runs: one forward and one backward pass of the frozen model for all of them, with each
-run's own adapter and loss over its own tokens, at the temperature that each sample was generated at. Steps are finished one by
-one, when their last sample is trained. A run changes only after its whole step is known to be finite, so a refused step leaves
-its weights, optimizer and counters as they were, and a broken run does not affect the others. All ranks open the same steps,
-train their shares of the samples, and finish in the same order with the same metrics.
+A row may hold samples of several runs: one forward and one backward pass of the frozen model for all of them, with each run's
+adapter and loss over its tokens, at the temperature of each sample's generation. Steps are finished one by one, when their last
+sample is trained. A run changes only after its whole step is known to be finite, so a refused step leaves its weights,
+optimizer and counters as they were, and a broken run does not affect the others. All ranks open the same steps, train their
+shares of the samples, and finish in the same order with the same metrics.
 
 Next in the reading order of `docs/architecture.md`: `counterpoint/trainer/losses/objectives.py`.
 """

@@ -41,7 +41,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Targets:
-    """The tokens whose log-probabilities a request wants: some at each place after the first."""
+    """The tokens that a request wants log-probabilities of: some at each place after the first."""
 
     def __init__(self, given: Tensor, length: int) -> None:
         """`length` is that of the prompt. Raises `BadRequest` for targets that do not fit it."""

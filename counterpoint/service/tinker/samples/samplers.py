@@ -35,7 +35,7 @@ class ClientSamplers:
         """The samples in progress, by the ids of their requests."""
 
     async def create(self, asked: CreateSampler, owner: str) -> SamplerRecord:
-        """Makes a sampler, whose adapter every server then has. Raises `BadRequest`, `NoSuchThing`, `Gone`, `InferenceError`."""
+        """Makes a sampler, with its adapter at every server. Raises `BadRequest`, `NoSuchThing`, `Gone`, `InferenceError`."""
         session = await self._sessions.live(asked.session_id, owner)
         sampler_id = f"{session.session_id}:sample:{asked.sampling_session_seq_id}"
         if asked.model_path is not None:
@@ -80,9 +80,9 @@ class ClientSamplers:
         return found
 
     async def sample(self, asked: SampleRequest, owner: str) -> tuple[str, list[str]]:
-        """Begins samples; returns the id of the request and one for each sample.
+        """Begins samples, and returns the id of the request and one for each sample.
 
-        Raises `NoSuchThing`, `Gone`, `TooMany`, and `OverQuota` for one that was not begun before.
+        Raises `NoSuchThing`, `Gone`, `TooMany`, and `OverQuota` for one that had not begun before.
         """
         await self._sessions.live(session_of(asked.sampling_session_id), owner)
         sampler = await self.named(asked.sampling_session_id, owner)
@@ -98,7 +98,7 @@ class ClientSamplers:
             servers = Metered(self._context.servers, owner)
             try:
                 return FutureResult(await self._sampled(servers, sampler, asked), is_protobuf=True)
-            finally:  # also what a request has used that is cancelled, or fails
+            finally:  # also the use of a cancelled or failed request
                 servers.end()
                 if servers.used.tokens:
                     self._store.ledger.owe(owner, request_id, servers.used)
@@ -110,7 +110,7 @@ class ClientSamplers:
         return request_id, _sequence_ids(sampler, asked)
 
     async def cancel(self, request_id: str, owner: str) -> None:
-        """Ends samples that are being made, also at the servers. Raises `NoSuchThing`."""
+        """Ends samples in progress, also at the servers. Raises `NoSuchThing`."""
         await self._sessions.any(session_of(request_id), owner)
         if (task := self._sampling.pop(request_id, None)) is not None:
             task.cancel()
@@ -118,7 +118,7 @@ class ClientSamplers:
             await self._context.results.of(owner).complete(request_id, failure("its client has cancelled it"))
 
     async def cancel_all(self, session_id: str, owner: str) -> None:
-        """Ends the samples of a session that are being made. Raises `NoSuchThing`."""
+        """Ends a session's samples in progress. Raises `NoSuchThing`."""
         own = [each for each in self._sampling if session_of(each) == session_id]
         await asyncio.gather(*(self.cancel(each, owner) for each in own))
 

@@ -24,7 +24,7 @@ class Weights:
         self._store = store
 
     async def named(self, path: str, owner: str) -> SavedRecord:
-        """Returns what a URI names. Raises `NoSuchThing`."""
+        """Returns the weights of a URI. Raises `NoSuchThing`."""
         found = await asyncio.to_thread(self._store.saved, path)
         session = None
         if found is not None and found.kind != "inflight":
@@ -39,7 +39,7 @@ class Weights:
         return sorted((each for each in found if not each.has_expired), key=lambda each: each.created, reverse=True)
 
     async def delete(self, path: str, owner: str) -> None:
-        """Takes the name from weights; a sweep deletes their bytes once nothing needs them. Raises `NoSuchThing`."""
+        """Takes the name from weights. A sweep deletes their bytes once nothing needs them. Raises `NoSuchThing`."""
         record = await self.named(path, owner)
         await asyncio.to_thread(self._store.delete, record)
 

@@ -57,7 +57,7 @@ def sweep(
 
 
 def _end_names(store: RecordStore) -> None:
-    """Takes their names from weights whose time or session is over, and forgets samplers and losses of such sessions."""
+    """Takes their names from weights after their time or session, and forgets samplers and losses of ended sessions."""
     for record in store.all(SavedRecord, "NOT deleted AND expires <= ?", time.time()):
         logger.info("%s has expired", record.path)
         store.delete(record)
