@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from counterpoint import advantages as advantages
     from counterpoint import cluster as cluster
     from counterpoint import environments as environments
+    from counterpoint import errors as errors
     from counterpoint import losses as losses
     from counterpoint import models as models
     from counterpoint import orchestrator as orchestrator

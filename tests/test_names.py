@@ -20,8 +20,9 @@ SHARED = {
     "Saved": 2,
     "WorkerEntry": 2,
 }
-"""How many classes share each name. No entry may be added, nor a number raised: give the new class a name of its own, or, where
-only its own module uses it, an underscore."""
+"""How many classes share each name: models of the admin API whose OpenAPI document names them (`Saved` is also in the tuner's
+journals), and `Resources`, which users import from two packages. No entry may be added, nor a number raised: give the new class a
+name of its own, or, where only its own module uses it, an underscore."""
 
 
 def shared_names() -> dict[str, int]:

@@ -315,7 +315,10 @@ class PrimeMaster(JobHandle):
         journal: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> PrimeMaster:
-        """Makes a job in a directory of its own, which `start` starts. Arguments and errors are those of `submit`."""
+        """Makes a job in a directory of its own, which `start` starts.
+
+        The arguments are those of `submit`, and it raises `UserError` and `JobExists` for the same reasons.
+        """
         require_json(config)
         path = search_path()
         require_classes(config, path)

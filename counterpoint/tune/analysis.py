@@ -37,6 +37,9 @@ class Analysis:
         trials: Its trials, if the experiment runs in this process; else they are read from the directory.
         default_metric: The metric where none is given.
         default_mode: `min` or `max` where neither is given.
+
+    Raises:
+        TuneError: `experiment_dir` is no directory.
     """
 
     def __init__(

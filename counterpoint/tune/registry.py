@@ -69,7 +69,10 @@ def register_env(name: str, env_creator: Callable[..., Any] | str) -> None:
 
 
 def env_creator(name: str) -> Callable[..., Any]:
-    """Returns what `register_env` was given, in this process or in the one that started this trial."""
+    """Returns what `register_env` was given, in this process or in the one that started this trial.
+
+    Raises `TuneError` if there is none.
+    """
     if name not in _environments:
         raise TuneError(
             f"no environment {name!r} is registered; there are: {', '.join(sorted(_environments)) or 'none'}"

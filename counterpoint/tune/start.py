@@ -111,7 +111,8 @@ def run_experiments(
 ) -> list[Trial]:
     """Runs several experiments as one: their trials share the executor and the scheduler. Returns all trials.
 
-    A mapping has `Experiment`'s arguments by name. The state is in the directory of the first. Raises as `run`.
+    A mapping has `Experiment`'s arguments by name. The state is in the directory of the first. Raises
+    `TuneError` as `run` does.
     """
     if isinstance(experiments, Experiment):
         described = [experiments]

@@ -21,7 +21,10 @@ _PREFIX = "ray/tune/"
 
 
 class TBXLoggerCallback(LoggerCallback):
-    """Writes `events.out.tfevents.*`: numbers as scalars, lists of numbers as histograms, and the parameters at the end."""
+    """Writes `events.out.tfevents.*`: numbers as scalars, lists of numbers as histograms, and the parameters at the end.
+
+    Raises `TuneError` without the extra `tensorboard`.
+    """
 
     def __init__(self) -> None:
         try:

@@ -19,8 +19,8 @@ Change = tuple[int, dict[str, Any]]
 class PopulationBasedTrainingReplay(TrialScheduler):
     """Replays `pbt_policy_ID.txt`, ours or Ray's, with a single trial.
 
-    The trial starts with the configuration with which the history of the file began, and changes it at the iterations at which
-    the file did; it goes on from its own checkpoint each time.
+    The trial starts with the configuration with which the history of the file began, and changes it at the iterations at
+    which the file did; it goes on from its own checkpoint each time. Raises `TuneError` if the file is missing or damaged.
     """
 
     def __init__(self, policy_file: str) -> None:
@@ -36,7 +36,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         self._trial_id: str | None = None
 
     def on_trial_add(self, trials: Trials, trial: Trial) -> None:
-        """Gives the one trial its first configuration."""
+        """Gives the one trial its first configuration. Raises `TuneError` for a second trial."""
         if self._trial_id is not None:
             raise TuneError(
                 f"PopulationBasedTrainingReplay has {self._trial_id} and was given {trial}: it replays one trial; "

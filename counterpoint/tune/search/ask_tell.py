@@ -27,6 +27,9 @@ class AskTellSearch(Searcher):
         optimizer_mode: Which of them the optimizer itself looks for; values are negated where it differs.
         config_of: Makes a configuration of what `ask` returned; by default that itself, or its `params` or `value`, if a dict.
         batch: Tells so many at once, as a list of pairs (as `cmaes` wants it); None tells each alone.
+
+    Raises:
+        TuneError: The optimizer has no `ask` and `tell`.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class AskTellSearch(Searcher):
         return {"history": [list(one) for one in self._history]}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Asks and tells the same again."""
+        """Asks and tells the same again. Raises `TuneError` if the optimizer is another one."""
         for kind, trial_id, value in state["history"]:
             if kind == "tell":
                 self._tell(trial_id, value)

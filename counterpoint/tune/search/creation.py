@@ -16,7 +16,8 @@ from counterpoint.tune.search.searcher import Searcher
 def create_searcher(name: str, **options: Any) -> SearchAlg | Searcher:
     """The search algorithm or searcher of a name (`random`, `optuna`), with its arguments.
 
-    `random` also searches grids; `variant_generator` is another name for it.
+    `random` also searches grids; `variant_generator` is another name for it. Raises `TuneError` for another name, or wrong
+    arguments.
     """
     makers: dict[str, Callable[..., SearchAlg | Searcher]] = {
         "random": BasicVariantGenerator,

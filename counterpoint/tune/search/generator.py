@@ -54,7 +54,7 @@ class SearchGenerator(SearchAlg):
         return self.searcher.set_search_properties(metric, mode, config)
 
     def add_configurations(self, experiments: Sequence[Experiment]) -> None:
-        """Takes the one experiment; its space goes to a searcher that has none."""
+        """Takes the one experiment; its space goes to a searcher that has none. Raises `TuneError` for a second one."""
         if len(experiments) != 1 or self._experiment is not None:
             raise TuneError(
                 f"{type(self.searcher).__name__} searches for one experiment; give each experiment a searcher of its own"

@@ -46,6 +46,9 @@ class OptunaSearch(Searcher):
         seed: The search's seed; with the same results it suggests the same again.
         points_to_evaluate: Configurations, or parts of such, that are suggested first, as they are: a number outside its domain
             is evaluated, with a warning. Keys may be nested or flat (`"net/width"`).
+
+    Raises:
+        TuneError: Optuna is not installed, or there is no such sampler.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class OptunaSearch(Searcher):
         return {"seed": self._seed, "history": [list(one) for one in self._history]}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Does the same again, in a new study."""
+        """Does the same again, in a new study. Raises `TuneError` if seed, space or sampler are others."""
         if state["seed"] != self._seed:
             raise TuneError(
                 f"the experiment was begun with seed={state['seed']}, OptunaSearch has seed={self._seed}; give the same"

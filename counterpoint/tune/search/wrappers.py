@@ -39,7 +39,8 @@ class _Wrapper(Searcher):
 class ConcurrencyLimiter(_Wrapper):
     """Suggests nothing while `max_concurrent` of its trials are unfinished.
 
-    With `batch` it waits until all of them have ended, and only then tells the inner searcher of their results.
+    With `batch` it waits until all of them have ended, and only then tells the inner searcher of their results. Raises
+    `TuneError` below 1.
     """
 
     def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
@@ -99,6 +100,7 @@ class Repeater(_Wrapper):
 
     A repeat that failed, or has no number for the metric, is left out of the mean; if all are, the configuration has failed.
     With `set_index` each repeat finds its number in its configuration under `TRIAL_INDEX`. `num_samples` counts repeats.
+    Raises `TuneError` if `repeat` is below 1.
     """
 
     def __init__(self, searcher: Searcher, repeat: int = 1, set_index: bool = True) -> None:

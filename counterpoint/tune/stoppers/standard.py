@@ -19,7 +19,7 @@ class NoopStopper(Stopper):
 
 
 class MaximumIterationStopper(Stopper):
-    """Stops a trial at its `max_iter`th iteration, those before a restore included."""
+    """Stops a trial at its `max_iter`th iteration, those before a restore included. Raises `TuneError` below 1."""
 
     def __init__(self, max_iter: int) -> None:
         if max_iter < 1:
@@ -53,6 +53,9 @@ class TrialPlateauStopper(Stopper):
         grace_period: No trial stops before so many results.
         metric_threshold: No trial stops before its metric is at least (mode max) or at most (mode min) this.
         mode: Needed with `metric_threshold`.
+
+    Raises:
+        TuneError: `mode` is neither `min` nor `max`, which a `metric_threshold` needs.
     """
 
     def __init__(
@@ -103,6 +106,9 @@ class ExperimentPlateauStopper(Stopper):
         top: So many best values are compared.
         mode: Which are best: `min` or `max`.
         patience: For so many results more than one they must stay so.
+
+    Raises:
+        TuneError: An argument is outside its range.
     """
 
     def __init__(self, metric: str, std: float = 0.001, top: int = 10, mode: str = "min", patience: int = 0) -> None:
@@ -144,6 +150,9 @@ class TimeoutStopper(Stopper):
     Args:
         timeout: Seconds, or a `timedelta`.
         clock: Seconds that only grow.
+
+    Raises:
+        TuneError: The timeout is not above 0.
     """
 
     def __init__(self, timeout: float | timedelta, clock: Callable[[], float] = time.monotonic) -> None:
@@ -220,7 +229,10 @@ class CombinedStopper(Stopper):
         return {"stoppers": [stopper.state() for stopper in self._stoppers]}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Gives each its own; they must be the same in the same order."""
+        """Gives each its own; they must be the same in the same order.
+
+        Raises `TuneError` for another number of them.
+        """
         if len(state["stoppers"]) != len(self._stoppers):
             raise TuneError(
                 f"the experiment had {len(state['stoppers'])} stoppers and now has {len(self._stoppers)}; resume it with the same"

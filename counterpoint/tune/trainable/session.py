@@ -136,7 +136,8 @@ def open_session(session: FunctionSession | None) -> None:
 def report(_metric: Any = None, **metrics: Any) -> None:
     """Reports metrics of the trial, once an iteration. A single positional value is reported as `_metric`.
 
-    Outside a trial it only logs them, so that a function can be tried without a tuner.
+    Outside a trial it only logs them, so that a function can be tried without a tuner. Raises `TuneError` for a dict in one
+    argument, or on another thread than the function's.
     """
     if isinstance(_metric, dict):
         raise TuneError(
@@ -155,6 +156,7 @@ def checkpoint_dir(step: int) -> Iterator[str]:
     """Yields an empty directory for a checkpoint, which counts from the next `tune.report` on.
 
     The function that is restored finds its path as `checkpoint_dir`. `step` is for the reader; the tuner counts by itself.
+    Raises `TuneError` outside a trial's function.
     """
     if _current is None:
         raise TuneError(
