@@ -77,7 +77,7 @@ async def test_every_token_of_a_real_server_is_trained_once(
     model = PolicyModel(
         rollout, chat, pool, SamplingParameters(max_tokens=64, stop_token_ids=list(chat.stop_token_ids))
     )
-    config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=120.0)
+    config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=600.0)
     try:
         await play(LoadedEnvironment(config, environment), rollout, model)
     finally:
