@@ -1,8 +1,8 @@
 """Times the phases of steps: the clock is in exactly one phase at a time, so a step's phases add up to its wall time.
 
 A step lasts from the end of the previous one, or from the daemon's start of work, to its end. During its boundary the phases
-are the boundary's (`boundary.py`). At any other time the phase is the one that its batch waits for (`Scheduler.awaited`), such
-as generation.
+are the boundary's (`boundary.py`). At any other time the phase is the one that its batch waits for
+(`RolloutScheduler.awaited`), such as generation.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Connection:
             self._log.note(logging.WARNING, f"dropped a message of {self.name}: {str(error)[:200]}")
 
     def end_ask(self, ask: PeerAsk, header: _Header, frames: Sequence[Buffer] = ()) -> None:
-        """Sends the answer of an `PeerAsk`; only that it has ended if its asker has given it up."""
+        """Sends the answer of a `PeerAsk`; only that it has ended if its asker has given it up."""
         if self._open.get(header.number) is ask:
             del self._open[header.number]
             for load in self._loads:

@@ -88,7 +88,7 @@ class _Socket:
 
 
 class _Asker(_Socket):
-    """The `Link` of the end that connects."""
+    """The `PeerLink` of the end that connects."""
 
     def __init__(self, connection: Connection, address: str, key: str, keys: CurveKeys, seconds: float, most: int):
         super().__init__(zmq.Context.instance(), zmq.DEALER, address, most)
@@ -113,7 +113,7 @@ class _Asker(_Socket):
         self._look()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See `Link`."""
+        """See `PeerLink`."""
         self._write(frames)
 
     def _take(self, frames: list[Buffer]) -> None:
@@ -132,7 +132,7 @@ class _Asker(_Socket):
             self._connection.close(reason)
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `PeerLink`."""
         if not self._closed:
             self._loop.remove_reader(self._monitor.fileno())
             self._socket.disable_monitor()
@@ -222,14 +222,14 @@ class CurveListener(_Socket):
 
 @dataclass(slots=True)
 class _Client:
-    """The `Link` to one peer of a listener."""
+    """The `PeerLink` to one peer of a listener."""
 
     listener: CurveListener
     peer: bytes
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See `Link`: a peer that is gone, or does not read, gets nothing."""
+        """See `PeerLink`: a peer that is gone, or does not read, gets nothing."""
         self.listener._write([self.peer, *frames])
 
     def close(self) -> None:
-        """See `Link`: nothing is kept of it."""
+        """See `PeerLink`: nothing is kept of it."""

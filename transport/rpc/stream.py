@@ -129,7 +129,7 @@ def framed(frames: Sequence[Buffer]) -> list[bytes | memoryview]:
 
 
 class StreamLink(asyncio.BufferedProtocol):
-    """A `Link` over an asyncio transport."""
+    """A `PeerLink` over an asyncio transport."""
 
     def __init__(self, connection: Connection, most_bytes: int, admit: Admit | None = None) -> None:
         self._connection, self._admit = connection, admit
@@ -174,12 +174,12 @@ class StreamLink(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See `Link`."""
+        """See `PeerLink`."""
         if not self._transport.is_closing():
             self._transport.writelines(framed(frames))
 
     def close(self) -> None:
-        """See `Link`: what was sent has a moment to be read."""
+        """See `PeerLink`: what was sent has a moment to be read."""
         self._transport.close()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.abort)
 

@@ -75,7 +75,7 @@ class CommittedPositions:
             return channel in self._channels and sequence in self._channels[channel][1]
 
     def add(self, channel: str, generation: str, sequence: int) -> bool:
-        """Adds a record (`Item`) to what the next commit contains. Returns whether it was missing.
+        """Adds a record (`LentRecord`) to what the next commit contains. Returns whether it was missing.
 
         A record of another generation than the one that is read is left out: its number means another record by now.
         """

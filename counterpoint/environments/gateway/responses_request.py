@@ -70,7 +70,7 @@ _logger = logging.getLogger(__name__)
 
 
 def chat_fields(fields: dict[str, Any], places: dict[str, str] | None = None) -> dict[str, Any]:
-    """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault.
+    """Returns the fields of the chat request that asks for the same. Raises `GatewayRefused`, which names the field at fault.
 
     `places` gets where each message of the chat request, and each call, stands.
     """

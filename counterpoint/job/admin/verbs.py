@@ -22,7 +22,7 @@ class Verb(NamedTuple):
     explanation: str
     """What will happen, in sentences: for whoever is about to do it."""
     function: str
-    """`MODULE:NAME` of what does it. For a run: `function(job, run_id, asked, wait_seconds)`, which returns an `Outcome`; the
+    """`MODULE:NAME` of what does it. For a run: `function(job, run_id, asked, wait_seconds)`, which returns a `VerbOutcome`; the
     fields of the model `asked` are what the verb is asked with, and a verb without any lacks it, as one that is done at once
     lacks `wait_seconds`. For a server: `function(job, url)`."""
     label: str

@@ -103,7 +103,7 @@ def _card_memory(job: JobConfig) -> int | None:
 
 
 def _choose(planned: Planned, directory: Path, memory: int) -> dict[str, Any] | None:
-    """Returns a `Choice` with its value; None if the trainer will find no GPU. Raises `ValueError`, `OSError` and others."""
+    """Returns a `LayerChoice` with its value; None if the trainer will find no GPU. Raises `ValueError`, `OSError` and others."""
     given = {"planned": _PLANNED.dump_python(planned, mode="json"), "directory": str(directory), "memory": memory}
     done = run(
         name := "the process that computes it",

@@ -39,7 +39,7 @@ from counterpoint.run.config import ScheduleConfig
 
 
 class StraightforwardScheduler:
-    """Gives the instructions that `Scheduler` must give, without their details."""
+    """Gives the instructions that `RolloutScheduler` must give, without their details."""
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int) -> None:
         self.schedule, self.steps, self.mix, self.starts_an_event = schedule, steps, mix, starts_an_event
