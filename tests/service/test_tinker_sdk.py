@@ -106,6 +106,17 @@ def download(url: str, path: str, directory: Path) -> Path:
     return found
 
 
+def play_the_page(url: str) -> tuple[list[float], list[int]]:
+    """The losses and the sampled tokens that the program at the head of docs/tinker.md prints."""
+    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "tinker.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert "http://127.0.0.1:8200" in block
+    command = [sys.executable, "-W", "ignore", "-c", block.replace("http://127.0.0.1:8200", url)]
+    played = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert played.returncode == 0, played.stderr[-5000:]
+    *losses, tokens = map(json.loads, played.stdout.splitlines())
+    return losses, tokens
+
+
 def check_played(version: str, seen: dict[str, Any], losses: list[float]) -> None:
     """Checks what it saw; every version has the losses of the others."""
     assert seen["version"] == version
@@ -180,6 +191,7 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             for path in (results["external"], results["paths"][0], results["brought"][1])
         ]
         played = {version: play(version, found[1]) for version in VERSIONS}
+        losses, tokens = play_the_page(found[1])
         job.wait_for("the deleted states", lambda: len(list(output.glob("trainer/*/saved/step_*"))) == 1)
         records, in_flight = (
             output / "service" / "records.db",
@@ -195,6 +207,9 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(tmp_path: Path) -> 
             client.wait()
         job.end()
     check_ledger(records)
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+    assert 0 < len(tokens) <= 8
     status = json.loads((output / "service" / "status.json").read_text())
     assert status["keys"][""]["name"] == "local"
     assert status["ledger"][0]["used"]["trained"] > 0
