@@ -147,17 +147,20 @@ def descendants(root: int) -> list[int]:
 
 
 def live_processes() -> list[tuple[int, str, int, int]]:
-    """Returns pid, state (proc_pid_stat(5)), parent and process group of every process that is no zombie."""
+    """Returns pid, state (proc_pid_stat(5)), parent and process group of every process of which a thread lives.
+
+    A process whose first thread alone has ended is shown as a zombie, too, as one that was killed is while its threads end.
+    """
     found: list[tuple[int, str, int, int]] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
-                state, parent, group = file.read().rpartition(")")[2].split()[:3]
+                state, parent, group, *others = file.read().rpartition(")")[2].split()[:18]
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is hidden from us
             continue
-        if state != "Z":
+        if state != "Z" or int(others[-1]) > 1:
             found.append((int(entry), state, int(parent), int(group)))
     return found
 

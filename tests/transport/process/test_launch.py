@@ -15,7 +15,7 @@ import pytest
 
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.process import launch
-from tests.support.polling import DEADLINE_SECONDS
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 GUARDIAN, WORKER, ORPHAN, ITS_CHILD, NEWCOMER = 101, 102, 103, 104, 105
 
@@ -78,6 +78,30 @@ def test_what_dies_between_the_reaping_and_the_look_is_reaped(monkeypatch: pytes
     assert launch.kill_descendants() == []
     assert not living
     assert not zombies
+
+
+WITHOUT_ITS_FIRST_THREAD = """
+import ctypes, sys, threading
+threading.Thread(target=threading.Event().wait).start()
+print("begun", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_whose_first_thread_alone_has_ended_lives() -> None:
+    """The kernel shows it as a zombie. So it does while the threads of a killed process end, one after the other."""
+    with subprocess.Popen([sys.executable, "-c", WITHOUT_ITS_FIRST_THREAD], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            stat = Path(f"/proc/{process.pid}/stat")
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "the end of its first thread")
+            assert process.pid in launch.descendants(os.getpid())
+        finally:
+            process.kill()
+        process.wait(DEADLINE_SECONDS)
+        assert process.pid not in launch.descendants(os.getpid())
 
 
 @pytest.mark.slow
