@@ -199,5 +199,7 @@ def in_words(instruction: events.Instruction) -> str:
             return f"check {worker}"
         case events.Failover(worker, _, _, failed):
             return f"tell {worker} of {' '.join(failed)}"
+        case events.StopWorker(worker):
+            return f"stop {worker}"
         case _:
             return f"{type(instruction).__name__.lower()} {instruction.worker}"
