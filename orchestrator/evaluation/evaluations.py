@@ -81,7 +81,7 @@ class Evaluations:
         for name in self._loaded:
             self._take_up_held(name, done.get(name, -1))
         self._versions: asyncio.Queue[int] | None = asyncio.Queue() if loaded else None
-        """Versions that wait for `run`, or None for a run without evaluations."""
+        """Versions that wait for `run`, or None if nothing will play them."""
         self._newest = -1
         """The newest version that inference has loaded."""
         self._seen = -1
