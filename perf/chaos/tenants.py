@@ -24,9 +24,9 @@ from typing import Any
 import aiohttp
 import orjson
 import tinker
-import zstandard
 
 from counterpoint.job.processes_file import read_workers
+from counterpoint.service.tinker.intake import zstd
 from counterpoint.service.tinker.proto import INT32, MESSAGES
 from counterpoint.transport.process.launch import descendants, guarded
 from perf.chaos.disk import json_lines
@@ -123,7 +123,7 @@ async def sample(tenant: Tenant) -> None:
 async def send_bodies(tenant: Tenant) -> None:
     """Sends bodies that unpack to 64 MB, nested JSON of 8 MB, sessions with 1 MB of notes, and lists these."""
     await tenant.begin()
-    packed = zstandard.compress(bytes(60 * 2**20))
+    packed = zstd.compress(bytes(60 * 2**20))
     nested = b'{"tags": [], "sdk_version": "0", "user_metadata": {"a": [' + b"[[]]," * 1_600_000 + b"0]}}"
     noted = {"tags": [], "sdk_version": "0", "user_metadata": {"a": "x" * 1_000_000}}
 

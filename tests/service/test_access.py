@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import orjson
 import pytest
-import zstandard
 
 from counterpoint.service.config import QuotaConfig, TinkerConfig
 from counterpoint.service.keys import check_access, digest
@@ -21,7 +20,7 @@ from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
 from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
-from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS
+from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS, zstd
 from counterpoint.service.tinker.proto import MESSAGES
 from counterpoint.service.tinker.refusals import NoSuchThing
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
@@ -249,13 +248,17 @@ async def test_a_body_of_endless_lists_is_refused(tmp_path: Path) -> None:
 async def test_compressed_bodies_are_bounded_before_they_are_unpacked(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, _):
         message = MESSAGES["ForwardBackwardRequest"](model_id="none:train:0", seq_id=1).SerializeToString()
-        packed = zstandard.ZstdCompressor().compress(message)
-        unsized = zstandard.ZstdCompressor(write_content_size=False).compress(message)
-        bomb = zstandard.ZstdCompressor().compress(bytes(MAX_BODY_BYTES + 1))
+        packed = zstd.compress(message)
+        unsized = zstd.compress(message, options={zstd.CompressionParameter.content_size_flag: 0})
+        bomb = zstd.compress(bytes(MAX_BODY_BYTES + 1))
         headers = {"X-API-Key": KEYS[0], "Content-Type": "application/x-protobuf", "Content-Encoding": "zstd"}
-        for body, expected in ((packed, 404), (unsized, 422), (bomb, 413), (message, 422), (packed + b"x", 422)):
+        wrong = [
+            packed[:5] + bytes([packed[5] + more]) + packed[6:] for more in (1, -1)
+        ]  # how many bytes it says to have
+        wrong += [unsized, message, packed + b"x", packed + packed, packed[:-1]]
+        for body, expected in ((packed, 404), (bomb, 413), *((each, 422) for each in wrong)):
             answer = await client.post("/api/v1/forward_backward", data=body, headers=headers)
-            assert answer.status == expected
+            assert answer.status == expected, body[:100]
         other = await client.post("/api/v1/optim_step", data=packed, headers=headers)
         assert other.status == 415
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import orjson
 import pytest
-import zstandard
 from google.protobuf.message import DecodeError
 
 from counterpoint.service.keys import digest
 from counterpoint.service.tinker import intake
 from counterpoint.service.tinker.app import ENDPOINTS, PROTOBUF
-from counterpoint.service.tinker.intake import MOST_FIELDS, RECORDS
+from counterpoint.service.tinker.intake import MOST_FIELDS, RECORDS, zstd
 from counterpoint.service.tinker.proto import MESSAGES, check_fields
 from tests.service.serving import KEYS, serving
 from tests.service.test_fuzz import message
@@ -72,7 +71,7 @@ async def test_a_message_of_many_parts_is_refused_before_any_is_made(
     async with serving(tmp_path) as (client, _):
         body = part * 1001
         headers = MESSAGE | ({"Content-Encoding": "zstd"} if is_packed else {})
-        sent = zstandard.ZstdCompressor().compress(body) if is_packed else body
+        sent = zstd.compress(body) if is_packed else body
         refused = await client.post("/api/v1/forward_backward", data=sent, headers=headers)
         assert refused.status == 413, what
 
@@ -87,7 +86,7 @@ def test_a_list_of_numbers_counts_by_its_bytes() -> None:
 async def test_memory_is_that_of_the_bytes_and_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6 KB that unpack to 64 MB, of which protobuf would make 1.6 GB."""
     monkeypatch.setattr(intake, "MOST_FIELDS", 1000)  # memory is traced slowly
-    body = zstandard.ZstdCompressor().compress(b"\x1a\x00" * (2**25 - 1))
+    body = zstd.compress(b"\x1a\x00" * (2**25 - 1))
     async with serving(tmp_path) as (client, _):
         headers = MESSAGE | {"Content-Encoding": "zstd"}
         tracemalloc.start()

@@ -7,6 +7,7 @@ before its body is read, and again for the unpacked body. A thread unpacks, coun
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -15,7 +16,6 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
-import zstandard
 from aiohttp import web
 
 from counterpoint.environments.gateway.json_body import count_values
@@ -27,8 +27,16 @@ from counterpoint.service.tinker.refusals import TooLarge
 from counterpoint.transport.room import Room
 from counterpoint.transport.typed import met
 
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd
+else:
+    from backports import zstd as zstd
+
 MAX_BODY_BYTES = 64 * 2**20
 """The bytes of a body, and of a compressed one once it is unpacked."""
+
+WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: (MAX_BODY_BYTES - 1).bit_length()}
+"""How far a compressed body may look back."""
 
 MOST_BYTES = 2**30
 """The bytes of all bodies that are being read, or become requests."""
@@ -130,7 +138,7 @@ class Intake:
         size = unpacked_size(body) if is_zstd else 0
 
         def parse() -> Message | None:
-            data = decompressed(body) if is_zstd else body
+            data = decompressed(body, size) if is_zstd else body
             if check_fields(data, "ForwardBackwardRequest", MOST_FIELDS) > MOST_FIELDS:
                 return None  # an exception would keep its frame, which has the data
             message = MESSAGES["ForwardBackwardRequest"].FromString(data)
@@ -207,20 +215,23 @@ def marks(body: bytes) -> int:
 def unpacked_size(body: bytes) -> int:
     """Returns the number of bytes that a frame of zstd claims. Raises `BadRequest` and `TooLarge`."""
     try:
-        size = zstandard.frame_content_size(body)
-    except zstandard.ZstdError as error:
+        size = zstd.get_frame_info(body).decompressed_size
+    except zstd.ZstdError as error:
         raise BadRequest(f"the body is no frame of zstd: {error}") from error
-    if size < 0:
+    if size is None:
         raise BadRequest("the compressed body does not say how many bytes it has")
     if size > MAX_BODY_BYTES:
         raise _too_long(size, MAX_BODY_BYTES)
     return size
 
 
-def decompressed(body: bytes) -> bytes:
-    """Returns a body, decompressed. Raises `BadRequest`."""
+def decompressed(body: bytes, size: int) -> bytes:
+    """Returns what was compressed, which says itself that it has `size` bytes. Raises `BadRequest`."""
+    decompressor = zstd.ZstdDecompressor(options=WINDOW)
     try:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
-        return decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        data = decompressor.decompress(body, max_length=size + 1)
+    except zstd.ZstdError as error:
         raise BadRequest(f"the body is no frame of zstd: {error}") from error
+    if len(data) != size or not decompressor.eof or decompressor.unused_data:
+        raise BadRequest(f"the body is no single frame of zstd that is whole and has {size:,} bytes, as it says")
+    return data

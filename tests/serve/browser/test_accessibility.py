@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 Open = Callable[..., AbstractAsyncContextManager[Reader]]
 
 RUN = "/jobs/job/runs/run-0001"
-AXE = files("axe_core_python").joinpath("axe.min.js").read_text()
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 
 
 async def findings(page: Reader, part: str = "html") -> list[str]:
