@@ -25,7 +25,7 @@ from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.pool.sources import OPERATOR_FILE
 from counterpoint.orchestrator.changes import Changes
 from counterpoint.orchestrator.decisions import Decision
-from counterpoint.orchestrator.dispatcher import Dispatcher
+from counterpoint.orchestrator.dispatcher import Dispatcher, RunParts, StepHooks
 from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from counterpoint.orchestrator.logging_setup import set_level
@@ -40,6 +40,7 @@ from counterpoint.orchestrator.rollouts.transcripts import Transcriber
 from counterpoint.orchestrator.run_directory import ConfigurationError, claim_of, refusal
 from counterpoint.orchestrator.scheduling.events import (
     CapacityChanged,
+    Event,
     LimitChanged,
     PauseRequested,
     PolicyUpdated,
@@ -162,8 +163,8 @@ class Components:
         reports.activity.observe(self.pool, newest_step)
         self.scheduler = RolloutScheduler(config.schedule, config.steps, self._mix)
         self._playing = Playing(config, loaded.environments, loaded.chats, self.pool)
+        self.evaluations = self._make_evaluations()
         self.dispatcher = self._make_dispatcher(signals, merge_chunk)
-        self.evaluations = self.dispatcher.evaluations = self._make_evaluations()
         if checkpoint is not None:
             self._restore(checkpoint)
         if config.resume:
@@ -180,30 +181,33 @@ class Components:
 
     def _make_dispatcher(self, signals: ShutdownSignals, merge_chunk: MergeProcess | None) -> Dispatcher:
         config, loaded = self.config, self._start.loaded
-        return Dispatcher(
-            config,
+        boundary = StepBoundary(
+            config.run_dir,
+            config.run_id,
+            {environment.name: environment.state_columns for environment in config.environments},
+            gather_chunk_size=config.gather_chunk_size,
+            keep_checkpoints=config.keep_checkpoints,
+            keep_rollouts=config.keep_rollouts,
+            merge_chunk=merge_chunk,
+            transcribe=_transcriber(config, loaded.chat),
+        )
+        parts = RunParts(
             scheduler=self.scheduler,
             playing=self._playing,
-            advantage=loaded.advantage,
             sender=self.sender,
-            boundary=StepBoundary(
-                config.run_dir,
-                config.run_id,
-                {environment.name: environment.state_columns for environment in config.environments},
-                gather_chunk_size=config.gather_chunk_size,
-                keep_checkpoints=config.keep_checkpoints,
-                keep_rollouts=config.keep_rollouts,
-                merge_chunk=merge_chunk,
-                transcribe=_transcriber(config, loaded.chat),
-            ),
+            boundary=boundary,
             health=self._health,
             decisions=self._reports.decisions,
-            tasks=self._tasks,
+            evaluations=self.evaluations,
+        )
+        hooks = StepHooks(
             publish=self._publish,
             on_progress=self._reports.watchdog.progress,
             commit_in_progress=signals.commit_in_progress,
-            identity=identity_of(self._start.given),
+            annotate=lambda step: {} if self.steering is None else self.steering.annotation(step),
+            is_dump_asked=lambda step: self.steering is not None and self.steering.is_dump_asked(step),
         )
+        return Dispatcher(config, loaded.advantage, parts, hooks, self._tasks, identity_of(self._start.given))
 
     def _make_evaluations(self) -> Evaluations:
         return Evaluations(
@@ -211,12 +215,16 @@ class Components:
             self._start.loaded.evaluations,
             self.pool,
             self._servers,
-            handle=self.dispatcher.handle,
+            handle=self._handle,
             publish=self._telemetry.publish_lasting,
             on_progress=self._reports.watchdog.progress,
             say=self._reports.evaluating,
             transcribe=_transcriber(self.config, self._start.loaded.chat),
         )
+
+    def _handle(self, event: Event) -> None:
+        """Passes an event on to the dispatcher, which is made after the evaluations."""
+        self.dispatcher.handle(event)
 
     def _restore(self, checkpoint: StepCheckpoint) -> None:
         try:
@@ -283,7 +291,6 @@ class Components:
             prepare=prepare,
         )
         dumps = AskedDumps(run_dir, self.config.steps, self.sender, self.dispatcher.between_steps)
-        self.dispatcher.annotate, self.dispatcher.is_dump_asked = changes.annotation, dumps.is_asked
         self.steering = Steering(
             run_dir,
             changes=changes,

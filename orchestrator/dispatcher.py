@@ -112,45 +112,63 @@ class _PlayedGroup:
         ]
 
 
-class Dispatcher:
-    """Executes the instructions of one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """The parts of a run that the dispatcher sets to work."""
 
-    Passes every step's metrics line to `publish`. Calls `on_progress` for each completed rollout and each committed step.
-    """
+    scheduler: RolloutScheduler
+    playing: Playing
+    sender: Sender
+    boundary: StepBoundary
+    health: LoopMonitors
+    decisions: DecisionLog
+    evaluations: Evaluations | None = None
+    """Executes the instructions about evaluations; a run without any needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHooks:
+    """What others do about each step."""
+
+    publish: Callable[[MetricsLine], None]
+    """Receives every step's metrics line."""
+    on_progress: Callable[[], None]
+    """The dispatcher calls it for each completed rollout and each committed step."""
+    commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Surrounds each commit."""
+    annotate: Callable[[int], MetricsLine] = lambda step: {}
+    """Returns the changes for the metrics line of a step."""
+    is_dump_asked: Callable[[int], bool] = lambda step: False
+    """Whether somebody asked for a dump of this step."""
+
+
+class Dispatcher:
+    """Executes the instructions of one run."""
 
     def __init__(
         self,
         config: RunConfig,
-        *,
-        scheduler: RolloutScheduler,
-        playing: Playing,
         advantage: Advantage,
-        sender: Sender,
-        boundary: StepBoundary,
-        health: LoopMonitors,
-        decisions: DecisionLog,
+        parts: RunParts,
+        hooks: StepHooks,
         tasks: asyncio.TaskGroup,
-        publish: Callable[[MetricsLine], None],
-        on_progress: Callable[[], None],
-        commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
         identity: dict[str, Any] | None = None,
     ) -> None:
         """`identity` is that of the configuration as the user gave it, if it has been changed since."""
         self._identity = identity or identity_of(config)
-        self._scheduler = scheduler
-        self._playing = playing
+        self._scheduler = parts.scheduler
+        self._playing = parts.playing
         self.reconfigure(config, advantage)
         self.between_steps = asyncio.Lock()
         """A step boundary holds it. Another holder is between two steps."""
-        self._sender = sender
-        self._boundary = boundary
-        self._health = health
-        self._rollout_counts = health.rollout_counts
-        self._decisions = decisions
+        self._sender = parts.sender
+        self._boundary = boundary = parts.boundary
+        self._health = parts.health
+        self._rollout_counts = parts.health.rollout_counts
+        self._decisions = parts.decisions
+        self._evaluations = parts.evaluations
         self._tasks = tasks
-        self._publish = publish
-        self._on_progress = on_progress
-        self._commit_in_progress = commit_in_progress
+        self._hooks = hooks
         self._groups: dict[int, _PlayedGroup] = {}
         self._record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
         self._discarded = DiscardedRollouts(config.schedule)
@@ -177,12 +195,6 @@ class Dispatcher:
         self._clock = PhaseClock()
         self._ahead = self._new_ahead()
         """The record of the next step, begun, or None if it is written as a whole."""
-        self.annotate: Callable[[int], MetricsLine] = lambda step: {}
-        """Returns the changes for the metrics line of a step."""
-        self.is_dump_asked: Callable[[int], bool] = lambda step: False
-        """Whether somebody asked for a dump of this step."""
-        self.evaluations: Evaluations | None = None
-        """Executes the instructions about evaluations. Set before the first event if the run has any."""
         self.finished = asyncio.Event()
         """Set once the last step is committed."""
 
@@ -258,7 +270,7 @@ class Dispatcher:
                 rollout for group_id in self._scheduler.ready_group_ids() for rollout in self._groups[group_id].rollouts
             ]
             checkpoint = self._checkpoint(self._sender.newest_step, self._scheduler.state(), ready)
-            with self._commit_in_progress():
+            with self._hooks.commit_in_progress():
                 await in_thread(save, self._discarded.report(), self._config.run_dir, self._newest_discarded())
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
@@ -304,8 +316,8 @@ class Dispatcher:
             case LastStepCommitted():
                 self.finished.set()
             case StartEvaluationRollouts() | EndEvaluation() | CancelEvaluation():
-                assert self.evaluations is not None
-                self.evaluations.execute(instruction)
+                assert self._evaluations is not None
+                self._evaluations.execute(instruction)
 
     async def _end_patience(self, step: int, seconds: float) -> None:
         logger.warning(
@@ -383,7 +395,7 @@ class Dispatcher:
                 raise
             outcome = RolloutOutcome.CANCELLED
         if outcome is RolloutOutcome.COMPLETED:
-            self._on_progress()
+            self._hooks.on_progress()
         self._rollout_counts.ended += 1
         group.playing -= 1
         if not group.playing:
@@ -450,8 +462,8 @@ class Dispatcher:
             line = await self._cross_boundary(step, group_ids, ahead)
         self._boundary_task = None
         shipped = [self._groups.pop(group_id) for group_id in group_ids]
-        self._on_progress()
-        self._publish(line)
+        self._hooks.on_progress()
+        self._hooks.publish(line)
         self.handle(BatchCommitted(step))
         while shipped:  # the rollouts of a group are freed in one pass of the loop
             shipped.pop()
@@ -466,10 +478,10 @@ class Dispatcher:
             self._lossless.add(self._groups[group_id].durations(), lost=False)
             self._count_restored(self._groups[group_id])
         discarded, unrecorded = self._discarded.take(step)
-        with self._commit_in_progress():
+        with self._hooks.commit_in_progress():
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock, ahead)
             self._sender.offer(*await in_progress.merge())
-            line = self._metrics() | self.annotate(step)
+            line = self._metrics() | self._hooks.annotate(step)
             # Taken now, before the wait for the disk: groups that end meanwhile start again after a kill.
             checkpoint = self._checkpoint(step, self._scheduler.state(ready=False), [], line)
             line = await in_progress.complete(checkpoint, partial(self._sender.commit, step))
@@ -484,7 +496,7 @@ class Dispatcher:
 
     def _boundary_of(self, step: int) -> StepBoundary:
         """Returns the boundary of a step, with a dump if one is due."""
-        if not (self._config.dump_raw_rollouts or self.is_dump_asked(step)):
+        if not (self._config.dump_raw_rollouts or self._hooks.is_dump_asked(step)):
             return self._boundary
         environments = self._playing.environments.items()
         group_scoring = [name for name, each in environments if each.environment.group_scoring]
@@ -533,7 +545,7 @@ class Dispatcher:
             **metrics_of(loaded.environment for loaded in self._playing.environments.values()),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "inflight/evaluation_rollouts": snapshot.evaluation_rollouts,
-            **(self.evaluations.take_metrics() if self.evaluations is not None else {}),
+            **(self._evaluations.take_metrics() if self._evaluations is not None else {}),
             "policy/version": snapshot.policy_version,
             ALLOWED: snapshot.staleness_bound,
             "memory/rss_bytes": resident_bytes(),

@@ -16,6 +16,7 @@ from typing import cast, get_args
 
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.orchestrator.changes import Changes, Steps
+from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.step.asked_dumps import AskedDumps
 from counterpoint.run.loop_health.profile import profile_loop, write_profile
 from counterpoint.run.loop_health.threads import in_thread
@@ -68,6 +69,14 @@ class Steering:
         self._profiling: asyncio.Task[None] | None = None
         self._profiled = ""
         """The request of the profile in progress."""
+
+    def annotation(self, step: int) -> MetricsLine:
+        """Returns the changes for the metrics line of a step."""
+        return self._changes.annotation(step)
+
+    def is_dump_asked(self, step: int) -> bool:
+        """Whether somebody asked for a dump of this step."""
+        return self._dumps.is_asked(step)
 
     async def run(self) -> None:
         """Takes up requests until cancelled."""

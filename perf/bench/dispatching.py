@@ -9,7 +9,7 @@ from typing import Any, cast
 from counterpoint.environments.base import Environment
 from counterpoint.environments.chat import Chat
 from counterpoint.orchestrator.decisions import DecisionLog
-from counterpoint.orchestrator.dispatcher import Dispatcher
+from counterpoint.orchestrator.dispatcher import Dispatcher, RunParts, StepHooks
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.players import GroupsPool
 from counterpoint.orchestrator.rollouts.playing import Playing
@@ -38,8 +38,7 @@ async def run_to_the_end(
     with health.blame:
         async with asyncio.TaskGroup() as tasks:
             monitor = tasks.create_task(health.lag.run())
-            dispatcher = trainer.dispatcher = Dispatcher(
-                config,
+            parts = RunParts(
                 scheduler=RolloutScheduler(config.schedule, config.steps, _Examples(entry.name)),
                 playing=Playing(
                     config,
@@ -47,15 +46,14 @@ async def run_to_the_end(
                     {entry.name: cast(Chat, NoTokenizer())},
                     pool,
                 ),
-                advantage=load_advantage(config.advantage),
                 sender=cast(Sender, trainer),
                 boundary=StepBoundary(config.run_dir, config.run_id, {entry.name: []}),
                 health=health,
                 decisions=DecisionLog(config.run_dir),
-                tasks=tasks,
-                publish=lambda line: None,
-                on_progress=lambda: None,
             )
+            hooks = StepHooks(publish=lambda line: None, on_progress=lambda: None)
+            advantage = load_advantage(config.advantage)
+            dispatcher = trainer.dispatcher = Dispatcher(config, advantage, parts, hooks, tasks)
             dispatcher.handle(CapacityChanged(config.schedule.most_in_flight))
             dispatcher.handle(PolicyUpdated(0))
             await dispatcher.finished.wait()
