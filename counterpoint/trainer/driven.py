@@ -31,7 +31,7 @@ from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.work.contribution import StepOutcome
 from counterpoint.trainer.work.order import Order
-from counterpoint.trainer.work.sources import Item, NoWire, Source
+from counterpoint.trainer.work.sources import Item, NoWire
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.records import Batch
 from counterpoint.transport.validation import validate
@@ -43,8 +43,7 @@ class LocalRun:
     def __init__(self, learner: Learner, run_id: str) -> None:
         """Has the run admitted, whose directory is there. Raises `ValueError` if it cannot be trained."""
         self._learner = learner
-        source = Source("nothing", asked=True)
-        self._trainer = Trainer(learner.config, learner, NoWire(), {run_id: source})
+        self._trainer = Trainer(learner, NoWire(), {run_id: None})
         self._trainer.turn()
         registry = learner.manager.registry
         if (run := registry.taking(run_id)) is None:
@@ -141,7 +140,7 @@ class LocalRun:
 
     def release(self, name: str) -> None:
         """Removes published weights, if there are any of that name. Raises `OSError`, and `ValueError` for what is no name."""
-        self._trainer.broadcasters[self._run.slot].release(name)
+        self._trainer.shared.broadcasters[self._run.slot].release(name)
 
     def save(self) -> int:
         """Saves weights and optimizer of the last update, whether published or not; returns its step once it is durable.
@@ -162,7 +161,7 @@ class LocalRun:
         registry, run_id = self._learner.manager.registry, self._run.run_id
         if registry.taking(run_id) is not self._run:
             raise ValueError(registry.refused.get(run_id, f"run {run_id} has left its slot"))
-        return self._trainer.orders[self._run.slot]
+        return self._trainer.shared.orders[self._run.slot]
 
     def _interrupt(self, order: Order[Item]) -> None:
         """Leaves what is carried out so that nothing counts twice, or is left out, when it is asked for again."""
@@ -172,7 +171,7 @@ class LocalRun:
             order.end(time.monotonic())
             return
         contributes = order.taken.batch is not None
-        self._trainer.drop(self._run.slot)
+        self._trainer.shared.drop(self._run.slot)
         if contributes:  # with it, all contributions since the last update were dropped
             order.done = self._run.progress.item
 

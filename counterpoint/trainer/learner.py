@@ -336,7 +336,7 @@ class Learner:
         summed = [
             steps[-1]
             for slot, steps in self.contributions.items()
-            if steps and (everyones or self.runs[slot].shards is not None)
+            if steps and (everyones or self.runs[slot].torch.shards is not None)
         ]
         self.loaded.rows.train(own, self._train_row, summed)
 
@@ -345,7 +345,10 @@ class Learner:
         trained = [part for part in row if not part[0].current.measures]
         model, replay, limits = self.loaded.model, self.loaded.replay, self.loaded.limits
         with ExitStack() as stack:
-            for each in {model, *(step.run.reference for step, _ in measured if step.run.reference is not None)}:
+            for each in {
+                model,
+                *(step.run.torch.reference for step, _ in measured if step.run.torch.reference is not None),
+            }:
                 stack.enter_context(shared_rows(each, self.ranks.context))
             if measured:
                 began = time.perf_counter()
@@ -374,7 +377,7 @@ class Learner:
     def _assemble(self, slot: int) -> Assembled:
         rest(self.loaded.model)
         weights, digests = dict[str, Tensor](), dict[str, Digest]()
-        if self.runs[slot].shards is not None:
+        if self.runs[slot].torch.shards is not None:
             weights = whole_weights(self.loaded.model, self.ranks.index == 0)
             digests = digests_over_ranks(self.loaded.model, self.config.server_dtypes, self.ranks)
         assert self.loaded.passes is not None
@@ -399,17 +402,18 @@ class Learner:
     def _write_others(self, slot: int) -> OtherSlices:
         self._tell(commands.BeginSlices(slot))
         run = self.runs[slot]
-        assert run.shards is not None
-        return OtherSlices(run.shards.ranks, lambda: self._tell(commands.AskForSlices(run.run_id)))
+        assert run.torch.shards is not None
+        return OtherSlices(run.torch.shards.ranks, lambda: self._tell(commands.AskForSlices(run.run_id)))
 
     def _begin_slice(self, slot: int) -> None:
         run = self.runs[slot]
-        shards = run.shards
+        shards = run.torch.shards
         assert shards is not None
         if self.ranks.index < shards.ranks:
             rows = shards.rows
             self._slices.begin(
-                run.run_id, lambda: {key: each for key, each in run.state().items() if key.partition(".")[2] in rows}
+                run.run_id,
+                lambda: {key: each for key, each in run.torch.newest().items() if key.partition(".")[2] in rows},
             )
 
     def _ranks_that_write(self, run_id: str) -> list[int]:
@@ -427,8 +431,8 @@ class Learner:
 
     def _drop(self, slot: int) -> None:
         if self.contributions.pop(slot, None):
-            self.runs[slot].optimizer.zero_grad()
-            self.runs[slot].restore()
+            self.runs[slot].torch.optimizer.zero_grad()
+            self.runs[slot].torch.restore()
 
     def _export_directory(self, run: Run) -> Path | None:
         exported = run.config.training.token_export
@@ -479,16 +483,16 @@ class Learner:
                 config.training.optimizer,
                 offload=self.config.optimizer_offload,
             )
-            run.loss = load_loss(config.training.loss, optional_inputs(config))
-            run.optimizer, run.value_head, run.reference = optimizer, head, reference
+            run.torch.loss = load_loss(config.training.loss, optional_inputs(config))
+            run.torch.optimizer, run.torch.value_head, run.torch.reference = optimizer, head, reference
             if self.config.divided and config.training.lora is None:
-                run.shards = self._shards(slot)
+                run.torch.shards = self._shards(slot)
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
             elif config.training.start_from is not None:
                 copies.put(run, copies.read(run, self.config.output_dir, 0))
             if config.training.reference_is_start:
-                run.reference_slot = self.manager.keep_adapter(
+                run.torch.reference_slot = self.manager.keep_adapter(
                     slot, start_of(self.config.output_dir, run_id, run.progress.step)
                 )
             failure = ""
@@ -503,7 +507,7 @@ class Learner:
         if float(failed):
             run.failure = failure or "it could not be made on another rank; see that rank's log"
             logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, run.failure)
-            run.release()
+            run.torch.release()
             self._close_reference(slot)  # at once: ranks that share rows must agree on the models of a row
         else:
             self.runs[slot] = run
@@ -511,7 +515,7 @@ class Learner:
     def _delete(self, slot: int, run_id: str) -> None:
         self._drop(slot)
         if (run := self.runs.pop(slot, None)) is not None:
-            run.release()
+            run.torch.release()
         self._close_reference(slot)
         self.manager.release_run_parameters(slot)
 

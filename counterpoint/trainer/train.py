@@ -16,7 +16,7 @@ from counterpoint.trainer.loop import Trainer
 from counterpoint.trainer.model.load import choose_device
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.epochs import Epochs
-from counterpoint.trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
+from counterpoint.trainer.runs.manager import setup_multi_run_manager
 from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.work.sources import NoWire, Sources
 from counterpoint.transport.process.notify import StatusLine, beating, notify_failure
@@ -48,11 +48,11 @@ def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Source
             group = stack.enter_context(ranks.join(config, device))
             if ranks.is_follower():  # not before, since no handler runs while it waits for a rank that has died
                 stack.enter_context(stop)
-            setup_multi_run_manager(config.output_dir, config.max_runs, config.seed)
-            learner = Learner(config, group, get_multi_run_manager())
+            manager = setup_multi_run_manager(config.output_dir, config.max_runs, config.seed)
+            learner = Learner(config, group, manager)
             if group.index > 0:
                 return _follow(learner)
-            refusal = Epochs(config.output_dir, get_multi_run_manager()).refusal
+            refusal = Epochs(config.output_dir, manager).refusal
             receiver = stack.enter_context(
                 closing(NoWire() if sources else open_receiver(config.transport, config.output_dir, refusal))
             )
@@ -68,8 +68,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Source
         on_ready()
         stack.enter_context(beating())
         try:
-            with closing(Trainer(config, learner, receiver, sources)) as trainer:
-                trainer.endpoint = endpoint
+            with closing(Trainer(learner, receiver, sources, endpoint)) as trainer:
                 code = trainer.serve(stop)
         except (LacksMemory, ModelLost) as error:
             return _failed(1, str(error))

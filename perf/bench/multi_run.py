@@ -116,7 +116,9 @@ class _Memory:
 def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
     """Returns the case of memory: the bytes that all runs but the first added."""
     base = sum(parameter.nbytes for parameter in trainer.learner.loaded.model.parameters())
-    states = [sum(tensor.nbytes for tensor in run.optimizer.state().values()) for run in trainer.learner.runs.values()]
+    states = [
+        sum(tensor.nbytes for tensor in run.torch.optimizer.state().values()) for run in trainer.learner.runs.values()
+    ]
     further = sum(states[1:])
     return Case(
         "memory of many runs",

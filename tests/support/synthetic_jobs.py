@@ -4,9 +4,9 @@
 
 For tests of what reads jobs (`counterpoint/serve/`), and for looking at a page with much in it. The job is healthy: its reward
 rises, nothing fails often, nothing is late. Lines are those of `orchestrator/step/step_metrics.py` and
-`counterpoint/trainer/loop.py`, in their order. Only `distinct` runs have contents of their own; the others' files are hard links
-to theirs, which readers cannot tell apart, so that 1,000 runs of 10,000 steps take seconds and little space. The trainer's file
-is written in full.
+`counterpoint/trainer/shells/steps.py`, in their order. Only `distinct` runs have contents of their own; the others' files are
+hard links to theirs, which readers cannot tell apart, so that 1,000 runs of 10,000 steps take seconds and little space. The
+trainer's file is written in full.
 """
 
 from __future__ import annotations

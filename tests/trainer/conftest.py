@@ -173,4 +173,4 @@ def take_batch(sessions: Sessions, run: Run, order: Order[Item]) -> Batch | None
 def end_step(run: Run, order: Order[Item]) -> None:
     """Ends the step of a batch that was taken."""
     order.end(0.0)
-    run.progress.step, run.progress.batch = order.done, run.batch
+    run.progress.step, run.progress.batch = order.done, run.wire.batch

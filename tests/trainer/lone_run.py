@@ -51,7 +51,7 @@ class LoneRun:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of what is trained."""
-        return {name: parameter.detach().clone() for name, parameter in self.run.optimizer.parameters.items()}
+        return {name: parameter.detach().clone() for name, parameter in self.run.torch.optimizer.parameters.items()}
 
 
 def make_lone_run(

@@ -66,8 +66,8 @@ class Bench:
             if is_target(name, adapter):
                 layer.admit(slot, adapter.rank, adapter.alpha, generator)
         run = Run(slot, f"run-{slot}", slot, config)
-        run.optimizer = Optimizer(self.parameters(slot))
-        run.loss = Loss(loss) if loss is not None else load_loss(config.training.loss)
+        run.torch.optimizer = Optimizer(self.parameters(slot))
+        run.torch.loss = Loss(loss) if loss is not None else load_loss(config.training.loss)
         return run
 
     def parameters(self, slot: int) -> dict[str, nn.Parameter]:
@@ -108,6 +108,6 @@ def gradients(run: Run) -> dict[str, Tensor]:
     """Copies of what has accumulated."""
     return {
         name: parameter.grad.clone()
-        for name, parameter in run.optimizer.parameters.items()
+        for name, parameter in run.torch.optimizer.parameters.items()
         if parameter.grad is not None
     }

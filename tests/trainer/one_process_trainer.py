@@ -117,14 +117,14 @@ class Life:
         self.manager = MultiRunManager(output_dir, self.config.max_runs, self.config.seed)
         self.learner = Learner(self.config, ranks, self.manager)
         self.wire = Wire(committed)
-        self.trainer = Trainer(self.config, self.learner, self.wire)
+        self.trainer = Trainer(self.learner, self.wire)
 
     def turn(self) -> None:
         """One pass of the trainer's loop, with a discovery; then the disk is waited for."""
         self.trainer._discovered = 0.0
         self.trainer.turn()
         if self.waits_for_the_disk:
-            self.trainer.checkpoints.complete()
+            self.trainer.shared.checkpoints.complete()
 
     def turn_until(self, condition: Callable[[], bool], what: str) -> None:
         """Passes until the condition holds."""

@@ -71,7 +71,7 @@ def main(directory: Path, model: str) -> None:
             one.synchronize()
             (directory / "metrics.json").write_text(json.dumps(train(LoneRun(one))))
             one.stop()
-        save_file(one.runs[0].optimizer.state(), directory / f"rank_{group.index}.safetensors")
+        save_file(one.runs[0].torch.optimizer.state(), directory / f"rank_{group.index}.safetensors")
 
 
 if __name__ == "__main__":

@@ -131,10 +131,10 @@ class Bench:
         """What is trained, whole."""
         run = self.learner.runs[slot]
         assembled = self.learner.assemble(slot)
-        if assembled is None or run.shards is None:
-            return {name: each.detach().flatten().tolist() for name, each in run.optimizer.parameters.items()}
+        if assembled is None or run.torch.shards is None:
+            return {name: each.detach().flatten().tolist() for name, each in run.torch.optimizer.parameters.items()}
         assert assembled.digests == digests_of(own_memory(assembled.weights), self.config.server_dtypes)
-        names = run.optimizer.parameters
+        names = run.torch.optimizer.parameters
         return {name: assembled.weights[name].flatten().tolist() for name in names}
 
 

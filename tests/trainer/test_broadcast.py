@@ -237,7 +237,7 @@ def test_a_full_disk_to_which_broadcasts_lead_evicts_its_run_alone(
             broadcasts = tmp_path / "run_one" / "broadcast"
             broadcasts.rename(broadcasts.with_name("away"))
             broadcasts.symlink_to(shm)
-        broadcaster = one.trainer.broadcasters[one.run("one").slot]
+        broadcaster = one.trainer.shared.broadcasters[one.run("one").slot]
         monkeypatch.setattr(broadcaster, "publish", full)
         one.wire.committed |= {"one": 2, "other": 3}
         with nullcontext() if other_disk else pytest.raises(OSError, match="No space left"):

@@ -319,7 +319,7 @@ def test_after_an_update_that_failed_nothing_goes_on(dense_directory: Path, tmp_
     with drive(configured(tmp_path, dense_directory), described()) as driven:
         assert driven is not None
         train(driven, 1)
-        driven._run.intact = False
+        driven._run.torch.intact = False
         for each in (lambda: driven.contribute(make_batch(2)), driven.save, lambda: driven.publish("name")):
             with pytest.raises(ValueError, match="last save"):
                 each()
@@ -356,7 +356,7 @@ def test_full_weights_are_published_whole(dense_directory: Path, tmp_path: Path)
         assert driven is not None
         train(driven, 1)
         place = driven.publish("whole")
-        trained = {name: each.detach().clone() for name, each in driven._run.optimizer.parameters.items()}
+        trained = {name: each.detach().clone() for name, each in driven._run.torch.optimizer.parameters.items()}
     found = load_file(place / "model.safetensors")
     assert trained.keys() <= found.keys()
     assert all(torch.equal(found[name], each) for name, each in trained.items())

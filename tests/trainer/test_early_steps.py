@@ -49,7 +49,7 @@ def begin_early(one: Life, batch: Batch) -> None:
         return step is not None and step.batch is batch
 
     one.turn_until(begun, "the early step")
-    one.turn_until(lambda: not one.trainer._shares.left(one.run("one").slot), "its rows")
+    one.turn_until(lambda: not one.trainer.shared.shares.left(one.run("one").slot), "its rows")
     assert rows_trained(one) == len(batch.samples)
     assert one.step_of("one") == one.wire.acknowledged("one") == step, "nothing is trained yet"
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_evicted_meanwhile_keeps_its_last_step(dense_directory: Pa
     with life(tmp_path, dense_directory, {"one": 0, "other": 0}) as one:
         one.until_step(one=0, other=0)
         begin_early(one, batch_of(1))
-        one.trainer._evict(one.run("one"), "an operator wants it")
+        one.trainer.shared.evict(one.run("one"), "an operator wants it")
         one.wire.committed["other"] = 2
         one.until_step(other=2)
     assert published_steps(tmp_path / "run_one" / "broadcast") == [0]
@@ -191,7 +191,7 @@ def test_a_stop_completes_open_steps_alone(
             one.wire.commit("other", 1)
             one.wire.offer(make_batch(1, (60,) * 4, run_id="other"))
             one.turn_until(lambda: contribution(one, "one") is not None, "the early step")
-            one.turn_until(lambda: one.trainer.orders[one.run("other").slot].newest == 1, "the open step")
+            one.turn_until(lambda: one.trainer.shared.orders[one.run("other").slot].newest == 1, "the open step")
         train = one.learner.train_rows
 
         def train_and_note(given: Sequence[Row]) -> None:

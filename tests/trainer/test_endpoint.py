@@ -37,7 +37,7 @@ def test_a_trainer_writes_and_shows_the_names_of_the_catalogue(dense_directory: 
         write_member(tmp_path, dense_directory, run_id, steps=2)
     with (
         life(tmp_path, dense_directory, {"first": 2, "second": 1}) as one,
-        one.trainer.endpoint as endpoint,
+        one.trainer.shared.endpoint as endpoint,
     ):
         assert (tmp_path / "prometheus" / "trainer.json").exists()
         one.until_step(first=2, second=1)

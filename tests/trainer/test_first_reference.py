@@ -33,7 +33,7 @@ def train_winner(output_dir: Path, model: Path) -> Path:
 
 
 def reference_of(one: Life, run_id: str) -> dict[str, Tensor]:
-    slot = one.run(run_id).reference_slot
+    slot = one.run(run_id).torch.reference_slot
     assert slot is not None
     return {name: tensor.clone() for name, tensor in peft_state(one.learner.manager.modules, slot).items()}
 
@@ -65,7 +65,7 @@ def test_it_is_the_first_policy_also_after_a_copy_and_a_restart(
         one.until_step(**committed)
         assert divergence(tmp_path, "child", 1) < 1e-9, "before its first update a run is its own reference"
         assert divergence(tmp_path, "fresh", 1) < 1e-9
-        assert one.run("fresh").reference_slot is None, "the base"
+        assert one.run("fresh").torch.reference_slot is None, "the base"
         assert same(reference_of(one, "child"), first)
         remove_directory(given)
         shutil.rmtree(tmp_path / "trainer" / "winner")
@@ -83,7 +83,7 @@ def test_it_is_the_first_policy_also_after_a_copy_and_a_restart(
 
 
 def reference_parameters(one: Life, run_id: str) -> list[Tensor]:
-    slot = one.run(run_id).reference_slot
+    slot = one.run(run_id).torch.reference_slot
     assert slot is not None
     return [each for layer in one.learner.manager.modules.values() for each in layer.adapter_parameters(slot).values()]
 

@@ -187,7 +187,7 @@ def test_values_that_are_not_finite_stay_in_their_run(kind: tuple[Path, dict[int
     advantages = np.full_like(batch_of(bench, first.slot, 1).advantages_T, np.nan)
     assert_equal(train_rows(bench, first, others, advantages_T=advantages)[1], expected)
     for run in others:
-        run.optimizer.zero_grad()
+        run.torch.optimizer.zero_grad()
     with torch.no_grad():
         for parameter in bench.parameters(first.slot).values():
             parameter.fill_(torch.nan)

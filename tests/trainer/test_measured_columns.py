@@ -23,7 +23,7 @@ def test_each_run_of_a_row_gets_the_references_words_on_its_own_tokens(monkeypat
     for number, lengths in enumerate(((9, 17), (5, 12))):
         batch = make_batch(number + 1, lengths)
         count = len(trained_positions(batch, [0, 1]))
-        run = SimpleNamespace(reference_slot=None)
+        run = SimpleNamespace(torch=SimpleNamespace(reference_slot=None))
         row.append(
             (
                 SimpleNamespace(batch=batch, run=run, columns=Columns(batch, [REFERENCE], CPU), sums_EM=torch.zeros(1)),

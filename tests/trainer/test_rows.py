@@ -98,12 +98,12 @@ def test_what_one_runs_row_raises_is_its_fault_and_leaves_the_others_as_if_it_ha
         metrics.append([finish([step], ALONE, step.run.scheduled()) for step in (one, two)])
         assert (one.fault, two.fault) == (None, None)
         if offender:
-            before = {name: value.detach().clone() for name, value in bad.run.optimizer.parameters.items()}
+            before = {name: value.detach().clone() for name, value in bad.run.torch.optimizer.parameters.items()}
             with pytest.raises(InvalidBatch, match=r"step 1: .*(cannot be|does not fit into memory)"):
                 finish([bad], ALONE, bad.run.scheduled())
-            assert all(torch.equal(before[name], value) for name, value in bad.run.optimizer.parameters.items())
+            assert all(torch.equal(before[name], value) for name, value in bad.run.torch.optimizer.parameters.items())
             assert gradients(bad.run) == {}
-            assert bad.run.intact
+            assert bad.run.torch.intact
     for expected, found in zip(*accumulated, strict=True):
         assert expected.keys() == found.keys()
         for name in expected:
@@ -200,11 +200,11 @@ def test_an_update_that_fails_leaves_weights_that_are_never_saved(
 ) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
     lone.train(make_batch(1))
-    monkeypatch.setattr(lone.run.optimizer, "step", lambda *_: torch.empty(2**58))
-    assert lone.run.intact
+    monkeypatch.setattr(lone.run.torch.optimizer, "step", lambda *_: torch.empty(2**58))
+    assert lone.run.torch.intact
     with pytest.raises(InvalidBatch, match=r"step 2 failed: RuntimeError: .*can't allocate memory"):
         lone.train(make_batch(2))
-    assert not lone.run.intact
+    assert not lone.run.torch.intact
 
 
 # --- whatever fails, and wherever ---

@@ -69,7 +69,7 @@ def failing_later(inputs: LossInputs) -> LossOutputs:
 
 
 def state_of(lone: LoneRun) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in lone.run.optimizer.state().items()}
+    return {name: tensor.clone() for name, tensor in lone.run.torch.optimizer.state().items()}
 
 
 def assert_equal(former: dict[str, Tensor], latter: dict[str, Tensor]) -> None:
@@ -133,8 +133,8 @@ def test_a_refusal_of_a_later_update_refuses_the_step(
     with pytest.raises(InvalidBatch, match=reason):
         tried.train(bad)
     assert_equal(state_of(tried), before)
-    assert (tried.run.progress.step, tried.run.intact, tried.run.held) == (1, True, None)
-    assert all(parameter.grad is None for parameter in tried.run.optimizer.parameters.values())
+    assert (tried.run.progress.step, tried.run.torch.intact, tried.run.torch.held) == (1, True, None)
+    assert all(parameter.grad is None for parameter in tried.run.torch.optimizer.parameters.values())
     tried.learner.drop_step(0)
     for number in (2, 3):
         assert tried.train(make_batch(number))["loss"] == never.train(make_batch(number))["loss"]
@@ -151,7 +151,7 @@ def test_a_refusal_of_the_first_step_of_all_leaves_the_optimizer_without_moments
     with pytest.raises(InvalidBatch, match="the loss of step 1 is not finite"):
         lone.train(bad)
     assert_equal(state_of(lone), before)
-    assert all(name.startswith("master.") for name in lone.run.optimizer.state())
+    assert all(name.startswith("master.") for name in lone.run.torch.optimizer.state())
 
 
 def open_until_pass(lone: LoneRun, number: int, passes: int) -> Contribution:
@@ -350,7 +350,7 @@ def test_a_reference_leaves_the_memory_with_its_run(dense_directory: Path, tmp_p
             reference={"reward_coefficient": 0.1},
         )
         lone.train(make_batch(1))
-        reference = weakref.ref(lone.run.reference)
+        reference = weakref.ref(lone.run.torch.reference)
         assert reference() is not None
         lone.learner.manager.evict_run(0, "it is not wanted any more")
         lone.learner.manager.discover_runs()
@@ -449,9 +449,9 @@ def test_an_eviction_in_the_middle_of_a_step_saves_the_last_whole_one(dense_dire
     write_member(tmp_path, dense_directory, "several", 4, checkpoint_interval=9, **UPDATES)
     with life(tmp_path, dense_directory, {"several": 3}, max_tokens=24) as one:
         one.until_step(several=2)
-        before = {name: tensor.clone() for name, tensor in one.run("several").optimizer.state().items()}
-        one.turn_until(lambda: one.run("several").held is not None, "the middle of step 3")
-        changed = one.run("several").optimizer.state()
+        before = {name: tensor.clone() for name, tensor in one.run("several").torch.optimizer.state().items()}
+        one.turn_until(lambda: one.run("several").torch.held is not None, "the middle of step 3")
+        changed = one.run("several").torch.optimizer.state()
         assert not all(torch.equal(before[name], changed[name]) for name in before)
         evict(tmp_path, "several", "by hand")
         one.turn_until(lambda: one.step_of("several") == -1, "its leaving")

@@ -10,10 +10,11 @@ import pytest
 
 from counterpoint.environments.data.rows import DataError
 from counterpoint.trainer.broadcast import Broadcaster
-from counterpoint.trainer.loop import EVICTED, Trainer
+from counterpoint.trainer.loop import EVICTED
 from counterpoint.trainer.probe import BrokenWeights
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.train import newest_weights
+from counterpoint.trainer.shells.steps import StepsShell
 from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
@@ -61,14 +62,14 @@ def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_
 def test_a_run_whose_directory_is_deleted_ends_and_says_so(
     place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = Trainer._report
+    report = StepsShell._report
 
-    def delete(trainer: Trainer, *given: Any) -> None:
-        report(trainer, *given)
+    def delete(steps: StepsShell, *given: Any) -> None:
+        report(steps, *given)
         shutil.rmtree(tmp_path / "run_sft")
-        trainer._discovered = 0.0
+        steps._shared.slots_change = True
 
-    monkeypatch.setattr(Trainer, "_report", delete)
+    monkeypatch.setattr(StepsShell, "_report", delete)
     assert run(make_config(place, tmp_path, training={**TRAINING, "lora": LORA})) == 2
     assert f"its directory {tmp_path / 'run_sft'} was deleted" in caplog.text
 

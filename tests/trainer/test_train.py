@@ -146,7 +146,7 @@ def test_a_batch_that_is_there_is_trained_without_waiting_for_a_message(
 
         def noting(timeout: float) -> Any:
             run = one.manager.registry.taking("one")
-            if run is not None and run.progress.step + 1 in one.trainer.orders[run.slot].waiting:
+            if run is not None and run.progress.step + 1 in one.trainer.shared.orders[run.slot].waiting:
                 waits.append(timeout)
             return receive(timeout)
 

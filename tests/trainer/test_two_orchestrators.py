@@ -287,7 +287,7 @@ def test_a_process_that_was_killed_before_it_kept_its_epoch_is_followed(world: W
 
 def test_another_batch_of_a_known_step_is_a_conflict_and_no_repetition(world: World) -> None:
     first = trained_to(world, 1)
-    session = world.trainer.run.session
+    session = world.trainer.run.wire.session
     assert session is not None
     world.say(first, codec.encode_offer(Offer(make_batch(1, "first"), session)))
     world.settle(first)

@@ -97,7 +97,7 @@ def test_steps_are_those_of_a_plain_loop(
         assert metrics["tokens/trained"] == int(batch.loss_mask_T.sum())
     assert distance(run, plain) < 1e-5
     assert distance(run, PlainLoop(dense_directory)) > 1e-3, "something was learnt"
-    assert run.run.held is None
+    assert run.run.torch.held is None
 
 
 def clipped_alone(inputs: LossInputs) -> LossOutputs:

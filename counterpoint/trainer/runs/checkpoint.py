@@ -119,16 +119,16 @@ def take(run: Run) -> Snapshot:
 
     The other ranks copy their slices of a divided one meanwhile, and begin to write them.
     """
-    others = None if run.shards is None else run.shards.write_others()
-    tensors = shard_files.copied(run.state())
+    others = None if run.torch.shards is None else run.torch.shards.write_others()
+    tensors = shard_files.copied(run.torch.newest())
     description = {
         "format": FORMAT,
         "run_id": run.run_id,
         "progress": asdict(run.progress),
         "training": meaning(run),
     }
-    if run.shards is not None:
-        description["shards"] = run.shards.description
+    if run.torch.shards is not None:
+        description["shards"] = run.torch.shards.description
     return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, others)
 
 
@@ -184,8 +184,10 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
     directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
     try:
         _check_alpha(run, description)
-        tensors = shard_files.read(directory, description.get("shards"), None if run.shards is None else run.shards.own)
-        run.optimizer.load_state(tensors)
+        tensors = shard_files.read(
+            directory, description.get("shards"), None if run.torch.shards is None else run.torch.shards.own
+        )
+        run.torch.optimizer.load_state(tensors)
         if random_state:
             _restore_random_state(tensors)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

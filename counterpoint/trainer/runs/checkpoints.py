@@ -89,6 +89,11 @@ class Checkpoints:
         steps = self._durable(run_id)
         return steps[-self._keep] if len(steps) >= self._keep else 0
 
+    def durable_step(self, run: Run) -> int:
+        """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""
+        newest = self.newest(run.run_id)
+        return newest if newest >= run.config.last_step else self.fallback(run.run_id)
+
     def _durable(self, run_id: str) -> list[int]:
         """A checkpoint may be seen on the disk before it is flushed."""
         steps = published_steps(checkpoint.checkpoints_directory(self._output_dir, run_id))
@@ -100,7 +105,7 @@ class Checkpoints:
         `published`: only of a version that is published, since a resume of an orchestrated run uses it. Returns False if there is
         nothing to write: the weights are not new, not intact, or not published where they have to be. Raises as `settle`.
         """
-        if not run.intact or self.pending(run.run_id) == run.progress.step:
+        if not run.torch.intact or self.pending(run.run_id) == run.progress.step:
             return False
         self.complete(run.run_id)
         broadcasts = control_files.run_directory(self._output_dir, run.run_id) / "broadcast"

@@ -184,7 +184,7 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
         tensors = load_file(directory / _STATE)
         if not copy.optimizer:
             tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("master.")}
-        run.optimizer.check_state(tensors)
+        run.torch.optimizer.check_state(tensors)
     except Exception as error:  # a lack of memory, or any error of damaged files; the other ranks wait for the answer
         if is_fatal(error):
             raise
@@ -198,13 +198,13 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
 def put(run: Run, state: CopiedState) -> None:
     """Puts a copy into the run, whose progress is then of its step; on every rank, once all of them have read it.
 
-    Raises `CopyRefused`, as for a lack of memory; `run.intact` is False then.
+    Raises `CopyRefused`, as for a lack of memory; `run.torch.intact` is False then.
     """
     copy = state.copy
     try:
-        run.optimizer.load_state(state.tensors)
+        run.torch.optimizer.load_state(state.tensors)
     except Exception as error:
-        run.intact = False
+        run.torch.intact = False
         raise CopyRefused(f"the copy of step {copy.source_step} of run {copy.source} failed: {error!r}") from error
     if copy.schedule:
         run.progress.schedule_offset = ahead = state.position - copy.step
@@ -310,7 +310,7 @@ def _check_schedule(copy: Copy, position: int, run: Run) -> None:
 
 
 def _check_tensors(path: Path, run: Run) -> None:
-    parameters = run.optimizer.parameters
+    parameters = run.torch.optimizer.parameters
     keys = ("master", *STATE_KEYS[run.config.training.optimizer])
     with safe_open(path, "pt") as file:
         names = [name for name in file.keys() if not name.startswith("random.")]  # noqa: SIM118 - not a mapping

@@ -1,8 +1,8 @@
 """The runs of a trainer, one record each, and every transition between their stages. Pure: no I/O, and times are passed in.
 
 What the directories and the wire show comes in by method calls; `counterpoint/trainer/runs/manager.py`,
-`counterpoint/trainer/work/sessions.py` and `counterpoint/trainer/loop.py` do the I/O and read the records. Rank 0's registry has
-all runs, that of another rank only the runs in slots. The model is the worker state machine of dask.distributed.
+`counterpoint/trainer/work/sessions.py` and `counterpoint/trainer/shells/entrance.py` do the I/O and read the records. Rank 0's
+registry has all runs, that of another rank only the runs in slots. The model is the worker state machine of dask.distributed.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class RunRegistry:
         """Stops taking batches of the run in a slot; it loses the slot at the next discovery."""
         run = self.in_slot(slot)
         self._move(self._slots[slot], RunStage.LEAVING)
-        run.session, run.refusals = None, 0
+        run.wire.session, run.wire.refusals = None, 0
 
     def vacate(self, slot: int) -> Run:
         """Frees a slot. Returns what it held; the caller closes its descriptor, if there is one."""

@@ -89,8 +89,8 @@ class RunRequests:
     def learning_rate(self, run: Run, step: int) -> float:
         """Returns the peak learning rate of `step`, as configured or changed since. Raises `JournalError`."""
         directory = run_directory(self._output_dir, run.run_id)
-        run.rates = run.rates or LearningRates(directory)
-        rate = run.rates.at(step)
+        run.requests.rates = run.requests.rates or LearningRates(directory)
+        rate = run.requests.rates.at(step)
         return run.config.training.learning_rate if rate is None else rate
 
     def forget(self, run: Run) -> None:
@@ -135,7 +135,7 @@ class RunRequests:
         """Begins a checkpoint of the newest step, or answers with the newest durable one, if that is not older; else None."""
         if not run.progress.step:
             raise CopyRefused("nothing is trained yet: there is no step to save")
-        asked = run.saves
+        asked = run.requests.saves
         step = asked.setdefault(request_id, run.progress.step)
         newest = self._checkpoints.newest(run.run_id)
         if newest < step:

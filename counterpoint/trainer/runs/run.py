@@ -69,7 +69,80 @@ class RunProgress:
     batch: str = ""
     """The digest of the batch of `step`; empty where it is not known."""
     item: int = 0
-    """The number of the item whose update was `step`, where items are asked for (`counterpoint/trainer/work/sources.py`)."""
+    """The number of the item whose update was `step`, where items are asked for (`counterpoint/trainer/shells/asked.py`)."""
+
+
+@dataclass(slots=True, eq=False)
+class TorchState:
+    """What this rank has of a run in torch; made by the learner's creation hook."""
+
+    optimizer: Optimizer = field(init=False, repr=False)
+    """Its parameters are the run's."""
+    loss: Loss = field(init=False, repr=False)
+    shards: Shards | None = None
+    """Set where the optimizer has this rank's slices of weights."""
+    intact: bool = True
+    """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
+    value_head: ValueHead | None = None
+    """Its parameters are the optimizer's, too."""
+    reference: nn.Module | None = None
+    """The model of its reference policy; None without a reference, or where that is the base under the adapter."""
+    reference_slot: int | None = None
+    """The slot where its layers have the adapter of its reference policy; None if that has none."""
+    held: dict[str, Tensor] | None = None
+    """The state of before the step, between its first and its last update, in host memory."""
+
+    def release(self) -> None:
+        """Gives up the torch state, so that its memory is free before the next run of the slot is made."""
+        for name in ("optimizer", "loss"):
+            with suppress(AttributeError):  # not made
+                delattr(self, name)
+        self.shards = self.value_head = self.reference = self.held = None
+
+    def newest(self) -> dict[str, Tensor]:
+        """Returns the optimizer's state after the step of `progress`, also in the middle of the next step."""
+        return self.optimizer.state() if self.held is None else self.held
+
+    def hold(self) -> None:
+        """Keeps a copy of the state, unless there is one: the first of several updates follows."""
+        if self.held is None:
+            self.held = {name: tensor.to("cpu", copy=True) for name, tensor in self.optimizer.state().items()}
+
+    def restore(self) -> None:
+        """Puts the copy back, if there is one: the run is as before the step."""
+        if self.held is not None:
+            self.optimizer.load_state(self.held)
+            self.held = None
+
+
+@dataclass(slots=True)
+class WireState:
+    """What the sessions with a run's orchestrator or driver keep of it (`counterpoint/trainer/work/sessions.py`)."""
+
+    session: int | None = None
+    """The number sent with the last READY."""
+    refusals: int = 0
+    """Batches rejected because they were beyond the run's credit."""
+    holder: str = ""
+    """The process of the orchestrator whose batches and commits are taken."""
+    batch: str = ""
+    """The digest of the batch that was taken last."""
+    answers: dict[int, Answered] = field(default_factory=dict)
+    """Answers to the newest items of a driven run, which may have been lost on their way."""
+    spent: float = 0.0
+    """The seconds of all ranks that the item has taken that was carried out last."""
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What a run is asked for, and is not done with; on rank 0."""
+
+    saves: dict[str, int] = field(default_factory=dict)
+    """The step whose checkpoint a save waits for, by request."""
+    rates: LearningRates | None = None
+    """The changes of its learning rate, once they were read."""
+    spoiled: bool = False
+    """Whether a contribution to the next update has failed, of a run that is driven over the wire: others do not count alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,42 +172,11 @@ class Run:
     """Why the run could not be made on the ranks."""
     durable_step: int = 0
     """Acknowledged as durable: the batches up to this step will not be needed again."""
-    session: int | None = None
-    """The number sent with the last READY."""
-    refusals: int = 0
-    """Batches rejected because they were beyond the run's credit."""
-    spoiled: bool = False
-    """Whether a contribution to the next update has failed, of a run that is driven over the wire: others do not count alone."""
-    spent: float = 0.0
-    """The seconds of all ranks that the item has taken that was carried out last."""
-    answers: dict[int, Answered] = field(default_factory=dict)
-    """Answers to the newest items of a driven run, which may have been lost on their way."""
-    holder: str = ""
-    """The process of the orchestrator whose batches and commits are taken."""
-    batch: str = ""
-    """The digest of the batch that was taken last."""
-
-    optimizer: Optimizer = field(init=False, repr=False)
-    """Its parameters are the run's; made by the learner's creation hook, as all that follows."""
-    loss: Loss = field(init=False, repr=False)
-    shards: Shards | None = None
-    """Set where the optimizer has this rank's slices of weights."""
-    intact: bool = True
-    """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
-    value_head: ValueHead | None = None
-    """Its parameters are the optimizer's, too."""
-    reference: nn.Module | None = None
-    """The model of its reference policy; None without a reference, or where that is the base under the adapter."""
-    reference_slot: int | None = None
-    """The slot where its layers have the adapter of its reference policy; None if that has none."""
     mismatches: list[tuple[str, float]] = field(default_factory=list)
     """The rollouts of the last step with the largest mismatch KL over the trained tokens of a sample, the largest first."""
-    saves: dict[str, int] = field(default_factory=dict)
-    """The step whose checkpoint a save waits for, by request; on rank 0."""
-    rates: LearningRates | None = None
-    """The changes of its learning rate, once they were read; on rank 0."""
-    held: dict[str, Tensor] | None = None
-    """The state of before the step, between its first and its last update, in host memory."""
+    torch: TorchState = field(default_factory=TorchState)
+    wire: WireState = field(default_factory=WireState)
+    requests: RequestState = field(default_factory=RequestState)
 
     @property
     def finished(self) -> bool:
@@ -145,25 +187,3 @@ class Run:
         """Returns the values of the next step's updates, by the configured schedule; `peak` replaces the configured rate."""
         position = self.progress.step + 1 + self.progress.schedule_offset
         return scheduled(self.config.training, self.config.last_step, position, peak)
-
-    def release(self) -> None:
-        """Gives up the torch state, so that its memory is free before the next run of the slot is made."""
-        for name in ("optimizer", "loss"):
-            with suppress(AttributeError):  # not made
-                delattr(self, name)
-        self.shards = self.value_head = self.reference = self.held = None
-
-    def state(self) -> dict[str, Tensor]:
-        """Returns the optimizer's state after the step of `progress`, also in the middle of the next step."""
-        return self.optimizer.state() if self.held is None else self.held
-
-    def hold(self) -> None:
-        """Keeps a copy of the state, unless there is one: the first of several updates follows."""
-        if self.held is None:
-            self.held = {name: tensor.to("cpu", copy=True) for name, tensor in self.optimizer.state().items()}
-
-    def restore(self) -> None:
-        """Puts the copy back, if there is one: the run is as before the step."""
-        if self.held is not None:
-            self.optimizer.load_state(self.held)
-            self.held = None

@@ -22,7 +22,7 @@ from counterpoint.trainer.runs.manager import get_multi_run_manager
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.config import ENVIRONMENT, SftConfig
 from counterpoint.trainer.train import train
-from counterpoint.trainer.work.sources import Source
+from counterpoint.trainer.work.sources import Data
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.records import Batch
 
@@ -58,8 +58,7 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     (config.output_dir / "trainer").mkdir(exist_ok=True)
     write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
     data = _Data(config, batches)
-    source = Source("saves", make=data.make, line=data.line, on_saved=data.note)
-    code = train(config.of_trainer, on_ready, {config.run_id: source})
+    code = train(config.of_trainer, on_ready, {config.run_id: Data(data.make, data.line, data.note)})
     refusal = get_multi_run_manager().registry.refused.get(config.run_id) if code == 0 else None
     if code == 0 and not run_dir.exists():
         refusal = f"its directory {run_dir} was deleted"

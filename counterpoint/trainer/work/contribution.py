@@ -138,7 +138,9 @@ class Contribution:
         self.together = [self] if together is None else together
         self.objective = objective = objective or Objective()
         self.loss_config = config.loss if objective.loss is None else LossConfig.model_validate(objective.loss)
-        self.loss = run.loss if objective.loss is None else load_loss(self.loss_config, optional_inputs(run.config))
+        self.loss = (
+            run.torch.loss if objective.loss is None else load_loss(self.loss_config, optional_inputs(run.config))
+        )
         if objective.graph:
             self.loss = load_graph(objective.graph)
         given = given or {}
@@ -277,7 +279,7 @@ class Contribution:
 
         Returns the rows to train again.
         """
-        self.run.optimizer.zero_grad()
+        self.run.torch.optimizer.zero_grad()
         again: list[tuple[Contribution, Sequence[int]]] = []
         for each in {id(each): each for each in (*self.together, self)}.values():
             each._clear()

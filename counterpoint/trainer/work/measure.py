@@ -34,7 +34,7 @@ def measure_row(model: nn.Module, replay: RouterReplay | None, limits: ModelLimi
     by_reference: dict[tuple[nn.Module, bool], list[tuple[Contribution, Sequence[int]]]] = {}
     for step, samples in row:
         if REFERENCE in step.columns.names:
-            key = step.run.reference or model, step.run.reference_slot is not None
+            key = step.run.torch.reference or model, step.run.torch.reference_slot is not None
             by_reference.setdefault(key, []).append((step, samples))
     for (reference, _), parts in by_reference.items():
         together = can_pack(reference) or reference is model  # rows of a model that cannot pack have one sample
@@ -66,9 +66,9 @@ def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) 
     micro = pack([(step.batch, samples) for step, samples in row], unrouted, row[0][0].sums_EM.device)
     put_targets([step for step, _ in row], micro)
     spans = [
-        (step.run.reference_slot, part.tokens)
+        (step.run.torch.reference_slot, part.tokens)
         for (step, _), part in zip(row, micro.parts, strict=True)
-        if step.run.reference_slot is not None
+        if step.run.torch.reference_slot is not None
     ]
     with adapter_spans(reference, spans) if spans else nullcontext():
         reference_P, _ = log_probabilities(

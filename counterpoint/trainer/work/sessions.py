@@ -142,7 +142,7 @@ class Sessions:
 
     def taken(self, run: Run, step: int, batch: Batch) -> None:
         """Acknowledges a batch that goes into training, since there is now room for another."""
-        run.batch = digest_of(batch)
+        run.wire.batch = digest_of(batch)
         self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
 
     def durable(self, run: Run) -> None:
@@ -170,13 +170,13 @@ class Sessions:
 
     def _welcome(self, run: Run) -> None:
         self._forget_uncommitted(run)
-        run.session = session = secrets.randbits(62)
+        run.wire.session = session = secrets.randbits(62)
         config, (taken, batch) = self._config, self._newest_batch(run)
         limits = (config.waiting_share, config.transport.largest_batch)
         self._receiver.send(run.run_id, Ready(taken + 1, config.transport.credit, session, *limits, batch))
         if run.durable_step:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
-        for answer in run.answers.values():
+        for answer in run.wire.answers.values():
             self._receiver.send(run.run_id, answer)
         self._registry.advance(run.slot, time.monotonic())
 
@@ -190,8 +190,8 @@ class Sessions:
             order.waiting.clear()
             return
         hello = record.orchestrator.hello if record is not None else None
-        if hello is not None and hello.holder != run.holder:
-            run.holder, order.committed = hello.holder, 0
+        if hello is not None and hello.holder != run.wire.holder:
+            run.wire.holder, order.committed = hello.holder, 0
         order.forget_uncommitted()
 
     def _on_batch(self, run: Run, batch: Batch) -> str | None:
@@ -209,11 +209,11 @@ class Sessions:
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
         elif batch.step > taken + credit:  # a batch in training was acknowledged, which made room for another
             reason = f"step {batch.step}: this trainer trains step {taken + 1} next and holds {credit} batches"
-            run.refusals += 1
-            if run.refusals > MAX_REFUSALS:
+            run.wire.refusals += 1
+            if run.wire.refusals > MAX_REFUSALS:
                 return f"{reason}; it was rejected {MAX_REFUSALS} times before"
             logger.warning("run %s sends more than its credit: %s", run.run_id, reason)
-            self._receiver.send(run.run_id, Rejected(batch.step, reason, run.session))
+            self._receiver.send(run.run_id, Rejected(batch.step, reason, run.wire.session))
         else:
             order.ask(batch.step, Item(batch))
             return self._too_much(order)
@@ -227,7 +227,7 @@ class Sessions:
         if not run.config.driven:
             return f"item {ask.number}: the run is not driven"
         if ask.number <= order.newest:
-            if (answer := run.answers.get(ask.number)) is not None:
+            if (answer := run.wire.answers.get(ask.number)) is not None:
                 self._receiver.send(run.run_id, answer)
             return None
         if ask.number > order.newest + credit:
@@ -245,9 +245,9 @@ class Sessions:
         """Sends the result of an item, and keeps it for a session to come."""
         if done.cancelled():
             return
-        answer = run.answers[number] = _answered(number, run.progress.step, done, {SECONDS: run.spent})
-        for old in sorted(run.answers)[: -self._config.transport.credit - 1]:
-            del run.answers[old]
+        answer = run.wire.answers[number] = _answered(number, run.progress.step, done, {SECONDS: run.wire.spent})
+        for old in sorted(run.wire.answers)[: -self._config.transport.credit - 1]:
+            del run.wire.answers[old]
         self._receiver.send(run.run_id, answer)
 
     def _conflicts(self, run: Run, batch: Batch, taken: int, digest: str) -> bool:
@@ -261,7 +261,7 @@ class Sessions:
     def _newest_batch(self, run: Run) -> tuple[int, str]:
         """Returns the last step with a batch in training, and its digest. The weights may be of the step before."""
         newest = self._orders[run.slot].newest
-        return newest, run.progress.batch if newest == run.progress.step else run.batch
+        return newest, run.progress.batch if newest == run.progress.step else run.wire.batch
 
     def _confirm(self, run_id: str) -> None:
         """Notes, once a `HELLO`, that its process has sent something in its session."""
@@ -330,7 +330,7 @@ class Sessions:
         """Sends away a run with a deleted directory, unless its newest `HELLO` is another's, who may have made it anew."""
         record, directory = self._registry.find(run.run_id), run_directory(self._config.output_dir, run.run_id)
         hello = record.orchestrator.hello if record is not None and record.orchestrator.connected else None
-        if hello is not None and hello.holder == run.holder and not directory.exists():
+        if hello is not None and hello.holder == run.wire.holder and not directory.exists():
             self.send_away(run.run_id, f"its directory {directory} was deleted")
 
     def send_away(self, run_id: str, reason: str) -> None:

@@ -183,7 +183,7 @@ def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) ->
         for step in steps[:-1]:
             last.ended.export.extend(step.ended.export)
         last.ended.export.write(last.export_directory, last.batch.step, ranks.index)
-    run.held = None
+    run.torch.held = None
     run.mismatches = last.largest_mismatches()
     run.progress.step = last.batch.step
     tokens, samples = sum(len(s.batch.token_ids_T) for s in steps), sum(len(s.batch.samples) for s in steps)
@@ -214,8 +214,8 @@ def _end_pass(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues)
             with steps[-1].times.measured("optimizer"):
                 _update(steps, ranks, values)
     except InvalidBatch:
-        steps[-1].run.optimizer.zero_grad()
-        steps[-1].run.restore()
+        steps[-1].run.torch.optimizer.zero_grad()
+        steps[-1].run.torch.restore()
         raise
     for step in steps:
         step.begin_next_pass()
@@ -251,7 +251,7 @@ def forward(
     one, are None without a run that has a value head. With `several` of `put_targets`, all but the values are `[R]`.
     """
     targets_R, places_R = several or (micro.targets_P, None)
-    heads = [step.run.value_head for step in steps]
+    heads = [step.run.torch.value_head for step in steps]
     replaying = (
         replay.replaying(micro.routed_experts_TLK, micro.has_record_T)
         if replay is not None and micro.routed_experts_TLK is not None
@@ -300,7 +300,7 @@ def _loss_and_gradients(
 
 def _own_values(step: Contribution, values_P: Tensor | None, own: slice) -> Tensor | None:
     """Returns a copy of a run's values in a row with a separate graph, or None without a value head."""
-    if values_P is None or step.run.value_head is None:
+    if values_P is None or step.run.torch.value_head is None:
         return None
     return values_P[own].detach().clone().requires_grad_()
 
@@ -411,11 +411,11 @@ def _update(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -
     fault = next((step.fault for step in steps if step.fault is not None), None)
     own_norm = None
     try:
-        gradients = run.optimizer.gradients()
+        gradients = run.torch.optimizer.gradients()
         if not last.is_last_pass:
-            run.hold()
-        if run.shards is not None and run.shards.experts is None:
-            own_norm = run.optimizer.gradient_norm()
+            run.torch.hold()
+        if run.torch.shards is not None and run.torch.shards.experts is None:
+            own_norm = run.torch.optimizer.gradient_norm()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         fault = fault or described(error, f"the gradients of step {number}")
     refuse_if_any(ranks, fault)
@@ -431,7 +431,7 @@ def _update(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -
     except InvalidBatch as error:
         fault = str(error)
     except Exception as error:  # noqa: BLE001 - as above
-        run.intact = False
+        run.torch.intact = False
         fault = described(error, f"the update of step {number}")
     refuse_if_any(ranks, fault, run if updated else None)
 
@@ -442,16 +442,16 @@ def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm
     `own_norm` is that of this rank's slices, if these are of all weights. Returns the joint norm of slices, or None without
     any.
     """
-    if run.shards is None:
+    if run.torch.shards is None:
         ranks.add(gradients)
         return None
     if own_norm is not None:
         return ranks.norm(own_norm)
-    group = run.shards.experts
+    group = run.torch.shards.experts
     assert group is not None
-    named = list(zip(run.optimizer.parameters, gradients, strict=True))
-    experts = [gradient for name, gradient in named if name in run.shards.rows]
-    whole = [gradient for name, gradient in named if name not in run.shards.rows]
+    named = list(zip(run.torch.optimizer.parameters, gradients, strict=True))
+    experts = [gradient for name, gradient in named if name in run.torch.shards.rows]
+    whole = [gradient for name, gradient in named if name not in run.torch.shards.rows]
     ranks.add(whole)
     if group.copies > 1:
         ranks.add(experts, group.peers)
@@ -466,12 +466,12 @@ def _apply(step: Contribution, counted: Sequence[Contribution], norm: Tensor | N
     Raises `InvalidBatch` before anything has changed.
     """
     run, number = step.run, step.batch.step
-    norm = run.optimizer.gradient_norm() if norm is None else norm
+    norm = run.torch.optimizer.gradient_norm() if norm is None else norm
     *losses, length = read(counted, norm)
     _check_losses(counted, losses)
     if not math.isfinite(length):
         raise InvalidBatch(f"the gradient of step {number} is not finite (norm {length}); the weights are unchanged")
-    run.optimizer.step(norm, values)
+    run.torch.optimizer.step(norm, values)
     step.ended.norms.append(length)
 
 
@@ -488,7 +488,7 @@ def refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -
     """Raises `InvalidBatch` on every rank if any has a fault. `updated` is the run, if this rank has updated it."""
     if faults := ranks.faults(fault):
         if updated is not None:
-            updated.intact = False
+            updated.torch.intact = False
         raise InvalidBatch("; ".join(dict.fromkeys(faults)))
 
 

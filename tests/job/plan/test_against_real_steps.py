@@ -119,7 +119,7 @@ def test_a_real_step(
     with LiveBytes("cpu") as live:
         live.note(lone.model.parameters())
         live.note(lone.model.buffers())
-        live.note(lone.run.optimizer.state().values())
+        live.note(lone.run.torch.optimizer.state().values())
         lone.train(two_rows(2))
     assert expected == pytest.approx(live.peak, rel=0.1)
     assert planned.activations > 0.02 * live.peak
@@ -139,7 +139,7 @@ def test_a_real_compiled_step(
     lone = make_lone_run(tmp_path, models[kind], trainer | {"compile": True}, **training)
     lone.train(two_rows(1))
     gc.collect()
-    held = [*lone.model.parameters(), *lone.model.buffers(), *lone.run.optimizer.state().values()]
+    held = [*lone.model.parameters(), *lone.model.buffers(), *lone.run.torch.optimizer.state().values()]
     before = sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in held}.values())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         lone.train(two_rows(2))

@@ -67,7 +67,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch, *, seen_early: bool = False) -> I
 
 
 def state_of(one: Any, run_id: str) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in one.run(run_id).optimizer.state().items()}
+    return {name: tensor.detach().clone() for name, tensor in one.run(run_id).torch.optimizer.state().items()}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -133,13 +133,13 @@ def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(
         one.until_step(winner=STEPS - 1)
         assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
         seen: list[int] = []
-        durables = one.trainer._sessions.durable
+        durables = one.trainer.shared.sessions.durable
 
         def noted(run: Run) -> None:
             seen.append(run.durable_step)
             durables(run)
 
-        monkeypatch.setattr(one.trainer._sessions, "durable", noted)
+        monkeypatch.setattr(one.trainer.shared.sessions, "durable", noted)
         disk.go_on()  # the wait for the first ends, and the second is begun
         one.until_step(winner=STEPS)
         assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
@@ -272,9 +272,9 @@ def test_a_rank_lost_while_it_writes_its_slice_ends_the_wait_and_leaves_the_last
         published = tmp_path / "run_default" / "broadcast" / f"step_{step}"
         published.mkdir(parents=True)
         (published / "STABLE").touch()
-        lone.run.shards = Shards(0, 2, {}, {}, write_others)
+        lone.run.torch.shards = Shards(0, 2, {}, {}, write_others)
         assert checkpoints.begin(lone.run)
-        lone.run.shards = None
+        lone.run.torch.shards = None
         if step == 1:
             checkpoints.complete()
     checkpoints.settle()
@@ -305,7 +305,7 @@ def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited
         published = tmp_path / f"run_{run_id}" / "broadcast" / "step_1"
         published.mkdir(parents=True)
         (published / "STABLE").touch()
-        run: Any = SimpleNamespace(run_id=run_id, intact=True, progress=SimpleNamespace(step=1))
+        run: Any = SimpleNamespace(run_id=run_id, torch=SimpleNamespace(intact=True), progress=SimpleNamespace(step=1))
         assert checkpoints.begin(run)
     checkpoints.settle()
     assert not caplog.records
@@ -338,7 +338,9 @@ def test_only_new_weights_that_are_whole_and_published_are_written(
         (directory / "step_2").mkdir(parents=True)
         if is_there:
             (directory / "step_2" / "STABLE").touch()
-    run: Any = SimpleNamespace(run_id="one", intact=lacks != "intact weights", progress=SimpleNamespace(step=2))
+    run: Any = SimpleNamespace(
+        run_id="one", torch=SimpleNamespace(intact=lacks != "intact weights"), progress=SimpleNamespace(step=2)
+    )
     written: list[int] = []
     monkeypatch.setattr(checkpoint, "write", lambda snapshot, *_: written.append(snapshot.step))
     spans = SpanLog(tmp_path / "spans.jsonl", "trainer")

@@ -92,9 +92,9 @@ def test_the_receiver_becomes_the_source_bit_for_bit_and_nobody_else_changes(
     committed = {"winner": 2, "loser": 3, "third": 1}
     with life(tmp_path, dense_directory, committed) as one:
         one.until_step(**committed)
-        source = own_copy(one.run("winner").optimizer.state())
-        others = {run_id: own_copy(one.run(run_id).optimizer.state()) for run_id in ("winner", "third")}
-        assert not same(source, own_copy(one.run("loser").optimizer.state()))
+        source = own_copy(one.run("winner").torch.optimizer.state())
+        others = {run_id: own_copy(one.run(run_id).torch.optimizer.state()) for run_id in ("winner", "third")}
+        assert not same(source, own_copy(one.run("loser").torch.optimizer.state()))
         request = request_copy(tmp_path, "loser", "winner")
         one.turn()
         assert outcome(tmp_path, "loser", request) is None, "it takes the place of the next update"
@@ -103,13 +103,13 @@ def test_the_receiver_becomes_the_source_bit_for_bit_and_nobody_else_changes(
         one.until_step(loser=4)
         answer = wait(tmp_path, "loser", request, 0)
         assert (answer.step, answer.source_step) == (4, 2)
-        assert same(own_copy(one.run("loser").optimizer.state()), source)
+        assert same(own_copy(one.run("loser").torch.optimizer.state()), source)
         assert same(saved_state(tmp_path, "loser", 4), source), "durable at once"
         assert same(broadcast(tmp_path, "loser", 4), broadcast(tmp_path, "winner", 2)), (
             "inference loads it as any version"
         )
         for run_id, before in others.items():
-            assert same(own_copy(one.run(run_id).optimizer.state()), before), run_id
+            assert same(own_copy(one.run(run_id).torch.optimizer.state()), before), run_id
         committed["loser"] = STEPS
         one.until_step(loser=STEPS)
     lines = [line for line in metrics_lines(tmp_path) if line["run_id"] == "loser"]
@@ -142,7 +142,7 @@ def test_the_next_update_is_that_of_a_run_that_had_been_the_source(
             assert position == {"winner": 5, "loser": 3}
         else:
             assert found["learning_rate"] == expected["learning_rate"]
-            assert same(*(own_copy(one.run(run_id).optimizer.state()) for run_id in ("winner", "loser")))
+            assert same(*(own_copy(one.run(run_id).torch.optimizer.state()) for run_id in ("winner", "loser")))
 
 
 class Follower(Ranks):
@@ -166,7 +166,7 @@ def test_another_rank_copies_by_the_same_command(dense_directory: Path, tmp_path
         one.learner.ranks = Follower(1, 1, ALONE.device, None)
         one.learner.follow()
         assert loser.progress.step == 2
-        assert same(own_copy(loser.optimizer.state()), own_copy(one.run("winner").optimizer.state()))
+        assert same(own_copy(loser.torch.optimizer.state()), own_copy(one.run("winner").torch.optimizer.state()))
 
 
 def test_the_schedules_position_is_the_sources_also_after_a_resume(dense_directory: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_refused_and_harms_nobody(dense_directory: Path, tm
     committed = {"loser": 1, "winner": 1, "third": 0} | dict.fromkeys(strange, 2)
     with life(tmp_path, dense_directory, committed, max_runs=7) as one:
         one.until_step(**committed)
-        before = own_copy(one.run("loser").optimizer.state())
+        before = own_copy(one.run("loser").torch.optimizer.state())
         reasons = {run_id: refused(one, tmp_path, request_copy(tmp_path, "loser", run_id)) for run_id in strange}
         assert "rank 4" in reasons["rank"]
         assert "rank 2" in reasons["rank"]
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_and_harms_nobody(dense_directory: Path, tm
         (tmp_path / "run_loser" / "control" / "requests" / "torn.json").write_text("{")
         assert "no request" in refused(one, tmp_path, "torn")
         assert one.wire.evicted == {}
-        assert same(own_copy(one.run("loser").optimizer.state()), before)
+        assert same(own_copy(one.run("loser").torch.optimizer.state()), before)
         assert not list(copies.copies_directory(tmp_path, "loser").glob("*"))
         committed["loser"] = STEPS
         one.until_step(loser=STEPS)
@@ -334,7 +334,7 @@ def test_a_new_run_starts_from_another_without_spending_a_batch(dense_directory:
         one.turn_until(lambda: {"orphan", "odd"} <= one.wire.evicted.keys(), "the refusals")
         assert "no durable step" in one.wire.evicted["orphan"]
         assert "rank 2" in one.wire.evicted["odd"]
-        assert same(saved_state(tmp_path, "winner", 2), own_copy(one.run("child").optimizer.state()))
+        assert same(saved_state(tmp_path, "winner", 2), own_copy(one.run("child").torch.optimizer.state()))
         assert same(broadcast(tmp_path, "child", 0), broadcast(tmp_path, "winner", 2))
     shutil.rmtree(tmp_path / "trainer" / "winner")  # and the child begins anew: it has its own copy
     with life(tmp_path, dense_directory, {"child": 0}) as one:

@@ -25,7 +25,7 @@ def test_a_damaged_copy_costs_its_receiver_no_step(dense_directory: Path, tmp_pa
     committed = {"winner": 2, "loser": 3, "third": 0}
     with life(tmp_path, dense_directory, committed) as one:
         one.until_step(**committed)
-        before = own_copy(one.run("loser").optimizer.state())
+        before = own_copy(one.run("loser").torch.optimizer.state())
         request_copy(tmp_path, "loser", "winner")
         one.turn()
         journal = copies.copies_directory(tmp_path, "loser") / "step_4"

@@ -31,8 +31,8 @@ def test_the_spans_of_two_runs_add_up_to_their_steps(tmp_path: Path, dense_direc
         write_member(tmp_path, dense_directory, run_id, steps=3, checkpoint_interval=2)
     with life(tmp_path, dense_directory, {"one": 3, "two": 2}) as trainer:
         trainer.until_step(one=3, two=2)
-        trainer.trainer._telemetry._due = 0.0  # a turn has written a moment ago
-        trainer.trainer._telemetry.settle({})
+        trainer.trainer.shared.telemetry._due = 0.0  # a turn has written a moment ago
+        trainer.trainer.shared.telemetry.settle({})
         runs = orjson.loads((tmp_path / "trainer" / RUNS_FILE).read_bytes())
     assert not runs["ended"]
     assert {run["run"]: (run["stage"], run["step"]) for run in runs["runs"]} == {

@@ -38,7 +38,7 @@ def contribute(lone: LoneRun, batch: Batch, objective: Objective | None = None) 
 
 
 def gradients(lone: LoneRun) -> list[torch.Tensor]:
-    return [each.clone() for each in lone.run.optimizer.gradients()]
+    return [each.clone() for each in lone.run.torch.optimizer.gradients()]
 
 
 def update(lone: LoneRun) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_a_loss_reports_metrics_of_its_own(dense_directory: Path, tmp_path: Path
 def test_what_is_not_finite_is_refused_and_changes_nothing(dense_directory: Path, tmp_path: Path, case: str) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
     if case == "gradient":
-        lone.run.loss = Loss(broken)
+        lone.run.torch.loss = Loss(broken)
     before = lone.weights()
     batch = make_batch(1)
     if case == "loss":
@@ -224,7 +224,7 @@ def test_a_loss_of_whole_samples_and_of_entropy(dense_directory: Path, tmp_path:
     lone = make_lone_run(
         tmp_path / "wide", dense_directory, loss=loss, optimizer="sgd", max_grad_norm=1e9, learning_rate=1.0
     )
-    assert lone.run.loss.uses_entropy
+    assert lone.run.torch.loss.uses_entropy
     batch, before = make_batch(1), lone.weights()
     for parameter in lone.model.parameters():
         parameter.requires_grad_()
@@ -276,7 +276,7 @@ def test_a_loss_depends_neither_on_rows_nor_on_ranks(
         step = lone.learner.open_step(0, batch)
         for row in rows:
             lone.learner.train_rows([[(0, row)]])
-        gradients = torch.cat([each.flatten().clone() for each in lone.run.optimizer.gradients()])
+        gradients = torch.cat([each.flatten().clone() for each in lone.run.torch.optimizer.gradients()])
         lone.learner.drop_step(0)
         return gradients, step.sums_EM.clone()
 
