@@ -2,9 +2,20 @@
 
 A message is `[kind, run's id, header]`, a batch `[b"BATCH", header, sidecar...]`, with its run's id and its session after the
 kind when it is sent. An item has its session and number, its header, and the frames of its batch, if it has one, in that place.
-A batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
+A batch's header is a row of small msgpack values, one after the other:
+
+1. `[run_id, step, number of samples S, number of sidecars N, routed, name of an optional column...]`
+2. S times `[rollout_id, environment, policy_version, reward, temperature, number of routing chunks]`
+3. N times `[dtype, shape, bytes]`
+
 Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length cannot make the
-receiver allocate. `docs/contracts.md` has the tables.
+receiver allocate. Sidecars are raw little-endian bytes: the required columns, the optional ones in the order of their names in
+the header, then every sample's routing chunks, uint8 or uint16 `[tokens, layers, top_k]`.
+
+`batch.bin` has the frames of a batch: 8 bytes `CPBATCH2`, a uint64 number of frames, then for each frame its uint64
+length and its bytes, padded to 8. Where routing was written before the batch was known: 8 bytes `CPBATCH3`, the frames
+in any order, each padded to 8, then for each frame, in the batch's order, its uint64 first byte and its uint64 length,
+the uint64 number of frames, and `CPBATCH3` again. `docs/contracts.md` has the kinds of messages.
 """
 
 from __future__ import annotations
