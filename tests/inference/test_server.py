@@ -21,13 +21,12 @@ from pydantic import ValidationError
 from counterpoint.inference import identity, server
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.transport.process.cores import CORES_VARIABLE
-from counterpoint.transport.process.launch import SHARED_TMPDIR, descendants
+from counterpoint.transport.process.launch import SHARED_TMPDIR, descendants, live_processes
 from counterpoint.transport.process.parent_death import bound_command
 from counterpoint.transport.process.permanent_errors import PASSING
 from tests.support.notifications import notifications
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
-from tests.support.vllm_server import live_processes
 
 HEALTHY = """
 import http.server, os, sys
@@ -107,7 +106,7 @@ def _children_of_other_tests() -> None:
 
 def children() -> list[int]:
     """The processes that the test has started and that still live."""
-    return [pid for pid, parent in live_processes() if parent == os.getpid() and pid not in _OTHERS]
+    return [pid for pid, _, parent, _ in live_processes() if parent == os.getpid() and pid not in _OTHERS]
 
 
 def stop_this_process() -> None:
@@ -471,7 +470,7 @@ time.sleep(600)
     wait_until(lambda: b"time.sleep(600)" in Path(f"/proc/{child}/cmdline").read_bytes(), "the program's start")
     process.kill()
     process.wait()
-    wait_until(lambda: child not in dict(live_processes()), "the child's end")
+    wait_until(lambda: child not in [pid for pid, *_ in live_processes()], "the child's end")
 
 
 @pytest.mark.slow

@@ -24,11 +24,12 @@ from counterpoint.inference.plugin.socket_body import HEAD_BYTES
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH
 from counterpoint.inference.token import read_tokens
+from counterpoint.transport.process.launch import live_processes
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.tiny_model import log_probabilities
-from tests.support.vllm_server import ServerProcess, live_processes
+from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -220,4 +221,4 @@ def test_no_process_outlives_a_server_process_that_is_killed(lora_server: Server
     assert len(family) >= 3, "ours, vLLM's API server, its engine"
     lora_server.process.kill()
     lora_server.process.wait(DEADLINE_SECONDS)
-    wait_until(lambda: not {pid for pid, _ in live_processes()} & set(family), f"the end of {family}")
+    wait_until(lambda: not {pid for pid, *_ in live_processes()} & set(family), f"the end of {family}")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from counterpoint.inference.config import InferenceConfig
+from counterpoint.transport.process.launch import live_processes
 from tests.support.ports import free_port
 
 PROBE_TOKENS = list(range(10, 42))
@@ -50,22 +51,11 @@ class ServerProcess:
 
     def family(self) -> list[int]:
         """Returns the ids of the server process and of all live processes below it."""
-        parents = dict(live_processes())
+        parents = {pid: parent for pid, _, parent, _ in live_processes()}
         family = {self.process.pid}
         while grown := {pid for pid, parent in parents.items() if parent in family} - family:
             family |= grown
         return sorted(pid for pid in family if pid in parents)
-
-
-def live_processes() -> Iterator[tuple[int, int]]:
-    """Yields the id and the parent's id of every process that is not a zombie."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            yield int(path.parent.name), int(parent)
 
 
 def start_server(config: InferenceConfig, *refused: str) -> subprocess.Popen[bytes]:

@@ -35,7 +35,7 @@ class SinkState:
     """What is known of a sink after a restart: its identity at the sink, and what `Followed.state` says of each run."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the state; a missing or damaged file is a new one, from which the sink's own last step still protects."""
+        """Reads the state. Without it, or if it is damaged, W&B goes on after its last step, the others begin anew."""
         self._path = path
         self._written = b""
         try:

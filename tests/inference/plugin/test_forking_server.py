@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from counterpoint.inference.plugin import program
-from tests.support.vllm_server import ServerProcess, live_processes
+from counterpoint.transport.process.launch import live_processes
+from tests.support.vllm_server import ServerProcess
 
 REGISTERS = """
 import gc, sys
@@ -42,7 +43,7 @@ for engines in (2, 1):
 
 def processes_of(server: ServerProcess) -> tuple[int, int]:
     """The ids of vLLM's API server and of its engine."""
-    parents = dict(live_processes())
+    parents = {pid: parent for pid, _, parent, _ in live_processes()}
     (guardian,) = [pid for pid, parent in parents.items() if parent == server.process.pid]
     (api,) = [pid for pid, parent in parents.items() if parent == guardian]
     (engine,) = [
