@@ -195,5 +195,5 @@ class Faulty:
 
 
 def _worker() -> Any:
-    kind = sys.modules["__main__"].Worker
+    kind = sys.modules["__main__"]._Worker
     return next(each for each in gc.get_objects() if isinstance(each, kind))
