@@ -21,12 +21,12 @@ import sys
 from counterpoint.cli import track
 from counterpoint.job.tracking import sinks_of
 from counterpoint.job.tracking.event_files import library
-from counterpoint.job.tracking.tracking import Limits, Tracking
+from counterpoint.job.tracking.tracking import SinkPatience, Tracking
 from tests.job.tracking.broken_sinks import HangingSink
 
 library()  # else its import counts
 sinks_of.SINKS["trackio"] = (HangingSink, "trackio")
-track.Tracking = lambda specs: Tracking(specs, Limits(stall_seconds=5.0))
+track.Tracking = lambda specs: Tracking(specs, SinkPatience(stall_seconds=5.0))
 sys.exit(track.main(sys.argv[1:]))
 """
 
