@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from counterpoint.inference.config import InferenceConfig
-from counterpoint.transport.process.launch import live_processes
+from counterpoint.transport.process.launch import descendants
 from tests.support.ports import free_port
 
 PROBE_TOKENS = list(range(10, 42))
@@ -51,11 +51,7 @@ class ServerProcess:
 
     def family(self) -> list[int]:
         """Returns the ids of the server process and of all live processes below it."""
-        parents = {pid: parent for pid, _, parent, _ in live_processes()}
-        family = {self.process.pid}
-        while grown := {pid for pid, parent in parents.items() if parent in family} - family:
-            family |= grown
-        return sorted(pid for pid in family if pid in parents)
+        return sorted([self.process.pid, *descendants(self.process.pid)])
 
 
 def start_server(config: InferenceConfig, *refused: str) -> subprocess.Popen[bytes]:

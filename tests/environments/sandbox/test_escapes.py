@@ -8,7 +8,7 @@ import pytest
 
 from counterpoint.environments.sandbox.python_sandbox import Sandbox
 from counterpoint.environments.sandbox.seccomp import filter_program
-from tests.support.vllm_server import live_processes
+from counterpoint.transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -149,9 +149,7 @@ print('started', flush=True)
     result = await sandbox.run(code, seconds=1)
     assert result.killed == "deadline"
     assert sandbox._process is not None
-    family = {sandbox._process.pid}
-    while grown := {pid for pid, parent in live_processes() if parent in family} - family:
-        family |= grown
+    family = [sandbox._process.pid, *descendants(sandbox._process.pid)]
     assert len(family) <= 3  # the process that entered the namespaces, the zygote, and a supervisor that is just ending
 
 
