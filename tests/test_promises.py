@@ -73,7 +73,7 @@ def executable(path: Path, text: str) -> None:
 def test_continuous_integration_counts_both_parts_and_plays_three_at_most_again(
     first: str, second: str, code: int, last: str, reruns: list[int], tmp_path: Path
 ) -> None:
-    """With a `make` that prints what pytest would."""
+    """Plays `.ci/run` with a `make` that prints pytest's last lines."""
     for script in (REPOSITORY / ".ci").iterdir():
         executable(tmp_path / ".ci" / script.name, "exit 0")
     shutil.copy(REPOSITORY / ".ci" / "run", tmp_path / ".ci" / "run")

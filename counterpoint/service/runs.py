@@ -89,7 +89,7 @@ class DrivenRun:
         sent."""
         self._changed, self._ready = asyncio.Event(), asyncio.Event()
         self._refused: dict[int, str] = {}
-        """By the number of an item that the trainer could not read, the reason. An item without any effect takes its place."""
+        """Maps the number of an item that the trainer could not read to the reason. An item without effect takes its place."""
         self._lost = RunLost(lost) if (lost := journal.lost()) else None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False

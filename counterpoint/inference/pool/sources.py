@@ -37,7 +37,7 @@ _warned_of: set[Path] = set()
 WISHED = "its operator has drained it"
 
 Listing = dict[str, str]
-"""By the base URL of each listed server, the reason to drain it, or empty if it stays."""
+"""Maps the base URL of each listed server to the reason to drain it, which is empty if it stays."""
 
 
 class Sources:

@@ -75,7 +75,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE counted (source TEXT PRIMARY KEY, stretches TEXT NOT NULL)
     """,
 )
-"""By the number of a version, the statements that make it from the version before."""
+"""Maps the number of a version to the statements that make it from the version before."""
 
 Value = TypeVar("Value")
 

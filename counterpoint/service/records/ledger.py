@@ -73,7 +73,7 @@ class Sums(msgspec.Struct):
     days: dict[str, dict[str, Used]] = {}
     """By day in UTC, such as `2026-11-28`, and by account."""
     counted: dict[str, list[list[int]]] = {}
-    """By source, the first and last numbers of the stretches of counted requests, ascending."""
+    """Maps a source to the first and last numbers of each stretch of counted requests, ascending."""
 
     def add(self, line: LedgerLine) -> bool:
         """Counts a line. Returns False if its request has been counted already."""

@@ -519,7 +519,7 @@ class Service(ServiceContext):
 
     @property
     def open_reasons(self) -> dict[str, str]:
-        """By open model, why it waits, or empty if the trainer takes its items."""
+        """Maps an open model to the reason why it waits, which is empty if the trainer takes its items."""
         return {name: model.run.reason for name, model in self._models.items()}
 
     @property
