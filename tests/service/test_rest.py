@@ -42,8 +42,6 @@ from counterpoint.transport.files.atomic import STABLE, remove_directory
 from tests.service.serving import KEYS, serving
 from tests.support.polling import DEADLINE_SECONDS, until
 
-pytestmark = pytest.mark.slow
-
 OWNERS = [digest(key).hex() for key in KEYS]
 
 
@@ -93,6 +91,7 @@ async def answered(future: Any) -> Any:
     return await asyncio.to_thread(future.result)
 
 
+@pytest.mark.slow
 async def test_the_rest_client_reads_runs_checkpoints_and_sessions(tmp_path: Path) -> None:
     async with rest(tmp_path) as (client, _, service):
         store = service.store
@@ -289,6 +288,7 @@ async def test_sessions_are_searched(tmp_path: Path) -> None:
         assert await found(statuses=[types.ClientFinishedSessionStatusQuery(reasons=["errored"])]) == ["s1"]
 
 
+@pytest.mark.slow
 async def test_weights_are_deleted_from_the_disk_once_nothing_needs_them(tmp_path: Path) -> None:
     async with rest(tmp_path) as (client, _, service):
         store = service.store
@@ -326,6 +326,7 @@ async def test_weights_are_deleted_from_the_disk_once_nothing_needs_them(tmp_pat
         assert (kept / "step_1").exists()
 
 
+@pytest.mark.slow
 async def test_weights_whose_time_is_over_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with rest(tmp_path) as (client, _, service):
         model = a_model(service.store, 0, OWNERS[0])
@@ -370,6 +371,7 @@ async def test_a_state_is_not_removed_while_another_save_may_name_it(tmp_path: P
         assert not (tmp_path / "trainer" / model.run_id / "saved" / "step_1").exists()
 
 
+@pytest.mark.slow
 async def test_what_is_not_served_is_refused_at_once(tmp_path: Path) -> None:
     async with rest(tmp_path) as (client, raw, service):
         model = a_model(service.store, 0, OWNERS[0])
