@@ -44,6 +44,26 @@ SHARED_SERVERS = ("moe_server", "lora_server", "adapter_server")
 """Session fixtures that start a vLLM server."""
 
 
+LONGEST = (
+    "tests/whole_job/test_restarts.py",
+    "tests/service/test_cookbook.py",
+    "tests/examples/test_tutorial.py",
+    "tests/examples/test_driven.py",
+    "tests/perf/test_chaos.py",
+    "tests/whole_job/test_several_ranks.py",
+    "tests/tune/executors/test_on_ray.py",
+    "tests/cluster/backends/test_on_ray.py",
+    "tests/gpu/test_host_device.py",
+    "tests/trainer/model/test_compiled.py",
+    "tests/job/plan/test_at_start.py",
+    "tests/trainer/test_sharding.py",
+    "tests/trainer/test_experts.py",
+    "tests/trainer/test_context.py",
+    "tests/perf/test_guard_beside_others.py",
+)
+"""Files that take longest, in the order in which they begin: one that begins late keeps one process busy after all others.
+Those that start a vLLM begin before those that start none."""
+
 BENCHMARKS = "tests/perf/test_guard.py"
 """Decides nothing beside other tests, and then repeats what it has measured."""
 
@@ -87,6 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid.startswith(BENCHMARKS),
             item.get_closest_marker("kills_server") is not None,
             item.path not in with_vllm,
+            (*LONGEST, file := item.nodeid.partition("::")[0]).index(file),
             item.path not in slow,
         )
     )

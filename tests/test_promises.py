@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import BENCHMARKS, LONGEST
 from tests.test_imports import REPOSITORY
 
 PROMISES = {
@@ -42,6 +43,11 @@ def test_the_parts_of_all_tests_are_each_others_complement() -> None:
     assert re.search(r"^PROMISED := promise or not \(slow or vllm\)$", makefile, re.MULTILINE)
     recipes = dict(re.findall(r"^(test[\w-]*): .*\n\t\$\(PYTEST\)(.*) \$\(ARGS\)$", makefile, re.MULTILINE))
     assert recipes == {"test": ' -m "$(PROMISED)"', "test-rest": ' -m "not ($(PROMISED))"', "test-all": ""}
+
+
+def test_files_that_begin_first_and_last_are_there() -> None:
+    assert [file for file in (*LONGEST, BENCHMARKS) if not (REPOSITORY / file).is_file()] == []
+    assert len(set(LONGEST)) == len(LONGEST)
 
 
 def test_the_readme_begins_with_two_commands() -> None:
