@@ -2,12 +2,12 @@
 #
 #   make demo         train a tiny mixture of experts on real vLLM and show what it learned (ARGS=--fresh or --resume to run it again)
 #   make demo-multi   four runs beside one trainer and one vLLM: one is evicted, one joins, the others must not slow down (ARGS=--fresh)
-#   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
-#   make demo-cluster the programs in examples/, as jobs whose workers and master are killed while they work (ARGS="--backend ray")
-#   make demo-tune    a population of eight runs in one job, beside random search with the same budget
+#   make demo-sweep   four runs that share a trainer, by a job of two workers (ARGS=--fresh)
+#   make demo-cluster PPO by an actor, a critic, two rollout workers and a trainer, a job of roles (ARGS="--backend ray")
+#   make demo-tune    a population of eight runs in one job, and then random search with the same budget (ARGS=--fresh)
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make demo-real    a real language model of 135 million parameters learns to add (ARGS=--fresh or --resume to run it again)
-#   make demo-tinker  a recipe of the Tinker cookbook, unmodified, trains that model on the service for its SDK
+#   make demo-tinker  a recipe of the Tinker cookbook, unmodified, trains that model on the service for its SDK (ARGS=--fresh)
 #   make test         every fast test and a real end-to-end one for each promise of the README, on two cores in ten minutes
 #   make test-all     every test, on two cores in 40 minutes
 #   make test-rest    those that `make test` leaves out
@@ -104,20 +104,27 @@ demo-math: $(INSTALLED)
 demo-real: $(SMOLLM2)
 	$(BIN)/counterpoint run configs/demo-real.toml $(ARGS)
 
+# The recipe's own settings, smaller than its defaults, with a loss and a learning rate that fit the model.
+RECIPE := env=arithmetic renderer_name=role_colon groups_per_batch=16 group_size=4 loss_fn=importance_sampling lora_rank=8 \
+	learning_rate=3e-4 max_steps=14 save_every=0 eval_every=0 base_url=http://127.0.0.1:8200 log_path=outputs/demo-tinker-recipe
 demo-tinker: $(SMOLLM2) $(COOKBOOK)
-	$(BIN)/python -m perf.demos.demo_tinker
+	rm -rf outputs/demo-tinker-recipe
+	PYTHONPATH=$(COOKBOOK) TINKER_API_KEY=tml-demo HF_HUB_OFFLINE=1 $(BIN)/python -m perf.beside tinker configs/demo-tinker.toml $(ARGS) -- \
+		python -m tinker_cookbook.recipes.math_rl.train $(RECIPE) model_name=$$($(BIN)/counterpoint make-model smollm2 2> /dev/null)
 
 demo-multi: $(INSTALLED)
-	$(BIN)/python -m perf.demos.demo_multi $(ARGS)
+	$(BIN)/python -m perf.demo_multi $(ARGS)
 
 demo-sweep: $(INSTALLED)
-	$(BIN)/python -m perf.demos.demo_sweep
+	$(BIN)/python -m perf.beside run configs/demo-fleet.toml $(ARGS) -- counterpoint sweep configs/demo-sweep.toml --workers 2
 
 demo-cluster: $(INSTALLED)
-	$(BIN)/python -m perf.demos.demo_cluster $(ARGS)
+	$(BIN)/counterpoint submit examples/ppo/job.toml $(ARGS)
 
+# Random search is a population whose losers never copy a winner.
 demo-tune: $(INSTALLED)
-	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
+	$(BIN)/counterpoint tune configs/demo-tune.toml $(ARGS)
+	$(BIN)/counterpoint tune configs/demo-tune.toml --name random --scheduler.perturbation_interval 1000 $(ARGS)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
 PYTEST = $(COMPILE) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder

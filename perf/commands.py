@@ -114,12 +114,6 @@ def is_ready(job: Path) -> bool:
     return bool(workers) and all(worker["state"] == "ready" for worker in workers)
 
 
-def log_of(output: Path, name: str) -> Path:
-    """Returns the file that a process of a job writes to, beside the job's directory."""
-    output.parent.mkdir(exist_ok=True)
-    return output.with_name(f"{output.name}-{name}.log")
-
-
 def say(text: str) -> None:
     """Prints a line with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)

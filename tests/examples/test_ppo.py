@@ -10,7 +10,7 @@ import pytest
 
 from counterpoint.cluster import JobSpec, load_spec, submit
 from examples.ppo.cartpole import CartPoles
-from perf.demos.paced_trainer import ALLOWED
+from tests.examples.paced_trainer import ALLOWED
 from tests.support.job_workers import send
 from tests.support.polling import wait_until
 
@@ -33,7 +33,7 @@ def test_the_reward_rises_although_every_role_dies(tmp_path: Path) -> None:
     """Once each, since each of them starts torch; twice is in `test_pipeline.py`."""
     directory = tmp_path / "job"
     fields = load_spec(JOB).model_dump(mode="json")
-    fields["roles"][-1]["worker"] = "perf.demos.paced_trainer:PacedTrainer"
+    fields["roles"][-1]["worker"] = "tests.examples.paced_trainer:PacedTrainer"
     handle = submit(JobSpec.model_validate(fields), directory)
     try:
         for turn, worker in enumerate(("rollout-1", "critic-0", "actor-0", "trainer-0"), start=1):

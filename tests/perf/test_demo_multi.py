@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +11,16 @@ import pytest
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool.pool import InferencePool
-from perf.demos.demo_multi import Event, Row, around, longest_of, repeated_requests
+from perf.demo_multi import Event, around, findings, line_of, longest_of, repeated_requests
 from tests.support.fake_inference import FakeServer
 
-ROW = Row("a", 50, 0.4, 0.9, 2.0, {"eviction": 4.0, "joining": None}, 4.0, failed=0, repeated=0, ended="done")
+SUMMARY: dict[str, Any] = {
+    "steps": {"trained": 50},
+    "reward": {"first": 0.4, "last": 0.9},
+    "rollouts": {"failed": 0},
+    "outcome": "done",
+}
+EVENTS = (Event("eviction", "b", 4.5, 5.0),)
 
 
 @pytest.mark.parametrize(
@@ -35,28 +41,42 @@ def test_the_steps_around_an_event_are_those_under_way_and_the_next(
     assert longest_of(around(Event("eviction", "b", began, ended), times)) == longest
 
 
+STEADY = [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "times", "repeated", "said"),
     [
-        (replace(ROW, last=0.45), "a: reward 0.400 to 0.450 is no rise by 0.1"),
-        (replace(ROW, longest={"eviction": 4.01}), "a: a step of 4.01 s around the eviction is longer than 2 medians"),
-        (replace(ROW, failed=3), "a: 3 rollouts failed, 0 requests were tried again"),
-        (replace(ROW, repeated=1), "a: 0 rollouts failed, 1 requests were tried again"),
-        (replace(ROW, ended="stopped after step 7"), "a: ended as 'stopped after step 7'; expected 'done'"),
+        ({"reward": {"first": 0.4, "last": 0.45}}, STEADY, 0, "✗ a: reward 0.400 to 0.450 is no rise by 0.1"),
+        (
+            {},
+            [0, 2, 4, 8.01, 10, 12],
+            0,
+            "✗ a: a step of 4.01 s around the eviction is longer than 2 medians of 2.00 s",
+        ),
+        (
+            {},
+            [0, 2, 4, 9, 11, 13, 20],
+            0,
+            "? a: a step of 5.00 s around the eviction is longer than 2 medians of 2.00 s; away",
+        ),
+        ({"rollouts": {"failed": 3}}, STEADY, 0, "✗ a: 3 rollouts failed, 0 requests were tried again"),
+        ({}, STEADY, 1, "✗ a: 0 rollouts failed, 1 requests were tried again"),
+        ({"outcome": "stopped after step 7"}, STEADY, 0, "✗ a: ended as 'stopped after step 7'; expected 'done'"),
     ],
 )
-def test_every_claim_can_fail(changed: Row, said: str) -> None:
-    assert list(ROW.flaws("done")) == list(changed.doubts()) == []
-    (flaw,) = changed.flaws("done")
-    assert flaw.startswith(said)
+def test_every_claim_can_fail(changed: dict[str, Any], times: list[float], repeated: int, said: str) -> None:
+    """The ? is where a step away from the events takes as long: that machine is too noisy."""
+    assert list(findings("a", SUMMARY, STEADY, EVENTS, 0)) == []
+    [(mark, words)] = findings("a", SUMMARY | changed, times, EVENTS, repeated)
+    assert f"{mark} {words}".startswith(said)
 
 
-def test_a_long_step_around_an_event_is_no_flaw_where_others_take_as_long() -> None:
-    noisy = replace(ROW, longest={"eviction": 14.0, "joining": 3.0}, longest_apart=17.5)
-    assert list(noisy.flaws("done")) == []
-    (doubt,) = noisy.doubts()
-    assert "a: a step of 14.00 s around the eviction" in doubt
-    assert "17.50 s" in doubt
+def test_a_run_s_line_leaves_out_its_own_event() -> None:
+    assert line_of("a", SUMMARY, STEADY, EVENTS) == (
+        "a: 50 steps, reward 0.400 → 0.900; median step 2.00 s, longest around the eviction 2.00 s"
+    )
+    assert line_of("b", SUMMARY, STEADY, EVENTS).endswith("median step 2.00 s")
 
 
 async def test_a_request_that_the_pool_tries_again_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
