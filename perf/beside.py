@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 from counterpoint.transport.process.child import Child
-from perf.commands import STOP_SECONDS, Command, DemoError, is_ready, say, until
+from perf.commands import STOP_SECONDS, Command, PerfError, is_ready, say, until
 
 
 def main(words: list[str]) -> int:
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
                 finally:
                     beside.stop(STOP_SECONDS)
                 return beside.wait()
-    except DemoError as error:
+    except PerfError as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from counterpoint.job.processes_file import read_workers
 from counterpoint.transport.process.child import Child, last_lines
 
 PATIENCE_SECONDS = 900.0
-"""The deadline of each wait. The longest demo takes some five minutes on two cores."""
+"""The deadline of each wait. The longest demo takes some five minutes on two cores, and a restart of vLLM up to two."""
 
 STOP_SECONDS = 180.0
 """The time a command has to end in order."""
@@ -22,7 +22,7 @@ STOP_SECONDS = 180.0
 POLL_SECONDS = 0.1
 
 
-class DemoError(Exception):
+class PerfError(Exception):
     """A wait has reached its deadline, or a command has failed."""
 
     def __init__(self, message: str, code: int = 1) -> None:
@@ -49,6 +49,11 @@ class Command:
         self.stop()
 
     @property
+    def pid(self) -> int:
+        """That of its guardian."""
+        return self._process.pid
+
+    @property
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         return self._process.code
@@ -64,16 +69,16 @@ class Command:
             self._process.stop(STOP_SECONDS)
 
     def wait(self) -> int:
-        """Waits for its end; returns its exit code. Raises `DemoError` at the deadline."""
+        """Waits for its end; returns its exit code. Raises `PerfError` at the deadline."""
         try:
             return self._process.wait(PATIENCE_SECONDS)
         except TimeoutError:
-            raise DemoError(f"{self} did not end within {PATIENCE_SECONDS:g} s{self.last_output()}") from None
+            raise PerfError(f"{self} did not end within {PATIENCE_SECONDS:g} s{self.last_output()}") from None
 
     def succeed(self) -> None:
-        """Waits for its end. Raises `DemoError` at the deadline, and if its exit code is not 0."""
+        """Waits for its end. Raises `PerfError` at the deadline, and if its exit code is not 0."""
         if code := self.wait():
-            raise DemoError(f"{self} ended with exit code {code}{self.last_output()}")
+            raise PerfError(f"{self} ended with exit code {code}{self.last_output()}")
 
     def last_output(self) -> str:
         """Returns the end of its log, from a new line on; nothing if it has none."""
@@ -91,18 +96,18 @@ def until(
 ) -> None:
     """Waits for a condition, and does something `meanwhile`, again and again.
 
-    Raises `DemoError`, with the exit code of the command, if one of those `needed` has ended, and at the deadline.
+    Raises `PerfError`, with the exit code of the command, if one of those `needed` has ended, and at the deadline.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         meanwhile()
         for command in needed:
             if (code := command.code) is not None:
-                raise DemoError(
+                raise PerfError(
                     f"{command} ended with {code} while this waited for {what}{command.last_output()}", code or 1
                 )
         if time.monotonic() > deadline:
-            raise DemoError(
+            raise PerfError(
                 f"waited {PATIENCE_SECONDS:g} s for {what}, in vain{''.join(each.last_output() for each in needed)}"
             )
         time.sleep(POLL_SECONDS)

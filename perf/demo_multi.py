@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from counterpoint.job.reading.log_files import log_files_in
 from perf.chaos.disk import json_lines
-from perf.commands import Command, DemoError, say, until
+from perf.commands import Command, PerfError, say, until
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     given, for_the_job = parser.parse_known_args(arguments)
     try:
         return run_demo(given.output_dir, for_the_job)
-    except DemoError as error:
+    except PerfError as error:
         say(f"demo-multi: {error}")
         return error.code
     except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def run_demo(directory: Path, for_the_job: list[str]) -> int:
         with Command(None, "stop", EVICTED, "--job", str(directory), "--evict", REASON) as stop:
             stop.succeed()
         if job.ended:
-            raise DemoError("the job ended with the run that was evicted", job.code or 1)
+            raise PerfError("the job ended with the run that was evicted", job.code or 1)
         eviction = Event("eviction", EVICTED, asked, time.time())
 
         there = least(directory, others, began)

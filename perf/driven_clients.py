@@ -30,7 +30,7 @@ from counterpoint.service.runs import DrivenRun
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.wires.link import SharedConnection
 from counterpoint.transport.wires.open import open_connection
-from perf.commands import Command, DemoError
+from perf.commands import Command, PerfError
 from perf.step_speed import SHAPES, Settings, random_batch, write_model
 
 RANKS = (4, 8, 16, 32)
@@ -91,17 +91,17 @@ async def measure(config: TrainerConfig, counts: list[int], settings: Settings, 
 
 
 async def _measure_beside(trainer: Command, *asked: Any) -> None:
-    """Measures as long as the trainer runs. Raises `DemoError` if it ends."""
+    """Measures as long as the trainer runs. Raises `PerfError` if it ends."""
     measuring = asyncio.create_task(measure(*asked))
     while not (await asyncio.wait([measuring], timeout=1.0))[0]:
         if trainer.ended:
             measuring.cancel()
-            raise DemoError(f"the trainer ended with {trainer.code}{trainer.last_output()}")
+            raise PerfError(f"the trainer ended with {trainer.code}{trainer.last_output()}")
     measuring.result()
 
 
 def run(directory: Path, counts: list[int], settings: Settings, show: Show) -> None:
-    """Measures in an empty directory. Raises `DemoError` if the trainer ends."""
+    """Measures in an empty directory. Raises `PerfError` if the trainer ends."""
     model = write_model(directory / "model", settings)
     config = TrainerConfig(
         output_dir=directory / "job", model=str(model), device=settings.device, max_tokens=settings.row_tokens,

@@ -46,7 +46,7 @@ class CpuTimes:
         return cls(
             total=sum(fields) / _JIFFIES_A_SECOND,
             busy=(user + nice + system + stolen) / _JIFFIES_A_SECOND,
-            ours=_of_this_tree() / _JIFFIES_A_SECOND,
+            ours=sum(cpu_seconds(pid, with_ended=True) for pid in (os.getpid(), *descendants(os.getpid()))),
         )
 
     def share_of_others(self, before: CpuTimes) -> float:
@@ -56,15 +56,13 @@ class CpuTimes:
         return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
 
 
-def _of_this_tree() -> int:
-    """Returns the jiffies of this process, its living descendants, and the ended processes that these have waited for."""
-    jiffies = 0
-    for pid in (os.getpid(), *descendants(os.getpid())):
-        with suppress(OSError):  # it has ended meanwhile
-            # After the name, which may hold anything, comes the third field; utime, stime, cutime and cstime begin at the 14th.
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            jiffies += sum(map(int, fields[11:15]))
-    return jiffies
+def cpu_seconds(pid: int, with_ended: bool = False) -> float:
+    """Returns the CPU seconds of a process until now, `with_ended` also of those that it has waited for; 0 if it has ended."""
+    with suppress(OSError):
+        # After the name, which may hold anything, comes the third field; utime, stime, cutime and cstime begin at the 14th.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return sum(map(int, fields[11 : 15 if with_ended else 13])) / _JIFFIES_A_SECOND
+    return 0.0
 
 
 def settle(seconds: float = SETTLING_SECONDS) -> bool:

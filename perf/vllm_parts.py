@@ -36,12 +36,11 @@ from counterpoint.inference.server import server_command, server_environment
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.models.build import make_model
 from counterpoint.transport.process.launch import descendants
+from perf.noise import cpu_seconds
 
 TURNS = 12
 CALLS = 64
 SENT_BYTES = 60 << 20
-
-_JIFFIES_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,11 @@ class Server:
     def seconds(self) -> dict[str, float]:
         """Returns the processor time of the API server and of the engine until now."""
         (engine,) = [each for each in descendants(self.process) if _comm(each).startswith("VLLM::Engine")]
-        return {"API server": _seconds(self.process), "engine": _seconds(engine)}
+        return {"API server": cpu_seconds(self.process), "engine": cpu_seconds(engine)}
 
 
 def _comm(process: int) -> str:
     return Path(f"/proc/{process}/comm").read_text()
-
-
-def _seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _JIFFIES_A_SECOND
 
 
 async def calls(server: Server, client: BinaryClient, tokens: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -26,10 +25,10 @@ import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.resolve_model import resolve_model
-from counterpoint.transport.process.child import Child
 from perf.bench.command import Size, show
 from perf.bench.servers import load_server
 from perf.chaos.disk import json_lines
+from perf.commands import Command, until
 from perf.figures import Case, Figure
 
 DELAY_SECONDS = 0.05
@@ -37,8 +36,6 @@ PROMPT = list(range(1, 65))
 SAMPLING = tinker.SamplingParams(max_tokens=16, temperature=1.0)
 
 ROUNDS = 3
-
-START_SECONDS = STOP_SECONDS = 60.0
 
 KEY = "tml-benchmark-of-samples"
 
@@ -74,16 +71,9 @@ def _service(directory: Path, server: str) -> Iterator[str]:
         "inference": {"urls": [server]},
     }
     file.write_text(tomli_w.dumps(values))
-    log = directory / "service.log"
-    command = [sys.executable, "-m", "counterpoint.cli.main", "service", str(file)]
-    with Child("the service", command, log=log) as process:
-        deadline = time.monotonic() + START_SECONDS
-        while "answers at" not in log.read_text():
-            if process.code is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the service did not start within {START_SECONDS:g} s: {log.read_text()}")
-            time.sleep(0.1)
+    with Command(log := directory / "service.log", "service", str(file)) as process:
+        until("the service to start", lambda: "answers at" in log.read_text(), [process])
         yield f"http://127.0.0.1:{port}"
-        process.stop(STOP_SECONDS)
 
 
 def _sampler(url: str) -> Any:

@@ -10,11 +10,11 @@ closes, so it cannot outlive the benchmark.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from subprocess import PIPE
 from typing import cast
 
 import numpy as np
@@ -24,11 +24,14 @@ import uvloop
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import REQUEST_ID_BYTES, Completion
 from counterpoint.inference.loads import Origin
+from counterpoint.transport.process.child import Child
 
 RAW_PATH = "/raw"
 COMPLETIONS_PATH = "/v1/completions"
 
 INSTANCE = "benchmark"
+
+START_SECONDS = 60.0
 
 PLACE_OF_ECHO = b"\xa5" * REQUEST_ID_BYTES
 
@@ -40,14 +43,16 @@ def load_server(delay_seconds: float = 0.0, layers: int = 0, top_k: int = 0) -> 
     It answers after `delay_seconds`, each completion with as many tokens as were asked for and, if `layers`, with routing of
     `layers` x `top_k` uint8 a row.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(delay_seconds), str(layers), str(top_k)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
+    with served_by(__name__, str(delay_seconds), str(layers), str(top_k)) as url:
+        yield url
+
+
+@contextmanager
+def served_by(module: str, *words: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yields the URL of a module that calls `serve`, a process of its own as long as the block."""
+    command = [sys.executable, "-P", "-m", module, *words]
+    with Child(module, command, stdin=PIPE, stdout=PIPE, environment=environment) as process:
+        yield f"http://127.0.0.1:{int(process.line(START_SECONDS))}"
 
 
 class Answers:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from perf.chaos.report import ChaosError, say
+from perf.chaos.report import say
+from perf.commands import PerfError
 
 KINDS = {
     "job": ("perf.chaos.of_a_job", 30, "a job of three runs: orchestrators, trainer, vLLM; about a minute a round"),
@@ -54,9 +55,9 @@ def main() -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise ChaosError(f"--keep {directory}: the directory is not empty")
+            raise PerfError(f"--keep {directory}: the directory is not empty")
         case = importlib.import_module(KINDS[given.kind][0]).measure(given, directory)
-    except ChaosError as error:
+    except PerfError as error:
         say(f"error: {error}\nits files, if there are any, are in {directory}")
         return 1
     if not case.held:

@@ -6,10 +6,7 @@ every third step, so that a killed trainer has steps to train again.
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +16,12 @@ from typing import Any
 import tomli_w
 
 from counterpoint.job.evaluation.server import free_port
-from counterpoint.transport.process.child import Child, last_lines
+from counterpoint.job.processes_file import read_workers
 from counterpoint.transport.process.launch import descendants
 from perf.chaos import batch_copies
-from perf.chaos.report import ChaosError, kill
+from perf.chaos.report import kill
 from perf.chaos.witness import Witness
-
-LOOK_SECONDS = 0.1
-"""Seconds between two reads by the witness; a step takes several times as long."""
-
-DEADLINE_SECONDS = 900.0
-"""Deadline of each wait. A restart of vLLM takes a minute, and begins after up to half a minute."""
+from perf.commands import PATIENCE_SECONDS, Command, PerfError, until
 
 MANY = 1_000_000
 """Steps, and restarts in a row: no limit."""
@@ -53,7 +45,7 @@ def settings(output_dir: Path, notes: Path) -> dict[str, Any]:
             "dtype": "float32",
             "max_model_len": 256,
             "max_num_batched_tokens": 4096,
-            "startup_timeout_seconds": DEADLINE_SECONDS,
+            "startup_timeout_seconds": PATIENCE_SECONDS,
         },
         "trainer": {"device": "cpu", "max_tokens": 4096, "threads": 1},
         "orchestrator": {
@@ -89,104 +81,71 @@ class Victim:
 
 
 class ChaosJob:
-    """The command, under a guardian of ours, and the witness, which reads during every wait."""
+    """The command, under a guardian of ours, and the witness, which reads during every wait. Leaving the block ends both."""
 
     def __init__(self, directory: Path) -> None:
         self.output_dir = directory / "job"
         self.notes = directory / "witness"
         self.witness = Witness(self.output_dir, self.notes)
         self._file = directory / "job.toml"
-        self._log = directory / "job.log"
         self._settings = settings(self.output_dir, self.notes)
-        self._process: Child | None = None
+        self._command = self._started()
 
-    @property
-    def run_ids(self) -> list[str]:
-        """The ids of its runs."""
-        return [run["run_id"] for run in self._settings["runs"]]
+    def __enter__(self) -> ChaosJob:
+        return self
 
-    def start(self, *arguments: str) -> None:
-        """Starts the command; does not wait."""
+    def __exit__(self, *error: object) -> None:
+        self._command.stop()
+
+    def _started(self, *arguments: str) -> Command:
         self._file.write_text(tomli_w.dumps(self._settings))
-        command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(self._file), *arguments]
-        self._process = Child("the job", command, log=self._log)
+        return Command(self._file.with_name("job.log"), "run", str(self._file), *arguments)
 
     def finish(self) -> None:
         """Stops the command in order, and resumes it until each run has trained what it committed and two steps more."""
-        self._end(signal.SIGTERM)
+        self._command.stop()
+        self._require_code(0, 143)
         self.witness.look()
         for run in self._settings["runs"]:
             run["steps"] = self.witness.committed[run["run_id"]] + 2
-        self.start("--resume")
-        self._end(None)
-
-    def _end(self, number: signal.Signals | None) -> None:
-        process = self._alive()
-        if number is not None:
-            process.signal(number)
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while (code := process.code) is None:
-            if time.monotonic() > deadline:
-                raise ChaosError(f"the job did not end within {DEADLINE_SECONDS:g} s\n{self._quoted()}")
-            self.witness.look()
-            time.sleep(LOOK_SECONDS)
-        self._process = None
-        if code not in ((0,) if number is None else (0, 128 + number)):
-            raise ChaosError(f"the job was to end in order, and ended with {code}\n{self._quoted()}")
+        self._command = self._started("--resume")
+        until("the end of the job", lambda: self._command.ended, meanwhile=self.witness.look)
+        self._require_code(0)
         self.witness.look()
 
-    def close(self) -> None:
-        """Ends a job that failed, with every process below it."""
-        if self._process is not None:
-            self._process.kill()
+    def _require_code(self, *codes: int) -> None:
+        if (code := self._command.code) not in codes:
+            raise PerfError(f"the job was to end in order, and ended with {code}{self._command.last_output()}")
 
     def wait_until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Waits until `condition()` holds. Raises `ChaosError` when the job ends before, or it takes too long."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            self.witness.look()
-            if condition():
-                return
-            if (code := self._alive().code) is not None:
-                raise ChaosError(f"the job ended with {code} before the {what}\n{self._quoted()}")
-            if failed := [name for name, worker in self.workers().items() if worker["state"] == "failed"]:
-                raise ChaosError(f"{', '.join(failed)} failed for good before the {what}\n{self._quoted()}")
-            if time.monotonic() > deadline:
-                raise ChaosError(f"no {what} within {DEADLINE_SECONDS:g} s\n{self._quoted()}")
-            time.sleep(LOOK_SECONDS)
+        """Waits until `condition()` holds. Raises `PerfError` when the job ends before, or it takes too long."""
+        until(what, condition, [self._command], self.witness.look)
 
     def wait(self, seconds: float) -> None:
         """Waits so long while the job runs."""
-        until = time.monotonic() + seconds
-        self.wait_until("some time to pass", lambda: time.monotonic() >= until)
+        end = time.monotonic() + seconds
+        self.wait_until("some time to pass", lambda: time.monotonic() >= end)
 
     def wait_for_steps(self, count: int) -> None:
         """Waits until every run has committed and trained `count` more steps."""
         self.witness.look()
-        wanted = {run_id: self._steps(run_id) + count for run_id in self.run_ids}
+        run_ids = [run["run_id"] for run in self._settings["runs"]]
+        wanted = {run_id: self._steps(run_id) + count for run_id in run_ids}
         self.wait_until(f"step {wanted}", lambda: all(self._steps(run_id) >= step for run_id, step in wanted.items()))
 
     def _steps(self, run_id: str) -> int:
         return min(self.witness.committed.get(run_id, 0), self.witness.trained.get(run_id, 0))
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """Returns the workers of `processes.json` by name; none before there is such a file."""
-        try:
-            workers = json.loads((self.output_dir / "processes.json").read_bytes())["workers"]
-        except FileNotFoundError:
-            return {}
-        return {worker["name"]: worker for worker in workers}
+        """Returns the workers of the job by name; none before they are known."""
+        return {worker["name"]: worker for worker in read_workers(self.output_dir)}
 
     def kill(self, chance: random.Random) -> Victim:
         """Kills one process at random: of the roles with a living process one, and one of its processes."""
-        victims: list[Victim] = []
-
-        def found() -> bool:
-            victims[:] = self._victims()
-            return bool(victims)
-
         while True:
-            self.wait_until("a process to kill", found)
+            self.wait_until("a process to kill", lambda: bool(self._victims()))
+            if not (victims := self._victims()):
+                continue  # they have just ended
             role = chance.choice(sorted({victim.role for victim in victims}))
             victim = chance.choice([victim for victim in victims if victim.role == role])
             if kill(victim.pid):
@@ -194,7 +153,7 @@ class ChaosJob:
 
     def _victims(self) -> list[Victim]:
         """Returns each worker's own process, and those of vLLM: its API server and the engine's core."""
-        below = set(descendants(self._alive().pid))
+        below = set(descendants(self._command.pid))
         found: list[Victim] = []
         for name, worker in self.workers().items():
             if (pid := worker["pid"]) not in below:
@@ -203,13 +162,6 @@ class ChaosJob:
             if name.startswith("inference"):
                 found += [Victim(name, what, child) for child in descendants(pid) if (what := _part_of_vllm(child))]
         return found
-
-    def _alive(self) -> Child:
-        assert self._process is not None
-        return self._process
-
-    def _quoted(self) -> str:
-        return "\n".join(f"  | {line}" for line in last_lines(self._log))
 
 
 def _part_of_vllm(pid: int) -> str | None:

@@ -29,8 +29,7 @@ STEPS_A_ROUND = 2
 
 
 def chaos(job: ChaosJob, rounds: int, chance: random.Random, report: Report) -> None:
-    """Starts the job, kills its processes for so many rounds, and ends it in order. Raises `ChaosError` when it stands still."""
-    job.start()
+    """Kills the job's processes for so many rounds, and ends it in order. Raises `PerfError` when it stands still."""
     job.wait_for_steps(STEPS_A_ROUND)
     for number in range(1, rounds + 1):
         say(f"round {number} of {rounds}")
@@ -77,10 +76,7 @@ def _all_are_back(job: ChaosJob, victims: list[Victim], before: dict[str, int]) 
 def measure(given: argparse.Namespace, directory: Path) -> Case:
     """Runs the chaos in a directory."""
     report = Report("chaos", Findings(FAULTS), "longest until every run went on")
-    job = ChaosJob(directory)
-    try:
+    with ChaosJob(directory) as job:
         chaos(job, given.rounds, random.Random(given.seed), report)
         report.add(audit(job.output_dir, job.notes), directory)
-    finally:
-        job.close()
     return report.case()

@@ -15,10 +15,6 @@ TOLD_CASES = 20
 """The cases of a fault that are printed of one audit."""
 
 
-class ChaosError(Exception):
-    """A chaos cannot begin, or what it disturbs ended or stood still; the message says what was waited for."""
-
-
 def say(words: str) -> None:
     """Prints progress and faults to standard error."""
     print(words, file=sys.stderr, flush=True)

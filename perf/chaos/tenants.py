@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,12 @@ import tinker
 from counterpoint.job.processes_file import read_workers
 from counterpoint.service.tinker.intake import zstd
 from counterpoint.service.tinker.proto import INT32, MESSAGES
-from counterpoint.transport.process.launch import descendants, guarded
+from counterpoint.transport.process.child import Child
+from counterpoint.transport.process.launch import descendants
 from perf.chaos.disk import json_lines
 from perf.chaos.report import say
 from perf.figures import Figure
+from perf.noise import cpu_seconds
 
 KEYS = {name: f"tml-{name * 20}" for name in ("trains", "samples", "bodies", "models", "connects")}
 """The keys by what they do; the first is whom the others may not disturb."""
@@ -236,18 +236,6 @@ async def load(url: str) -> None:
                 tasks.create_task(work(Tenant(url, KEYS[name], http, seen[name])))
 
 
-@contextmanager
-def loaded(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Plays the load during the block."""
-    with log.open("wb") as output:
-        command = guarded([sys.executable, "-m", "perf.chaos.tenants", url])
-        with subprocess.Popen(command, stdout=output, stderr=output) as process:
-            try:
-                yield process
-            finally:
-                process.terminate()
-
-
 class Fifth:
     """The key that trains."""
 
@@ -278,16 +266,17 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
     fifth.rounds()  # what is computed for the first time is slower
     losses, alone = fifth.rounds()
     differing, slow, times, began = 0.0, list[float](), 0, time.monotonic()
-    with loaded(url, log := directory / "load.log") as process:
-        before = cpu_seconds(directory / "job", process.pid)
+    log = directory / "load.log"
+    with Child("the load", [sys.executable, "-m", "perf.chaos.tenants", url], log=log) as process:
+        before = cpu_of_roles(directory / "job", process.pid)
         while time.monotonic() < began + 60 * minutes or not times:
             found, seconds = fifth.rounds()
             differing = max(differing, *(abs(a - b) / abs(b) for a, b in zip(found, losses, strict=True)))
             slow, times = slow + seconds, times + 1
             say(f"  {times} times beside the others: {time.monotonic() - began:.0f} s, {percentile(slow):.2f} s")
-            if process.poll() is not None:
+            if process.code is not None:
                 raise RuntimeError(f"the load has ended: {log.read_text()[-2000:]}")
-        lasted, after = time.monotonic() - began, cpu_seconds(directory / "job", process.pid)
+        lasted, after = time.monotonic() - began, cpu_of_roles(directory / "job", process.pid)
     lines = list(json_lines(directory / "job" / "service" / "health.jsonl"))
     resident = [
         line["resident_bytes"] / 2**20 for line in lines if line["time"] > time.time() - (time.monotonic() - began)
@@ -318,19 +307,11 @@ def beside(fifth: Fifth, url: str, minutes: float, directory: Path) -> list[Figu
     ]  # fmt: skip
 
 
-def cpu_seconds(output: Path, load_pid: int) -> dict[str, float]:
+def cpu_of_roles(output: Path, load_pid: int) -> dict[str, float]:
     """Returns the processor time of each role until now, and of the load: on few cores they take it from each other."""
     found = {worker["name"].partition("_")[0]: int(worker["pid"]) for worker in read_workers(output) if worker["pid"]}
     found["load"] = load_pid
-    return {name: sum(map(_cpu_seconds, [pid, *descendants(pid)])) for name, pid in found.items()}
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return {name: sum(map(cpu_seconds, [pid, *descendants(pid)])) for name, pid in found.items()}
 
 
 def percentile(seconds: list[float]) -> float:

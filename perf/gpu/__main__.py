@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from counterpoint.transport.files.shared_memory import SHARED_MEMORY
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 from perf.gpu.rows import ROWS
 
 STOP_SECONDS = 10.0
@@ -80,35 +79,18 @@ def run_row(name: str, device: str, seconds: float) -> Result:
     place = SHARED_MEMORY if device == "cuda" else None
     with tempfile.TemporaryDirectory(prefix="gpu-", dir=place) as directory:
         result, output = Path(directory) / "result.json", Path(directory) / "output.log"
-        command = guarded([sys.executable, "-m", "perf.gpu.rows", name, device, directory, str(result)])
+        command = [sys.executable, "-m", "perf.gpu.rows", name, device, directory, str(result)]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        began = time.monotonic()
-        with output.open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-            error = _wait(process, seconds)
-        taken = time.monotonic() - began
-        if not error and process.returncode:
-            lines = output.read_text(errors="replace").splitlines()
-            error = "\n".join(lines[-ERROR_LINES:]) or f"it ended with {process.returncode}"
-        return Result(name, taken, {} if error else json.loads(result.read_text()), error)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Waits for a row's process; tells if it has not ended by then. Whatever ends the wait, the row is gone after it."""
-    try:
-        process.wait(seconds)
-        return ""
-    except subprocess.TimeoutExpired:
-        return f"ended after {seconds:.0f} s, its deadline"
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGHUP)  # at which the guardian kills all
-            process.wait()
+        began, error = time.monotonic(), ""
+        with Child(f"the row {name}", command, environment=environment, log=output) as process:
+            try:
+                if code := process.wait(seconds):
+                    error = "\n".join(process.last_lines(ERROR_LINES)) or f"it ended with {code}"
+            except TimeoutError:
+                error = f"ended after {seconds:.0f} s, its deadline"
+            finally:
+                process.stop(STOP_SECONDS)
+        return Result(name, time.monotonic() - began, {} if error else json.loads(result.read_text()), error)
 
 
 def _machine(device: str) -> str:

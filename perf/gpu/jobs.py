@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from counterpoint.job.evaluation.server import cause_in, free_port
 from counterpoint.models import smollm2
 from counterpoint.models.build import resolve_model
 from counterpoint.run.trained import LoraConfig
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import run
 from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, span_in
 from perf.chaos.disk import json_lines
 from perf.gpu.models import write
@@ -170,13 +169,11 @@ def _run(job: dict[str, Any], directory: Path, seconds: float = JOB_SECONDS) -> 
     """Runs the job to its end; returns its directory. Raises `RuntimeError` with the end of its output if it fails."""
     file = directory / "job.toml"
     file.write_text(tomli_w.dumps(job))
-    command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file)])
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
+    done = run("the job", [sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file)], seconds)
     output = Path(job["output_dir"])
-    if done.returncode:
-        end = (done.stdout + done.stderr).decode(errors="replace")[-2000:]
-        cause = cause_in(output / "inference_0.log")
-        raise RuntimeError(f"the job ended with {done.returncode}{cause}:\n{end}")
+    if done.code:
+        end = (done.output.decode(errors="replace") + done.errors)[-2000:]
+        raise RuntimeError(f"the job ended with {done.code}{cause_in(output / 'inference_0.log')}:\n{end}")
     return output
 
 

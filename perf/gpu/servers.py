@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,15 +13,14 @@ from typing import Any
 
 import tomli_w
 
-from counterpoint.job.evaluation.server import cause_in, free_port
+from counterpoint.job.evaluation.server import free_port
+from perf.commands import Command, until
 from perf.gpu.models import write
 from perf.gpu.rows import SERVED
 from perf.gpu.steps import Figures
 
-START_SECONDS = SERVED - 60.0
-"""Longest wait for the server."""
-
-STOP_SECONDS = 30.0
+SAMPLE_SECONDS = SERVED - 60.0
+"""Longest wait for the samples."""
 
 
 def generation(device: str, directory: Path, *, eager: bool) -> Figures:
@@ -58,39 +55,24 @@ def _sample(url: str, model: str, sequences: int, tokens: int) -> int:
     }
     data = json.dumps(body).encode()
     request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
+    with urllib.request.urlopen(request, timeout=SAMPLE_SECONDS) as response:
         return int(json.load(response)["usage"]["completion_tokens"])
 
 
 @contextmanager
 def server(settings: dict[str, Any], directory: Path) -> Iterator[str]:
-    """Starts a server as `counterpoint inference` does; yields its URL once it serves. Raises `RuntimeError` if it does not."""
-    log = directory / "inference.log"
+    """Starts a server as `counterpoint inference` does; yields its URL once it serves. Raises `PerfError` if it does not."""
     port = free_port("127.0.0.1", 0)
-    file = directory / "inference.toml"
-    file.write_text(tomli_w.dumps(settings | {"port": port, "log_file": str(log)}))
-    process = subprocess.Popen([sys.executable, "-P", "-m", "counterpoint.cli.main", "inference", str(file)])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(process, url, log)
+    url, file = f"http://127.0.0.1:{port}", directory / "inference.toml"
+    file.write_text(tomli_w.dumps(settings | {"port": port}))
+    with Command(directory / "inference.log", "inference", str(file)) as process:
+        until("the server", lambda: _answers(url), [process])
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=STOP_SECONDS)
-        finally:
-            process.kill()  # and vLLM with it; nothing happens once it has ended
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError) as error:
-            if process.poll() is not None:
-                raise RuntimeError(f"the server ended with {process.returncode}{cause_in(log)}") from error
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not serve within {START_SECONDS:.0f} s{cause_in(log)}") from error
-            time.sleep(0.1)
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

@@ -36,6 +36,7 @@ from rich.table import Table
 from counterpoint.job.evaluation.server import free_port
 from counterpoint.transport.files.json_lines import append_line
 from counterpoint.transport.process.child import Child
+from perf.bench.servers import served_by
 from perf.soak.growth import Growth, growths
 from perf.soak.held import COUNTING, COUNTS_VARIABLE, files_below, held_below
 
@@ -132,14 +133,8 @@ def _answering(environment: dict[str, str], demo: bool) -> Iterator[str]:
     if demo:
         yield ""
         return
-    command = [sys.executable, "-P", "-m", "perf.soak.answering"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
+    with served_by("perf.soak.answering", environment=environment) as url:
+        yield url
 
 
 def _watch(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.child import Child
 from perf.noise import CpuTimes
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import BatchRecord, Settings, Task, read_records
@@ -33,6 +32,8 @@ SMOOTHING = 5
 """Batches over which the reward is averaged before it is held against a threshold."""
 
 TENTHS = 10
+
+STOP_SECONDS = 60.0
 
 CPU_SECONDS = 0.25
 """Seconds between two looks at the CPU time of all processes."""
@@ -114,29 +115,22 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
     """Runs one side to its end in `directory`. Raises `RuntimeError`, with the end of its output, if it fails."""
     directory.mkdir(parents=True)
     records_file = directory / "records.jsonl"
-    command = guarded(_command(side, settings, directory, records_file))
-    output = directory / "output.log"
+    command, environment = _command(side, settings, directory, records_file), environment_of(side, settings.task)
     before, began = CpuTimes.now(), time.time()
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment_of(side, settings.task),
-        )
-        with _CpuClock(before.ours) as clock:
-            try:
-                code = process.wait(timeout=timeout_seconds)
-            finally:
-                process.terminate()
-                process.wait(timeout=60)
+    with (
+        Child(side, command, environment=environment, log=directory / "output.log") as process,
+        _CpuClock(before.ours) as clock,
+    ):
+        try:
+            code = process.wait(timeout_seconds)
+        finally:
+            process.stop(STOP_SECONDS)
     ended, after = time.time(), CpuTimes.now()
     records = records_of(directory / "job") if side in OURS else read_records(records_file)
     if code != 0 or len(records) < settings.updates:
-        end = "\n".join(output.read_text(errors="replace").splitlines()[-20:])
+        end = "\n".join(process.last_lines(20))
         raise RuntimeError(
-            f"{side} ended with {code} after {len(records)} of {settings.updates} updates; the end of {output}:\n{end}"
+            f"{side} ended with {code} after {len(records)} of {settings.updates} updates; the end of {process.log}:\n{end}"
         )
     return Outcome(
         side,

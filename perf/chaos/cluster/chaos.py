@@ -27,7 +27,8 @@ from pathlib import Path
 from perf.chaos.cluster.audit import FAULTS, LOST_JOBS
 from perf.chaos.cluster.job import LEASE_SECONDS, ROLES, WORKERS, ClusterJob, StandsStillError
 from perf.chaos.cluster.ray_nodes import NoNetworkError, RayNodes
-from perf.chaos.report import ChaosError, Findings, Report, say
+from perf.chaos.report import Findings, Report, say
+from perf.commands import PerfError
 from perf.figures import Case
 
 ROUNDS_OF_A_JOB = 6
@@ -208,14 +209,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(given: argparse.Namespace, directory: Path) -> Case:
-    """Runs the chaos; the files of jobs with findings stay. Raises `ChaosError` for a fault that there is not."""
+    """Runs the chaos; the files of jobs with findings stay. Raises `PerfError` for a fault that there is not."""
     names = every_fault(given.backend)
     if unknown := [name for name in given.fault or [] if name not in names]:
-        raise ChaosError(f"--fault {unknown[0]!r}: expected one of {', '.join(names)}")
+        raise PerfError(f"--fault {unknown[0]!r}: expected one of {', '.join(names)}")
     chance = random.Random(given.seed)
     plan = plan_of(given.fault or names, given.rounds, given.each, chance)
     try:
         with ray_nodes(given.backend) as ray:
             return chaos(plan, chance, directory, ray).case()
     except NoNetworkError as error:
-        raise ChaosError(str(error)) from None
+        raise PerfError(str(error)) from None
