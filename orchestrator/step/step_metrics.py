@@ -15,6 +15,7 @@ import numpy as np
 
 from counterpoint.orchestrator.rollouts.branching import branch_metrics
 from counterpoint.orchestrator.rollouts.failures import count_failures
+from counterpoint.orchestrator.step.answer_metrics import answer_metrics
 from counterpoint.transport.exact_json import loads
 from counterpoint.transport.records import Batch, Rollout
 
@@ -50,6 +51,7 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
         **branch_metrics(rollouts),
         **_reward_metrics(completed),
         "length/mean": float(np.mean([sum(len(turn.completion_ids) for turn in each.turns) for each in completed])),
+        **answer_metrics(completed),
         **_cache_metrics(rollouts),
         **environment_metrics(completed),
     }

@@ -92,6 +92,32 @@ LENGTH_MEAN = Metric(
     "mean completion tokens of the step's completed rollouts",
     "tokens",
 )
+CUT = Metric(
+    "counterpoint_cut_rollouts_ratio", "gauge", "share of the completed rollouts with a turn cut at its limit", "ratio"
+)
+CUT_IN = Metric(
+    "counterpoint_environment_cut_rollouts_ratio", "gauge", "the same of an environment", "ratio", ("environment",)
+)
+CUT_REWARD = Metric(
+    "counterpoint_environment_cut_reward_mean", "gauge", "mean reward of these rollouts", labels=("environment",)
+)
+NO_DIFFERENCE = Metric(
+    "counterpoint_groups_without_difference_ratio", "gauge", "share of the groups with equal rewards", "ratio"
+)
+REPEATED = Metric(
+    "counterpoint_environment_repeated_answers_ratio",
+    "gauge",
+    "share of the completed rollouts that repeat the tokens of an earlier one of their group",
+    "ratio",
+    ("environment",),
+)
+COMMONEST = Metric(
+    "counterpoint_environment_commonest_answer_ratio",
+    "gauge",
+    "share of the completed rollouts with the commonest answer, of all examples",
+    "ratio",
+    ("environment",),
+)
 STALENESS_MEAN = Metric("counterpoint_staleness_mean_steps", "gauge", "mean of the batch's samples", "steps")
 STALENESS_MAX = Metric("counterpoint_staleness_max_steps", "gauge", "highest of the batch's samples", "steps")
 LOSSLESS = Metric(
@@ -297,6 +323,20 @@ LINES = (
     LineName("staleness/lost_share", "of the rollouts, too old, over 20 steps", LOST),
     LineName("staleness/lost_mean", "what theirs would be at least"),
     LineName("length/mean", "completion tokens of a completed rollout, of all its turns", LENGTH_MEAN),
+    LineName("length/cut", "share of the completed rollouts with a turn that was cut at its limit", CUT),
+    LineName("length/<environment>/cut", "the same of an environment", CUT_IN),
+    LineName("length/<environment>/cut_reward", "mean reward of its cut rollouts; absent without any", CUT_REWARD),
+    LineName("groups/no_difference", "share of the groups with equal rewards, filtered ones included", NO_DIFFERENCE),
+    LineName(
+        "answers/<environment>/repeated",
+        "share of the completed rollouts that repeat, token for token, an earlier one of their group",
+        REPEATED,
+    ),
+    LineName(
+        "answers/<environment>/commonest",
+        "share of the completed rollouts with the commonest answer, of all examples; absent below four examples",
+        COMMONEST,
+    ),
     LineName("tokens/prompt", "of all turns", TOKENS, {"kind": "prompt"}),
     LineName("tokens/completion", "of all turns", TOKENS, {"kind": "completion"}),
     LineName("tokens/restored", "completion tokens from before a resume", TOKENS, {"kind": "restored"}),
@@ -391,7 +431,7 @@ LINES = (
 METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
     ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
-    CAUGHT, FAILURES, LENGTH_MEAN, STALENESS_MEAN,
+    CAUGHT, FAILURES, LENGTH_MEAN, CUT, CUT_IN, CUT_REWARD, NO_DIFFERENCE, REPEATED, COMMONEST, STALENESS_MEAN,
     STALENESS_MAX, LOSSLESS, LOST, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES,
     BRANCH_SAMPLES, BRANCH_FACTOR, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,

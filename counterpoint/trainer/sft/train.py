@@ -28,7 +28,7 @@ from counterpoint.transport.records import Batch
 
 logger = logging.getLogger(__name__)
 
-_OF_INFERENCE = ("mismatch_kl", "importance_ratio", "masked_share", "replayed_share")
+_OF_INFERENCE = ("mismatch_kl", "importance_ratio", "masked_share", "replayed_share", "ess")
 """Metrics that have no meaning without an inference engine."""
 
 

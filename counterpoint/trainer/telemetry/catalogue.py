@@ -26,6 +26,16 @@ RATIO_MAX = _of_run("importance_weight_max", "highest p_trainer / p_inference")
 MASKED = _of_run(
     "masked_tokens_ratio", "share of the trained tokens that the loss left out: their ratio was too far from 1", "ratio"
 )
+EFFECTIVE = _of_run(
+    "effective_sample_ratio", "effective sample size of the importance weights over the trained tokens", "ratio"
+)
+EFFECTIVE_BY_LAG = Metric(
+    "counterpoint_trainer_lag_effective_sample_ratio",
+    "gauge",
+    "the same of the samples of one staleness, in steps; 16 has those above, too",
+    "ratio",
+    ("run", "lag"),
+)
 REPLAYED = _of_run(
     "replayed_tokens_ratio", "share of the trained tokens that a position with a routing record predicted", "ratio"
 )
@@ -45,6 +55,9 @@ OF_ENVIRONMENT = Metric(
     "a mean over the trained tokens of one environment, by its name in the line",
     labels=("run", "environment", "metric"),
     most_series=2048,
+)
+GRADIENT_KEPT = _of_run(
+    "gradient_kept_ratio", "share of the gradient's norm that clipping leaves, mean over the step's updates", "ratio"
 )
 GRADIENT = _of_run("gradient_norm", "norm of the gradient before clipping, mean over the step's updates")
 UPDATES = _of_run("updates_per_step", "updates of the newest step, if there may be several")
@@ -147,6 +160,22 @@ LINES = (
         "the same of one environment",
         OF_ENVIRONMENT,
     ),
+    LineName(
+        "ess/mean",
+        "effective sample size of the importance weights p_trainer / p_inference, as a share of the trained tokens: 1 if all are "
+        "equal",
+        EFFECTIVE,
+    ),
+    LineName(
+        "ess/<lag>",
+        "the same of the samples of one staleness, in steps; `ess/16` has those above, too",
+        EFFECTIVE_BY_LAG,
+    ),
+    LineName(
+        "grad_kept",
+        "share of `grad_norm` that clipping leaves: 1 without clipping; of several updates their mean",
+        GRADIENT_KEPT,
+    ),
     LineName("grad_norm", "before clipping; of several updates their mean", GRADIENT),
     LineName("updates", "of a run with `updates_per_step` above 1: updates of the step", UPDATES),
     LineName("learning_rate", "of this update", LEARNING_RATE),
@@ -168,10 +197,10 @@ TRAINER = Process(
     "has left its slot are gone.",
     {},
     (
-        STEP, STEPPED_AT, EPOCH, LOSS, ENTROPY, MISMATCH, RATIO_MEAN, RATIO_MAX, MASKED, REPLAYED, REFERENCE_KL, VALUE_LOSS,
-        VALUE_MEAN, RETURN_MEAN, CUSTOM, OF_ENVIRONMENT, GRADIENT, UPDATES, LEARNING_RATE, TOKENS_PER_SECOND, TOKENS,
-        TRAINED, TRAINED_IN, SAMPLES, PHASE, ROWS, LATE_GRAPHS, RUNS, SLOTS, WAITING, OUTAGE_START,
-        DEVICE_MEMORY,
+        STEP, STEPPED_AT, EPOCH, LOSS, ENTROPY, MISMATCH, RATIO_MEAN, RATIO_MAX, MASKED, EFFECTIVE, EFFECTIVE_BY_LAG, REPLAYED,
+        REFERENCE_KL, VALUE_LOSS, VALUE_MEAN, RETURN_MEAN, CUSTOM, OF_ENVIRONMENT, GRADIENT, GRADIENT_KEPT, UPDATES,
+        LEARNING_RATE, TOKENS_PER_SECOND, TOKENS, TRAINED, TRAINED_IN, SAMPLES, PHASE, ROWS, LATE_GRAPHS, RUNS, SLOTS, WAITING,
+        OUTAGE_START, DEVICE_MEMORY,
     ),
     LINES,
     "trainer/metrics.jsonl",

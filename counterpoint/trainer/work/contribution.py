@@ -45,6 +45,9 @@ WITH_AGGREGATE = ("entropy", "mismatch_kl")
 """Metrics that also have a name for the value of the whole step, beside those of environments."""
 
 
+MOST_LAG = 16
+"""Staleness from which on samples are not told apart."""
+
 LARGEST = 5
 """Samples that `Contribution.largest_mismatches` returns at most."""
 
@@ -105,7 +108,7 @@ class EndedPasses:
 
     sums_EM: Tensor
     highest_E: Tensor
-    mismatch_S: Tensor
+    sums_SW: Tensor
     norms: list[float] = field(default_factory=list)
     """The norms of the gradient, one an update."""
     export: TokenExport = field(default_factory=TokenExport)
@@ -168,8 +171,8 @@ class Contribution:
         self.means = (*MEANS, *optional_means(config), *(f"custom_loss/{name}" for name in self.loss.metrics))
         self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 2, dtype=torch.float64, device=device)
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
-        self.mismatch_S = torch.zeros(len(batch.samples), dtype=torch.float64, device=device)
-        """The sums of the mismatch over the trained tokens of each sample."""
+        self.sums_SW = torch.zeros(len(batch.samples), 3, dtype=torch.float64, device=device)
+        """The sums over the trained tokens of each sample: of the mismatch, of the importance weights, and of their squares."""
         self.ended = EndedPasses(*(torch.zeros_like(each, device="cpu") for each in self.sums))
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
@@ -245,22 +248,35 @@ class Contribution:
 
     def largest_mismatches(self) -> list[tuple[str, float]]:
         """Returns the rollouts of the samples with the largest mismatch KL, over all passes that have ended, largest first."""
-        sums, epochs = self.ended.mismatch_S.tolist(), self.run.config.training.epochs
+        sums, epochs = self.ended.sums_SW[:, 0].tolist(), self.run.config.training.epochs
         means = {sample: sums[sample] / (tokens * epochs) for sample, tokens in self._trained.items()}
         found = nlargest(LARGEST, means, key=means.__getitem__)
         return [(self.batch.samples[sample].rollout_id, means[sample]) for sample in found]
 
+    def weights_by_lag(self) -> dict[int, tuple[int, float, float]]:
+        """Returns trained tokens, and the sums of their importance weights and of the squares, by the staleness of their samples.
+
+        All passes that have ended count. From `MOST_LAG` on all are together.
+        """
+        found: dict[int, tuple[int, float, float]] = {}
+        for sample, tokens in self._trained.items():
+            lag = min(MOST_LAG, self.batch.step - self.batch.samples[sample].policy_version)
+            before = found.get(lag, (0, 0.0, 0.0))
+            own = tokens * self.run.config.training.epochs, *self.ended.sums_SW[sample, 1:].tolist()
+            found[lag] = before[0] + own[0], before[1] + own[1], before[2] + own[2]
+        return found
+
     @property
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """The sums of the current pass, on the device."""
-        return self.sums_EM, self.highest_E, self.mismatch_S
+        return self.sums_EM, self.highest_E, self.sums_SW
 
     def take(self, sums: Sequence[Tensor]) -> None:
         """Takes over the sums of the current pass over all ranks, from the host's memory."""
-        sums_EM, highest_E, mismatch_S = sums
+        sums_EM, highest_E, sums_SW = sums
         self.ended.sums_EM += sums_EM
         torch.maximum(self.ended.highest_E, highest_E, out=self.ended.highest_E)
-        self.ended.mismatch_S += mismatch_S
+        self.ended.sums_SW += sums_SW
         if self.export is not None and self.current.first_epoch:
             self.ended.export.extend(self.export)
 

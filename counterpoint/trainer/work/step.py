@@ -41,6 +41,9 @@ from counterpoint.trainer.work.contribution import TARGETS, WEIGHTS, WITH_AGGREG
 
 logger = logging.getLogger(__name__)
 
+MOST_LOG_WEIGHT = 300.0
+"""Nats. A larger logarithm of an importance weight counts as this in the effective sample size: a float64 holds its square."""
+
 
 def train_row(
     model: nn.Module,
@@ -157,7 +160,7 @@ def conclude(step: Contribution, ranks: Ranks) -> StepOutcome:
     refuse_if_any(ranks, step.fault)
     results = step.columns.results
     if step.trained_tokens:
-        ranks.add_rows([step.sums_EM, step.mismatch_S, *results.values()])
+        ranks.add_rows([step.sums_EM, step.sums_SW, *results.values()])
         ranks.maximum(step.highest_E)
         _check_losses([step], read([step]))
     step.is_concluded = True
@@ -193,8 +196,10 @@ def finish(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) ->
     return {
         "learning_rate": values.rate if norms else 0.0,
         "grad_norm": sum(norms) / max(len(norms), 1),
+        "grad_kept": sum(min(1.0, values.clip / max(norm, values.clip)) for norm in norms) / max(len(norms), 1),
         **({"updates": len(norms)} if last.has_several_updates else {}),
         **_metrics(steps),
+        **effective_sizes(steps),
         "tokens": tokens,
         "samples": samples,
         "tokens_per_second": tokens / seconds,
@@ -397,7 +402,8 @@ def _accumulate(
         dim=1,
     )
     step.sums_EM.index_add_(0, environments_P, rows_PM)
-    step.mismatch_S.index_add_(0, samples_P, ratio_P - 1 - difference_P)
+    weight_P = difference_P.clamp(max=MOST_LOG_WEIGHT).exp()
+    step.sums_SW.index_add_(0, samples_P, torch.stack([ratio_P - 1 - difference_P, weight_P, weight_P**2], dim=1))
     step.highest_E.scatter_reduce_(0, environments_P, ratio_P, "amax")
 
 
@@ -422,7 +428,7 @@ def _update(steps: Sequence[Contribution], ranks: Ranks, values: UpdateValues) -
     norm = _add_gradients(run, gradients, ranks, own_norm)
     counted = [step for step in steps if not step.is_concluded]
     for step in counted:
-        ranks.add_rows([step.sums_EM, step.mismatch_S])
+        ranks.add_rows([step.sums_EM, step.sums_SW])
         ranks.maximum(step.highest_E)
     fault, updated = None, False
     try:
@@ -513,6 +519,24 @@ def _metrics(steps: Sequence[Contribution]) -> dict[str, MetricValue]:
             sums_EM[place] += step.ended.sums_EM[index, chosen]
             highest_E[place] = torch.maximum(highest_E[place], step.ended.highest_E[index])
     return _means(means, sums_EM, highest_E, names, steps[0].run.config.training.epochs)
+
+
+def effective_sizes(steps: Sequence[Contribution]) -> dict[str, MetricValue]:
+    """Returns the effective sample size of the importance weights p_trainer / p_inference, as a share of the trained tokens.
+
+    It is (sum of w)^2 / (n * sum of w^2) (Kish, "Survey Sampling", 1965): of all tokens as `ess/mean`, and by the staleness of
+    their samples as `ess/<lag>`. 1 where all weights are equal; the gradient's noise is that of so many fewer tokens.
+    """
+    sums: dict[str, list[float]] = {}
+    for step in steps:
+        for lag, of_lag in step.weights_by_lag().items():
+            for name in ("mean", str(lag)):
+                sums[name] = [a + b for a, b in zip(sums.get(name, (0.0, 0.0, 0.0)), of_lag, strict=True)]
+    return {
+        f"ess/{name}": weights * weights / (tokens * squares)
+        for name, (tokens, weights, squares) in sorted(sums.items())
+        if tokens and squares > 0
+    }
 
 
 def _weights(step: Contribution, inputs: LossInputs, samples: Sequence[int]) -> Tensor | None:

@@ -67,6 +67,50 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
     assert 0 < float(metrics["masked_share"]) < 1
 
 
+def test_the_effective_sample_size_is_that_of_a_computation_in_float64(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    batch = make_batch(4)
+    lags = (1, 3, 1, 40)
+    samples = [replace(info, policy_version=4 - lag) for info, lag in zip(batch.samples, lags, strict=True)]
+    batch = replace(batch, samples=tuple(samples))
+    log_weights: dict[str, list[float]] = {}
+    for index, (info, lag) in enumerate(zip(batch.samples, lags, strict=True)):
+        span = slice(*batch.sample_offsets[index : index + 2])
+        tokens, trained = torch.from_numpy(batch.token_ids_T[span]).long(), batch.loss_mask_T[span] == 1
+        with torch.no_grad():
+            logits = lone.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0]
+        log_p = (logits.double() / info.temperature).log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].numpy()
+        own = log_p[trained[1:]] - batch.log_probabilities_T[span][trained].astype(np.float64)
+        for name in ("mean", str(min(lag, 16))):
+            log_weights.setdefault(name, []).extend(own)
+    metrics = lone.train(batch)
+    assert {name for name in metrics if name.startswith("ess/")} == {f"ess/{name}" for name in log_weights}
+    for name, values in log_weights.items():
+        weights = np.exp(np.array(values) - max(values))  # the scale does not matter
+        expected = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+        assert 0 < expected < 1
+        assert metrics[f"ess/{name}"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_weight_beyond_the_floats_leaves_an_effective_sample_of_one_token(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    batch = make_batch()
+    first = int(np.flatnonzero(batch.loss_mask_T)[0])
+    log_probabilities_T = batch.log_probabilities_T.copy()
+    log_probabilities_T[first] = -1e4
+    lone = make_lone_run(tmp_path, dense_directory)
+    metrics = lone.train(with_changes(batch, log_probabilities_T=log_probabilities_T))
+    assert metrics["ess/mean"] == pytest.approx(1 / int(batch.loss_mask_T.sum()))
+
+
+def test_how_much_of_the_gradient_clipping_leaves(dense_directory: Path, tmp_path: Path) -> None:
+    free = make_lone_run(tmp_path / "free", dense_directory, max_grad_norm=1e6).train(make_batch())
+    clipped = make_lone_run(tmp_path / "clipped", dense_directory, max_grad_norm=1e-3).train(make_batch())
+    assert free["grad_kept"] == 1.0
+    assert clipped["grad_kept"] == pytest.approx(1e-3 / float(clipped["grad_norm"]))
+
+
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_packing_does_not_change_the_step(dense_directory: Path, tmp_path: Path, lora: dict[str, int] | None) -> None:
     wide = make_lone_run(tmp_path, dense_directory, lora=lora)
