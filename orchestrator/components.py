@@ -26,6 +26,7 @@ from counterpoint.inference.pool.sources import OPERATOR_FILE
 from counterpoint.orchestrator.changes import Changes
 from counterpoint.orchestrator.decisions import Decision
 from counterpoint.orchestrator.dispatcher import Dispatcher, RunParts, StepHooks
+from counterpoint.orchestrator.early_warnings.watch import Watch
 from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from counterpoint.orchestrator.logging_setup import set_level
@@ -190,6 +191,7 @@ class Components:
             keep_rollouts=config.keep_rollouts,
             merge_chunk=merge_chunk,
             transcribe=_transcriber(config, loaded.chat),
+            warn=Watch(config.output_dir, config.run_id).take,
         )
         parts = RunParts(
             scheduler=self.scheduler,

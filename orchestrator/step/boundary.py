@@ -60,6 +60,8 @@ class StepBoundary:
     """Merges rollouts in a process, or None to merge them in a thread."""
     transcribe: Transcriber | None = None
     """Decodes rollouts for the records, or None for records without text."""
+    warn: Callable[[MetricsLine], MetricsLine] = lambda line: {}
+    """Returns what to add to a step's line: early warnings. Blocks."""
 
     def begin_record(self, most_rollouts: int) -> RoutingAhead | None:
         """Begins the record of a step with at most `most_rollouts`.
@@ -205,6 +207,7 @@ class StepInProgress:
             assert checkpoint.line is not None
             assert self._line is not None, "recorded"
             self._line |= checkpoint.line
+            self._line |= self.boundary.warn(self._line)
             checkpoint = replace(checkpoint, line=self._line | self.clock.so_far())
             write_checkpoint(self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from counterpoint.orchestrator.early_warnings.answers import answer_metrics
 from counterpoint.orchestrator.rollouts.branching import branch_metrics
 from counterpoint.orchestrator.rollouts.failures import count_failures
-from counterpoint.orchestrator.step.answer_metrics import answer_metrics
 from counterpoint.transport.exact_json import loads
 from counterpoint.transport.records import Batch, Rollout
 

@@ -400,6 +400,10 @@ LINES = (
         "a list: the code that made the loop late ([Blame](debugging.md#blame-which-code-made-the-event-loop-late))",
     ),
     LineName(
+        "early_warnings",
+        "a list: what goes wrong, its figure, since when, and advice ([Early warnings](metrics.md#early-warnings)); else absent",
+    ),
+    LineName(
         "changes",
         "a table: the keys that have new values from this step on ([Steering](serve.md#steering-a-job-that-runs)); else absent",
     ),

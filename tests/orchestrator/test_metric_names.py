@@ -95,7 +95,7 @@ def test_a_run_writes_and_shows_the_names_of_the_catalogue(
     written |= rows_of(environment_metrics(optional_rollouts()))
     written |= rows_of(with_unrecorded({}, {"rollouts/unrecorded": 1, "unrecorded/rollouts/failed": 1}))
     missing = {row.pattern for row in LINES if row not in written}
-    assert missing - {"filters/<filter>/<environment>", "changes"} == OF_WORKERS
+    assert missing - {"filters/<filter>/<environment>", "changes", "early_warnings"} == OF_WORKERS
     by_line = {row.metric.name for row in LINES if row.metric is not None}
     live = {metric.name for metric in (*METRICS, *pool.METRICS, *EVERYWHERE)} - by_line
     assert live - NOT_AT_THE_END <= shown.keys()
@@ -105,9 +105,9 @@ def test_a_run_writes_and_shows_the_names_of_the_catalogue(
 
 
 def optional_rollouts() -> list[Any]:
-    """Rollouts with what the toy has not: rewards of players, metrics, an answer from a cache, none from inference."""
+    """Rollouts with what the toy has not: players' rewards, metrics, a cached answer, none from inference, four examples."""
     unanswered = make_rollout()
     unanswered.error, unanswered.inference_failed = "InferenceError: no answer", True
     playing = make_rollout(player_rewards={"white": 1.0}, metrics={"length": 3.0})
     playing.turns = [replace(turn, cached_tokens=1) for turn in playing.turns]
-    return [unanswered, playing]
+    return [unanswered, playing, *map(make_rollout, range(1, 5))]

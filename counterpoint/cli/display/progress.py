@@ -24,6 +24,7 @@ from counterpoint.job.reading.metrics.history import RATE_STEPS, History
 from counterpoint.job.reading.metrics.metrics_lines import Line
 from counterpoint.job.reading.rollouts.rollout_records import dropped_records
 from counterpoint.job.serving.service_state import service_in_words
+from counterpoint.orchestrator.early_warnings.watch import SaidOfWarnings
 from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, kind_of, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, SaidOfStaleness
@@ -200,8 +201,8 @@ class PlainProgress:
         """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, tuple[int, int]] = {}
         """The groups without a difference of the notice that was last printed, and the step then, by run."""
-        self._said: dict[str, tuple[SaidOfStaleness, branching.SaidOfBranches]] = {}
-        """What was said of each run's lost rollouts, and of its samples."""
+        self._said: dict[str, tuple[SaidOfStaleness, branching.SaidOfBranches, SaidOfWarnings]] = {}
+        """What was said of each run's lost rollouts, of its samples, and of what goes wrong."""
         self._told: dict[str, str] = {}
         """What the newest heartbeat said of each worker, by name."""
         self._dropped = DroppedExamples(console)
@@ -226,9 +227,10 @@ class PlainProgress:
                     self._print(self._run_column(history) + printable(str(result)))
             self._results[history.run_id] = history.new_results
             self._print_notice(history)
-            for said in self._said.setdefault(history.run_id, (SaidOfStaleness(), branching.SaidOfBranches())):
+            nothing = SaidOfStaleness(), branching.SaidOfBranches(), SaidOfWarnings()
+            for said in self._said.setdefault(history.run_id, nothing):
                 if news := said.news(history.last_shipped):
-                    self._print(f"{self._run_column(history)}{news}", logging.WARNING)
+                    self._print(f"{self._run_column(history)}{printable(news)}", logging.WARNING)
             self._dropped.print_new(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             self._print_heartbeat(workers)
@@ -346,9 +348,10 @@ class LiveProgress:
         for history in self._histories.values():
             if advice := history.advice_without_difference:
                 panel.renderables.append(Text(printable(f"run {history.run_id}: {advice}"), "yellow"))
-            for words in (lost_in_words(history.last_shipped), branching.in_words([history.last_shipped])):
+            warned = map(str, history.early_warnings)
+            for words in (lost_in_words(history.last_shipped), branching.in_words([history.last_shipped]), *warned):
                 if words:
-                    panel.renderables.append(Text(f"run {history.run_id}: {words}", "yellow"))
+                    panel.renderables.append(Text(printable(f"run {history.run_id}: {words}"), "yellow"))
             self._dropped.print_new(history)
         self._live.update(panel, refresh=True)
 

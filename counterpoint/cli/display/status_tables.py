@@ -96,6 +96,7 @@ def _remarks(status: JobSnapshot, run_id: str, examples: FailureExamples) -> lis
         remarks.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
     if (jump := history.shown_jump) is not None:
         remarks.append(_text(f"run {run_id}: {jump}. {mismatch.ADVICE}", "yellow"))
+    remarks += [_text(f"run {run_id}: {each}", "yellow") for each in history.early_warnings]
     if advice := history.advice_without_difference:
         remarks.append(_text(f"run {run_id}: {advice}", "yellow"))
     elif history.discarded.get("notable"):

@@ -13,6 +13,7 @@ from typing import Any
 from counterpoint.job.directory import run_ids_in
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line, step_of
 from counterpoint.job.reading.metrics.trained_lines import TrainedLines
+from counterpoint.orchestrator.early_warnings.watch import METRIC as WARNINGS
 from counterpoint.run.loop_health.slow_spots import METRIC
 
 TRAINER = "trainer/"
@@ -20,7 +21,7 @@ TRAINER = "trainer/"
 
 POLL_SECONDS = 0.5
 
-_NO_COLUMNS = {"run_id", "step", METRIC, TRAINER + "run_id", TRAINER + "step", TRAINER + METRIC}
+_NO_COLUMNS = {"run_id", "step", METRIC, WARNINGS, TRAINER + "run_id", TRAINER + "step", TRAINER + METRIC}
 """What lines have that is no metric with a column of its own."""
 
 

@@ -20,6 +20,7 @@ from counterpoint.job.number_format import duration, scientific
 from counterpoint.job.reading.job_facts import JobFacts, RunFacts
 from counterpoint.job.reading.metrics.metrics_lines import Line
 from counterpoint.job.reading.redaction import redact_line
+from counterpoint.orchestrator.early_warnings.rules import Sign
 from counterpoint.orchestrator.rollouts import branching
 from counterpoint.orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from counterpoint.orchestrator.scheduling.lossless import in_words as lost_in_words
@@ -63,6 +64,19 @@ class Kind(StrEnum):
     MISMATCH = "mismatch"
     NOT_FINITE = "not-finite"
     LAG = "lag"
+    CUT = Sign.CUT.value
+    ENTROPY = Sign.ENTROPY.value
+    STALE_WEIGHTS = Sign.STALE_WEIGHTS.value
+    MASKED = Sign.MASKED.value
+    GRADIENT_CLIPPED = Sign.GRADIENT_CLIPPED.value
+    HELD_OUT = Sign.HELD_OUT.value
+    TRADE_OFF = Sign.TRADE_OFF.value
+    PLATEAU = Sign.PLATEAU.value
+    DRIFT = Sign.DRIFT.value
+    PARTS = Sign.PARTS.value
+    CONSTANT_ANSWER = Sign.CONSTANT_ANSWER.value
+    REPEATED = Sign.REPEATED.value
+    FEW_DIFFERENCES = Sign.FEW_DIFFERENCES.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,7 @@ def problems_of_run(run: RunFacts, now: float, job: Path) -> list[JobProblem]:
             _mismatch,
             _not_finite,
             _lag,
+            _early_warnings,
         ):
             found += rule(run, now)
     elif run.exclusion is None and run.history.discarded.get("notable") and not _has_all_steps(run):
@@ -149,6 +164,7 @@ def _has_all_steps(run: RunFacts) -> bool:
 
 _CAUSES: Mapping[Kind, frozenset[Kind]] = {
     Kind.FAILING_INFERENCE: frozenset({Kind.NOT_SERVING}),
+    Kind.FEW_DIFFERENCES: frozenset({Kind.NO_DIFFERENCE}),
     Kind.NOTHING_SHIPS: frozenset({Kind.FAILING_ENVIRONMENT, Kind.FAILING_INFERENCE, Kind.NOT_SERVING}),
     Kind.STALLED: frozenset(
         {Kind.FAILING_ENVIRONMENT, Kind.FAILING_INFERENCE, Kind.NOT_SERVING, Kind.NO_TRAINER, Kind.NOTHING_SHIPS}
@@ -412,6 +428,13 @@ def _lag(run: RunFacts, now: float) -> Iterator[JobProblem]:
             advice = "see the loop's view for the code that made it late, and docs/debugging.md for what to do about each kind"
             yield JobProblem(Kind.LAG, "warning", reason, advice, line["time"], run.run_id)
             return
+
+
+def _early_warnings(run: RunFacts, now: float) -> Iterator[JobProblem]:
+    for each in run.history.early_warnings:
+        about = f"{each.about}: " if each.about else ""
+        reason = f"{about}{each.reason} (since step {each.since})"
+        yield JobProblem(Kind(each.sign.value), "warning", reason, each.advice, each.time, run.run_id)
 
 
 def _total(lines: Sequence[Line], name: str) -> float:

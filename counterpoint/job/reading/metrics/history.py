@@ -16,6 +16,7 @@ from counterpoint.inference.checkpoint import is_delta
 from counterpoint.job.reading.metrics.evaluations import Evaluated, EvaluationResults
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line, is_number, read_discarded, step_of
 from counterpoint.job.reading.metrics.trained_lines import TrainedLines
+from counterpoint.orchestrator.early_warnings.watch import EarlyWarning, read_warnings
 from counterpoint.orchestrator.step.differences import Notice, read_notice, show_command
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
@@ -233,6 +234,11 @@ class History:
             return ""
         shown = show_command(self._run_dir.parent, self.run_id)
         return f"{notice}. What to do: {notice.advice}. Three of the worst: {shown}"
+
+    @property
+    def early_warnings(self) -> list[EarlyWarning]:
+        """Returns what goes wrong by the metrics so far, as the newest shipped step's line says."""
+        return read_warnings(self.last_shipped)
 
     @property
     def shown_jump(self) -> Jump | None:

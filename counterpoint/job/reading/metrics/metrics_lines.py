@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from counterpoint.orchestrator.early_warnings import watch as early_warnings
 from counterpoint.orchestrator.step.discarded import DISCARDED_FILE
 from counterpoint.run.loop_health.slow_spots import METRIC, SlowSpot
 from counterpoint.transport.files.appended_lines import AppendedLines
@@ -76,6 +78,8 @@ def step_of(text: bytes) -> Line:
         return {}
     if isinstance(values.get("run_id"), str):
         line["run_id"] = values["run_id"]
+    if early_warnings.METRIC in values:
+        line[early_warnings.METRIC] = [asdict(each) for each in early_warnings.read_warnings(values)]
     line[METRIC] = [fields for fields in _items(values.get(METRIC)) if _is_slow_spot(fields)]
     return line
 

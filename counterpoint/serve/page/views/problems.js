@@ -8,7 +8,7 @@ const SHOWN = 12;
 const OTHERS = 40;
 const ROLLOUTS = "/jobs/{job}/runs/{run}/rollouts";
 /** Kinds of problems of which rollouts show more. */
-const OF_ROLLOUTS = ["no-difference", "nothing-ships", "failing-environment"];
+const OF_ROLLOUTS = ["no-difference", "nothing-ships", "failing-environment", "cut", "held-out", "repeated", "few-differences"];
 const TONES = { error: "bad", warning: "warn" };
 const NAMES = { error: "Error", warning: "Warning" };
 

@@ -1,0 +1,306 @@
+"""The rules: each a pure function of the metrics so far, which yields what goes wrong, with its figure and what to do.
+
+A healthy run has none, however its numbers scatter: so a rule takes the median of several steps, compares a run with itself where
+it can, and is silent about a reward that is nearly the greatest seen. docs/metrics.md has them in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from counterpoint.orchestrator.early_warnings.seen import Seen, Trend, trend
+
+
+class Sign(StrEnum):
+    """What goes wrong."""
+
+    CUT = "cut"
+    ENTROPY = "entropy"
+    STALE_WEIGHTS = "stale-weights"
+    MASKED = "masked"
+    GRADIENT_CLIPPED = "gradient-clipped"
+    HELD_OUT = "held-out"
+    TRADE_OFF = "trade-off"
+    PLATEAU = "plateau"
+    DRIFT = "drift"
+    PARTS = "parts"
+    CONSTANT_ANSWER = "constant-answer"
+    REPEATED = "repeated"
+    FEW_DIFFERENCES = "few-differences"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule has found."""
+
+    sign: Sign
+    figure: float
+    """The number that it goes by."""
+    reason: str
+    advice: str
+    about: str = ""
+    """The environment, the evaluation or the parts that it is about; empty for the whole run."""
+
+
+NEW = 5
+"""Newest steps whose median is a run's present value."""
+
+SOLVED = 0.9
+"""A mean reward this far from the least to the greatest that was seen leaves little to learn."""
+
+MOST_CUT, NOTABLE_CUT, LOWER = 0.9, 0.1, 0.1
+"""Shares of cut answers: from the first on they are a problem; from the second on, if their mean reward is lower than the others'
+by so much of the range of rewards."""
+
+RAMP = 12
+"""Steps within which a run that begins may still find its form, or a share fall by itself."""
+
+COLLAPSE, EXPLOSION, EXPLOSION_NATS = 0.1, 1.5, 0.5
+"""Entropy, times that of the first steps: below the first, or above the second and by so many nats."""
+
+LEAST_EFFECTIVE = 0.5
+"""The effective sample size, as a share of the tokens, below which half the batch is lost to the weights' noise."""
+
+MOST_MASKED = 0.3
+"""A larger share of tokens without a gradient is more than a bound for outliers."""
+
+CLIPPED_STEPS, LEAST_KEPT = 20, 0.5
+"""The gradient was clipped at each of so many steps, and in the median to less than this."""
+
+PLATEAU_STEPS, CERTAIN, SURE = 80, 2.0, 5.0
+"""Steps without a rise of the reward, and how many standard errors a rise has at least, and a trend that two metrics share."""
+
+MOST_DRIFT = 0.5
+"""Nats a token between policy and reference: the policy writes what the reference hardly would."""
+
+OPPOSED_STEPS, NOTABLE_MOVE = 40, 0.1
+"""Steps over which two rewards move apart, and the least that each moves, as a share of the range of values seen."""
+
+MOST_REPEATED, MOST_ALIKE, MOST_EQUAL = 0.8, 0.8, 0.75
+"""Shares: of answers that repeat a sibling's, of answers that are the commonest, and of groups without a difference."""
+
+
+def is_solved(seen: Seen, count: int = NEW) -> bool:
+    """Returns whether the mean reward is nearly the greatest that any rollout had."""
+    least, greatest = _range_of_rewards(seen)
+    newest = seen.newest("reward/mean", count)
+    return bool(newest) and greatest > least and (median(newest) - least) / (greatest - least) >= SOLVED
+
+
+def _range_of_rewards(seen: Seen) -> tuple[float, float]:
+    lowest = [value for _, value in seen.points("reward/min")]
+    highest = [value for _, value in seen.points("reward/max")]
+    return min(lowest, default=0.0), max(highest, default=0.0)
+
+
+def cut(seen: Seen) -> Iterator[Found]:
+    """Answers that end at the length limit: nearly all, or some whose reward is lower, and which do not become fewer."""
+    least, greatest = _range_of_rewards(seen)
+    advice = (
+        "raise sampling.max_tokens, or set advantage.overlong, so that a longer answer is not taken for a worse one"
+    )
+    for environment in seen.between("length/", "/cut"):
+        name = f"length/{environment}/cut"
+        shares = seen.newest(name, RAMP)
+        share = median(shares[-NEW:]) if shares else 0.0
+        if share >= MOST_CUT:
+            reason = f"{share:.0%} of the answers are cut at their limit: their reward is that of a beginning"
+            yield Found(Sign.CUT, share, reason, advice, environment)
+        elif share >= NOTABLE_CUT and share >= 0.75 * median(shares[:NEW]):
+            of_cut, of_all = (
+                seen.newest(f"length/{environment}/cut_reward", NEW),
+                seen.newest(f"reward/{environment}/mean", NEW),
+            )
+            if of_cut and of_all:
+                cut_reward = median(of_cut)
+                others = (median(of_all) - share * cut_reward) / (1 - share)
+                if others - cut_reward >= LOWER * (greatest - least) > 0:
+                    reason = (
+                        f"{share:.0%} of the answers are cut at their limit; their reward is {cut_reward:.3g}, "
+                        f"the others' {others:.3g}"
+                    )
+                    yield Found(Sign.CUT, share, reason, advice, environment)
+
+
+def entropy(seen: Seen) -> Iterator[Found]:
+    """Entropy that has collapsed although the reward has not arrived, or that grows, against the run's first steps."""
+    first, newest = seen.first("entropy"), seen.newest("entropy", NEW)
+    if first is None or not newest or first <= 0:
+        return
+    now = median(newest)
+    if now < COLLAPSE * first and not is_solved(seen):
+        reason = f"entropy is {now:.3g} nats, {now / first:.0%} of that of the first steps: hardly anything is tried any more"
+        advice = (
+            "lower the learning rate, raise sampling.temperature or loss.clip_high, or set loss.entropy_coefficient"
+        )
+        yield Found(Sign.ENTROPY, now / first, reason, advice)
+    elif now > EXPLOSION * first and now > first + EXPLOSION_NATS:
+        reason = f"entropy is {now:.3g} nats, {now / first:.1f} times that of the first steps: the policy falls apart"
+        advice = "lower the learning rate, and go back to a checkpoint from before; see loss.entropy_coefficient if it is set"
+        yield Found(Sign.ENTROPY, now / first, reason, advice)
+
+
+def stale_weights(seen: Seen) -> Iterator[Found]:
+    """Importance weights that leave little of the batch, and how much by the staleness of its samples."""
+    newest = seen.newest("ess/mean", NEW)
+    if not newest or (now := median(newest)) >= LEAST_EFFECTIVE:
+        return
+    last = seen.points("ess/mean", 1)[0][0]
+    lags = {lag: seen.points(f"ess/{lag}", 1)[0] for lag in seen.between("ess/", "") if lag != "mean"}
+    by_lag = [
+        f"{value:.0%} at {lag}" for lag, (step, value) in sorted(lags.items(), key=lambda each: each[0]) if step == last
+    ]
+    of_lag = f" (by staleness in steps: {', '.join(by_lag)})" if by_lag else ""
+    reason = f"the importance weights leave {now:.0%} of the tokens as effective sample{of_lag}"
+    advice = (
+        "where it falls with staleness, lower schedule.max_off_policy_steps or the learning rate; where it is low at 1, servers "
+        "and trainer disagree: see mismatch_kl, precision, and the servers' weights"
+    )
+    yield Found(Sign.STALE_WEIGHTS, now, reason, advice)
+
+
+def masked(seen: Seen) -> Iterator[Found]:
+    """Tokens without a gradient, since their ratio is beyond the bounds."""
+    newest = seen.newest("masked_share", NEW)
+    if newest and (now := median(newest)) >= MOST_MASKED:
+        reason = f"the loss leaves out {now:.0%} of the trained tokens: their ratio is beyond its bounds"
+        advice = (
+            "see the clip_ and ratio_ bounds of the loss; then lower the learning rate, updates_per_step or staleness"
+        )
+        yield Found(Sign.MASKED, now, reason, advice)
+
+
+def gradient_clipped(seen: Seen) -> Iterator[Found]:
+    """A gradient that is clipped at every step."""
+    newest = seen.newest("grad_kept", CLIPPED_STEPS)
+    if newest and 0 < max(newest) < 1 and (now := median(newest)) < LEAST_KEPT:
+        reason = f"the gradient was clipped at each of the newest {CLIPPED_STEPS} steps, to {now:.0%} of its norm"
+        advice = "raise training.max_grad_norm above the usual grad_norm, so that it bounds odd batches alone, or scale rewards"
+        yield Found(Sign.GRADIENT_CLIPPED, now, reason, advice)
+
+
+def held_out(seen: Seen) -> Iterator[Found]:
+    """A reward that rises while an evaluation's score has fallen below the interval of its best."""
+    for name in seen.names:
+        if not name.startswith("evaluation/") or not name.endswith("/high"):
+            continue
+        score = name.removesuffix("/high")
+        highs, lows, scores = (dict(seen.points(each)) for each in (name, f"{score}/low", score))
+        steps = sorted(highs.keys() & lows.keys() & scores.keys())
+        if len(steps) < 2:
+            continue
+        best, last = max(steps[:-1], key=lambda step: scores[step]), steps[-1]
+        rewards = seen.points("reward/mean")
+        before = [value for step, value in rewards if step <= best][-NEW:]
+        after = [value for step, value in rewards if step <= last][-NEW:]
+        if before and after and highs[last] < lows[best] and median(after) > median(before):
+            about = score.removeprefix("evaluation/")
+            reason = (
+                f"{about} fell from {scores[best]:.3g} to {scores[last]:.3g}, below its interval, while the reward rose from "
+                f"{median(before):.3g} to {median(after):.3g}"
+            )
+            advice = f"look at answers with a high reward for what the reward pays and the task does not; go back to step {best}"
+            yield Found(Sign.HELD_OUT, scores[last] - scores[best], reason, advice, about)
+
+
+def trade_off(seen: Seen) -> Iterator[Found]:
+    """One environment's reward that falls while another's rises."""
+    names = {environment: f"reward/{environment}/mean" for environment in seen.between("reward/", "/mean")}
+    for falling, rising, fall, rise in _opposed(seen, names):
+        reason = (
+            f"its reward fell by {-fall:.3g} within {OPPOSED_STEPS} steps, while that of {rising} rose by {rise:.3g}"
+        )
+        advice = (
+            f"raise its ratio, lower the learning rate, or scale the reward of {rising}, which now decides the updates"
+        )
+        yield Found(Sign.TRADE_OFF, fall, reason, advice, falling)
+
+
+def parts(seen: Seen) -> Iterator[Found]:
+    """Two parts of a reward that move against one another: the policy gives up one for the other."""
+    for environment in seen.between("environment/", "/total/mean"):
+        head = f"environment/{environment}/"
+        names = {part: f"{head}{part}/mean" for part in seen.between(head, "/mean") if part != "total"}
+        for falling, rising, fall, rise in _opposed(seen, names):
+            reason = f"part {falling!r} fell by {-fall:.3g} within {OPPOSED_STEPS} steps, while {rising!r} rose by {rise:.3g}"
+            advice = f"weigh {falling!r} more, or make it a condition (`required`), so that {rising!r} cannot be had without it"
+            yield Found(Sign.PARTS, fall, reason, advice, f"{environment}: {falling}")
+
+
+def _opposed(seen: Seen, names: dict[str, str]) -> Iterator[tuple[str, str, float, float]]:
+    """Yields each name whose metric surely falls beside one that surely rises, with that and the moves of both."""
+    moves = {}
+    for each, name in names.items():
+        values, every = seen.newest(name, OPPOSED_STEPS), [value for _, value in seen.points(name)]
+        moved = trend(values) if values else Trend(0.0, 0.0)
+        if abs(moved.certainty) >= SURE and abs(moved.move) >= NOTABLE_MOVE * max(map(abs, every)):
+            moves[each] = moved.move
+    rising = max(moves, key=lambda each: moves[each], default="")
+    for each, move in moves.items():
+        if move < 0 < moves[rising]:
+            yield each, rising, move, moves[rising]
+
+
+def plateau(seen: Seen) -> Iterator[Found]:
+    """A reward that has not risen for long, and is far from the greatest."""
+    values = seen.newest("reward/mean", PLATEAU_STEPS)
+    if values and not is_solved(seen, 2 * NEW) and (moved := trend(values)).certainty < CERTAIN:
+        stands = median(values[-2 * NEW :])
+        reason = (
+            f"the reward did not rise in {PLATEAU_STEPS} steps: it stands at {stands:.3g}, moved by {moved.move:.2g}"
+        )
+        advice = "see groups/no_difference and entropy first; then another learning rate, larger groups, or examples within reach"
+        yield Found(Sign.PLATEAU, moved.move, reason, advice)
+
+
+def drift(seen: Seen) -> Iterator[Found]:
+    """A policy that is far from its reference."""
+    newest = seen.newest("reference_kl", NEW)
+    if newest and (now := median(newest)) >= MOST_DRIFT:
+        reason = f"the policy is {now:.3g} nats a token from its reference"
+        advice = "raise loss.kl_coefficient or reference.reward_coefficient, or lower the learning rate"
+        yield Found(Sign.DRIFT, now, reason, advice)
+
+
+def constant_answer(seen: Seen) -> Iterator[Found]:
+    """One answer to all examples."""
+    for environment in seen.between("answers/", "/commonest"):
+        newest = seen.newest(f"answers/{environment}/commonest", NEW)
+        if newest and (now := median(newest)) >= MOST_ALIKE:
+            reason = f"{now:.0%} of the answers to different examples are the same"
+            advice = "look at that answer (`counterpoint show --best`): a reward that it wins does not ask for the task"
+            yield Found(Sign.CONSTANT_ANSWER, now, reason, advice, environment)
+
+
+def repeated(seen: Seen) -> Iterator[Found]:
+    """Answers that repeat their siblings', so that a group has little to compare, although the reward has not arrived."""
+    for environment in seen.between("answers/", "/repeated"):
+        newest = seen.newest(f"answers/{environment}/repeated", 2 * NEW)
+        if newest and (now := median(newest)) >= MOST_REPEATED and not is_solved(seen):
+            reason = f"{now:.0%} of the answers repeat another one of their group"
+            advice = "raise sampling.temperature or loss.entropy_coefficient, or lower the learning rate"
+            yield Found(Sign.REPEATED, now, reason, advice, environment)
+
+
+def few_differences(seen: Seen) -> Iterator[Found]:
+    """Groups that teach nothing, step after step, although the reward has not arrived."""
+    newest = seen.newest("groups/no_difference", 2 * NEW)
+    if newest and (now := median(newest)) >= MOST_EQUAL and not is_solved(seen):
+        played = 1 / max(1e-3, 1 - now)
+        reason = f"{now:.0%} of the groups show no difference: {played:.0f} groups are played for one that teaches"
+        advice = "take easier examples or a curriculum, a larger schedule.group_size, or a reward with more steps"
+        yield Found(Sign.FEW_DIFFERENCES, now, reason, advice)
+
+
+RULES: tuple[Callable[[Seen], Iterator[Found]], ...] = (
+    cut, entropy, stale_weights, masked, gradient_clipped, held_out, trade_off, plateau, drift, parts, constant_answer,
+    repeated, few_differences,
+)  # fmt: skip
+
+
+def found_in(seen: Seen) -> list[Found]:
+    """Returns what the rules find in the metrics so far."""
+    return [found for rule in RULES for found in rule(seen)]

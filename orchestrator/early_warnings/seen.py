@@ -1,0 +1,96 @@
+"""The metrics of a run so far, as far as the rules look: its first steps, and its newest."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+FIRST, NEWEST = 5, 200
+"""Values of a metric that are kept: of the run's first steps, with which it is compared, and of its newest."""
+
+_WATCHED = (
+    "reward/", "length/", "groups/", "answers/", "environment/", "evaluation/",
+    "entropy", "ess/", "masked_share", "grad_kept", "reference_kl",
+)  # fmt: skip
+"""What the names of kept metrics begin with."""
+
+Point = tuple[int, float]
+"""A step, and the value of a metric then."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """The kept values of each metric, by its name in `metrics.jsonl` of orchestrator or trainer."""
+
+    _first: dict[str, list[Point]] = field(default_factory=dict)
+    _newest: dict[str, deque[Point]] = field(default_factory=dict)
+
+    def add(self, line: Mapping[str, object]) -> None:
+        """Adds a step's line. A step that was there, or an earlier one, changes nothing."""
+        step = line.get("step")
+        for name, value in line.items():
+            if not (name.startswith(_WATCHED) and isinstance(value, int | float) and isinstance(step, int)):
+                continue
+            newest = self._newest.setdefault(name, deque(maxlen=NEWEST))
+            if math.isfinite(value) and (not newest or newest[-1][0] < step):
+                newest.append((step, float(value)))
+                if len(first := self._first.setdefault(name, [])) < FIRST:
+                    first.append((step, float(value)))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the metrics, in order."""
+        return sorted(self._newest)
+
+    def between(self, head: str, tail: str) -> list[str]:
+        """Returns the part between `head` and `tail` of each name that has both and no other slash, in order."""
+        found = [
+            name[len(head) : len(name) - len(tail)]
+            for name in self.names
+            if name.startswith(head) and name.endswith(tail)
+        ]
+        return [part for part in found if part and "/" not in part]
+
+    def points(self, name: str, count: int = NEWEST) -> list[Point]:
+        """Returns the newest values, `count` at most."""
+        return [*self._newest.get(name, ())][-count:]
+
+    def newest(self, name: str, count: int) -> list[float]:
+        """Returns the `count` newest values, or none if there are fewer."""
+        values = [value for _, value in self.points(name, count)]
+        return values if len(values) == count else []
+
+    def first(self, name: str) -> float | None:
+        """Returns the median of the run's first steps; None before there are `FIRST`."""
+        values = [value for _, value in self._first.get(name, ())]
+        return statistics.median(values) if len(values) == FIRST else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The straight line through values of a metric."""
+
+    move: float
+    """How far it rises from the first step to the last."""
+    error: float
+    """The standard error of that, from the values' distances to the line."""
+
+    @property
+    def certainty(self) -> float:
+        """The move in standard errors."""
+        return self.move / self.error if self.error > 0 else math.copysign(math.inf, self.move) if self.move else 0.0
+
+
+def trend(values: Sequence[float]) -> Trend:
+    """Returns the trend of three or more values, by least squares over their order."""
+    count = len(values)
+    places = [place - (count - 1) / 2 for place in range(count)]
+    spread = sum(place * place for place in places)
+    mean = statistics.fmean(values)
+    slope = sum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
+    rest = [value - mean - slope * place for place, value in zip(places, values, strict=True)]
+    left = sum(each * each for each in rest)  # `**` would raise where this is infinite
+    return Trend(slope * (count - 1), math.sqrt(left / (count - 2) / spread) * (count - 1))
