@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from counterpoint.orchestrator.early_warnings.answers import answer_metrics
+from counterpoint.orchestrator.step.step_metrics import answer_metrics
 from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_rollout, make_turn
 
