@@ -115,7 +115,7 @@ def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
 
 
 def answer_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
-    """Returns what completed rollouts, one at least, say of the run's health: answers that are cut or alike, groups that are equal.
+    """Returns what completed rollouts, one at least, say of health: answers that are cut or alike, groups that are equal.
 
     `orchestrator/early_warnings/rules.py` watches these.
     """
