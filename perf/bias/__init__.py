@@ -1,0 +1,1 @@
+"""Whether the update that a run makes is, in expectation, the policy gradient: enumerated in fractions, through the real code."""
