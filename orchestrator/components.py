@@ -34,6 +34,7 @@ from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.opponents import opponents_of
 from counterpoint.orchestrator.other_servers import check_sampling
 from counterpoint.orchestrator.policy import PolicyWatcher
+from counterpoint.orchestrator.receipts.chain import ReceiptChain
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.playing import Playing
@@ -192,6 +193,7 @@ class Components:
             merge_chunk=merge_chunk,
             transcribe=_transcriber(config, loaded.chat),
             warn=Watch(config.output_dir, config.run_id).take,
+            receipts=ReceiptChain(config.run_dir),
         )
         parts = RunParts(
             scheduler=self.scheduler,

@@ -27,6 +27,7 @@ from counterpoint.orchestrator.failure_report import report_failure
 from counterpoint.orchestrator.logging_setup import logging_to, run_context, set_level
 from counterpoint.orchestrator.other_servers import check_stock_servers
 from counterpoint.orchestrator.policy import check_base_model
+from counterpoint.orchestrator.receipts import chain
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
 from counterpoint.orchestrator.signals import ShutdownSignals
@@ -258,6 +259,7 @@ def _resume(config: RunConfig) -> StepCheckpoint | None:
         (config.run_dir / name).unlink(missing_ok=True)
     differences.forget(config.run_dir)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
+    chain.repair(config.run_dir, newest_step)
     return checkpoint
 
 

@@ -23,6 +23,7 @@ from counterpoint.orchestrator.decisions import Decision, DecisionLog
 from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.logging_setup import set_context
 from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.receipts.receipt import groups_of, rules_of
 from counterpoint.orchestrator.rollouts.dump import header_of
 from counterpoint.orchestrator.rollouts.play import score_group
 from counterpoint.orchestrator.rollouts.playing import Playing
@@ -176,6 +177,10 @@ class Dispatcher:
         self._differences = DifferenceWatch(config, self._record, lambda work: tasks.create_task(in_thread(work)))
         self._began: float | None = None
         """The time when the first group of this process started, on the monotonic clock, in seconds."""
+        self._begun: list[tuple[str, int]] = []
+        """Environment and example of each group that began since the last receipt."""
+        self._next_group = 0
+        """The id of the next group that begins for the first time."""
         self._counts: Counter[str] = Counter()
         """Counts that no finalized rollout shows (cancelled rollouts, filters' counts), for the next step's metrics."""
         self._lossless = LosslessBound()
@@ -202,11 +207,13 @@ class Dispatcher:
         """Uses this configuration for groups that are finalized from now on."""
         self._config = config
         self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
+        self._rules = rules_of(config)
 
     def restore(self, checkpoint: StepCheckpoint) -> None:
         """Restores the scheduler's state and the rollouts that no step has counted. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
         self._shipped_step = checkpoint.step
+        self._begun, self._next_group = list(checkpoint.begun), checkpoint.scheduler["next_group_id"]
         self._counts = Counter({name: count for name, count in checkpoint.counts.items() if not is_counted(name)})
         self._counts.pop(RESTORED_TOKENS, None)  # they are counted anew below
         discarded: list[Rollout] = []
@@ -336,6 +343,9 @@ class Dispatcher:
     def _start_group(self, start: StartGroup) -> None:
         if self._began is None:
             self._began = time.monotonic()
+        if start.group_id >= self._next_group:
+            self._begun.append((start.environment, start.example_index))
+            self._next_group = start.group_id + 1
         rollouts = [
             Rollout(f"{start.group_id}-{index}", start.group_id, start.environment, start.example_index)
             for index in range(start.size)
@@ -483,8 +493,11 @@ class Dispatcher:
             self._sender.offer(*await in_progress.merge())
             line = self._metrics() | self._hooks.annotate(step)
             # Taken now, before the wait for the disk: groups that end meanwhile start again after a kill.
-            checkpoint = self._checkpoint(step, self._scheduler.state(ready=False), [], line)
-            line = await in_progress.complete(checkpoint, partial(self._sender.commit, step))
+            state = self._scheduler.state(ready=False)
+            begun, self._begun = self._begun, []
+            facts = self._rules | groups_of(group_ids, begun, state)
+            checkpoint = self._checkpoint(step, state, [], line)
+            line = await in_progress.complete(checkpoint, partial(self._sender.commit, step), facts)
         if discarded:
             self._discarded.changed.set()  # those are in the step's records now
         return line
@@ -528,6 +541,7 @@ class Dispatcher:
             counts={**self._counts, **self._discarded.counts()},
             waiting=[*ready, *self._discarded.rollouts],
             line=line,
+            begun=tuple(self._begun),
         )
 
     def _metrics(self) -> MetricsLine:

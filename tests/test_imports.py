@@ -21,7 +21,7 @@ from tests.support.ports import free_port
 REPOSITORY = Path(__file__).parents[1]
 
 FLOORS = (
-    ("transport", "sweep"),
+    ("transport", "sweep", "verify"),
     ("environments",),
     ("inference", "models"),
     ("run",),

@@ -68,6 +68,10 @@ COMMANDS = {
     ),
     "serve": ("counterpoint.cli.serve", "serve the web page and the admin API of jobs, from their directories"),
     "show": ("counterpoint.cli.show", "print the prompts, completions and rewards of a step's rollouts"),
+    "verify": (
+        "counterpoint.cli.receipts.verify",
+        "check a run against its receipts: nothing missing, doubled, reordered or altered",
+    ),
     "logs": ("counterpoint.cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
     "metrics": ("counterpoint.cli.metrics", "print every metric's names and meaning, or those that have a word"),
     "plan": ("counterpoint.cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),

@@ -9,6 +9,7 @@ trusts none of it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections.abc import Sequence
@@ -64,8 +65,11 @@ class CompletionTokens:
         )
 
 
-def write_tokens(file: BinaryIO, rollout: Rollout, texts: Sequence[TurnText]) -> None:
-    """Appends one rollout's frame. `texts` have the kept ranges of each turn. Raises `OSError`. Blocks: call it in a thread."""
+def write_tokens(file: BinaryIO, rollout: Rollout, texts: Sequence[TurnText]) -> bytes:
+    """Appends one rollout's frame and returns its SHA-256. `texts` have the kept ranges of each turn. Blocks.
+
+    Raises `OSError`. Call it in a thread.
+    """
     kept: list[tuple[int, int, int]] = []
     parts: tuple[list[AnyArray], ...] = ([], [], [])
     for turn, text in zip(rollout.turns, texts, strict=True):
@@ -82,8 +86,9 @@ def write_tokens(file: BinaryIO, rollout: Rollout, texts: Sequence[TurnText]) ->
     )
     arrays: dict[str, AnyArray] = {"kept": np.array(kept, np.int32).reshape(-1, 3), "token_ids": ids}
     arrays |= {"log_probabilities": values, "untrained": untrained}
-    for buffer in framed({"rollout_id": rollout.rollout_id}, arrays):
-        file.write(as_bytes_view(buffer))
+    frame = b"".join(map(as_bytes_view, framed({"rollout_id": rollout.rollout_id}, arrays)))
+    file.write(frame)
+    return hashlib.sha256(frame).digest()
 
 
 def _columns(turn: Turn) -> tuple[AnyArray, AnyArray, AnyArray] | None:

@@ -14,12 +14,14 @@ import asyncio
 import ctypes
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.receipts.chain import ReceiptChain
+from counterpoint.orchestrator.receipts.receipt import RecordHashes, records_of
 from counterpoint.orchestrator.rollouts.dump import DumpHeader, write_dump
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE
 from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
@@ -62,6 +64,8 @@ class StepBoundary:
     """Decodes rollouts for the records, or None for records without text."""
     warn: Callable[[MetricsLine], MetricsLine] = lambda line: {}
     """Returns what to add to a step's line: early warnings. Blocks."""
+    receipts: ReceiptChain | None = None
+    """The run's receipts, or None for none, as in a replay."""
 
     def begin_record(self, most_rollouts: int) -> RoutingAhead | None:
         """Begins the record of a step with at most `most_rollouts`.
@@ -114,10 +118,10 @@ class StepBoundary:
         rollouts: Sequence[Rollout],
         discarded: Sequence[Rollout],
         ahead: RoutingAhead | None = None,
-    ) -> MetricsLine:
-        """Does as `write_rollouts`, and returns the metrics of the step. Blocks."""
-        self.write_rollouts(batch, rollouts, discarded, ahead)
-        return {"step": batch.step, **step_metrics(batch, [*rollouts, *discarded])}
+    ) -> tuple[MetricsLine, list[RecordHashes]]:
+        """Does as `write_rollouts`, and returns the metrics of the step, too. Blocks."""
+        hashes = self.write_rollouts(batch, rollouts, discarded, ahead)
+        return {"step": batch.step, **step_metrics(batch, [*rollouts, *discarded])}, hashes
 
     def write_rollouts(
         self,
@@ -125,8 +129,11 @@ class StepBoundary:
         rollouts: Sequence[Rollout],
         discarded: Sequence[Rollout],
         ahead: RoutingAhead | None = None,
-    ) -> None:
-        """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""
+    ) -> list[RecordHashes]:
+        """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Returns the records' hashes.
+
+        Blocks. Raises `OSError`.
+        """
         name = f"step_{batch.step}"
         if self.dump is not None:
             header = self.dump.model_copy(update={"step": batch.step, "shipped": len(rollouts)})
@@ -134,7 +141,7 @@ class StepBoundary:
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
             if ahead is None or not ahead.publish(directory / "batch.bin", batch):
                 codec.write_file(directory / "batch.bin", batch)
-            write_records(
+            return write_records(
                 directory / "rollouts.jsonl",
                 [*rollouts, *discarded],
                 self.state_columns,
@@ -160,6 +167,8 @@ class StepInProgress:
     ahead: RoutingAhead | None
     _batch: Batch | None = None
     _line: MetricsLine | None = None
+    _hashes: list[RecordHashes] = field(default_factory=list)
+    _receipt: bytes | None = None
     _given_up: bool = False
     """Whether the caller was cancelled, which ends no thread."""
 
@@ -169,25 +178,33 @@ class StepInProgress:
             self._batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
         return self._batch, nbytes
 
-    async def complete(self, checkpoint: StepCheckpoint, announce: Callable[[], None]) -> MetricsLine:
+    async def complete(
+        self, checkpoint: StepCheckpoint, announce: Callable[[], None], facts: Mapping[str, Any] | None = None
+    ) -> MetricsLine:
         """Takes the phases after the merge, in one thread call, and returns the step's metrics line. Raises their errors.
+
+        `facts` are what the receipt says besides the batch, the records and the weights; without them there is none.
 
         Calls `announce` on the loop as soon as the step is committed, while the last phase goes on. When it is cancelled before
         the records are written, the step is not committed.
         """
         loop = asyncio.get_running_loop()
         try:
-            return await record_in_thread(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce))
+            return await record_in_thread(
+                self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce), facts or {}
+            )
         except asyncio.CancelledError:
             self._given_up = True
             raise
 
-    def _complete(self, checkpoint: StepCheckpoint, announce: Callable[[], object]) -> MetricsLine:
+    def _complete(
+        self, checkpoint: StepCheckpoint, announce: Callable[[], object], facts: Mapping[str, Any]
+    ) -> MetricsLine:
         self.record()
         if self._given_up:
             # The directory of the run may have been deleted, and a commit would make it again.
             raise RuntimeError(f"step {self.step} was given up before its commit")
-        self.commit(checkpoint)
+        self.commit(checkpoint, facts)
         announce()
         return self.finish()
 
@@ -195,20 +212,24 @@ class StepInProgress:
         """Writes batch and records, and computes the metrics of the step's rollouts. Blocks. Raises `OSError` (disk full)."""
         assert self._batch is not None
         with self._timed("records"):
-            recorded = self.boundary.record(self._batch, self.rollouts, self.discarded, self.ahead)
+            recorded, self._hashes = self.boundary.record(self._batch, self.rollouts, self.discarded, self.ahead)
             self._line = with_unrecorded(recorded, self.unrecorded)
 
-    def commit(self, checkpoint: StepCheckpoint) -> None:
+    def commit(self, checkpoint: StepCheckpoint, facts: Mapping[str, Any] | None = None) -> None:
         """Writes the state after the step, with the daemon's metrics, to which this adds the rollouts' and the phases. Blocks.
 
-        Once it returns, the step is committed. Raises `OSError`.
+        With it goes the step's receipt, of which `facts` are a part. Once it returns, the step is committed. Raises `OSError`.
         """
         with self._timed("commit"):
             assert checkpoint.line is not None
             assert self._line is not None, "recorded"
             self._line |= checkpoint.line
             self._line |= self.boundary.warn(self._line)
-            checkpoint = replace(checkpoint, line=self._line | self.clock.so_far())
+            if self.boundary.receipts is not None and facts:
+                assert self._batch is not None
+                own = {"batch": codec.digest_of(self._batch), **records_of(self._hashes)}
+                self._receipt = self.boundary.receipts.receipt(self.boundary.run_id, self.step, {**facts, **own})
+            checkpoint = replace(checkpoint, line=self._line | self.clock.so_far(), receipt=self._receipt)
             write_checkpoint(self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
 
     def finish(self) -> MetricsLine:
@@ -220,6 +241,8 @@ class StepInProgress:
             line = self._line | self.clock.take()
             # Flushed as seldom as possible: the kept checkpoints have all lines since the last flush.
             durable = self.step % self.boundary.keep_checkpoints == 0
+            if self._receipt is not None and self.boundary.receipts is not None:
+                self.boundary.receipts.append(self._receipt, durable=durable)
             append_line(self.boundary.run_dir / "metrics.jsonl", line, durable=durable)
             prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
             return line

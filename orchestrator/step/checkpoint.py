@@ -1,15 +1,16 @@
 """The orchestrator's checkpoint of a step: its commit. State after the step, rollouts that wait, and the step's metrics.
 
 `checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), `waiting-<k>.bin`, which it names, with the rollouts that
-wait, and `metrics.json`. At a commit few rollouts wait: those discarded since the step was put together. Ready groups are not
-written, as each commit would write them, as much as a batch each time. They start again after a kill. A shutdown rewrites the
-newest step's state, with rollouts discarded since and the ready groups: first a new `waiting` file, then `orchestrator.msgpack`
-in one rename.
+wait, `metrics.json`, and `receipt.json`, the step's receipt. At a commit few rollouts wait: those discarded since the step was
+put together. Ready groups are not written, as each commit would write them, as much as a batch each time. They start again after
+a kill. A shutdown rewrites the newest step's state, with rollouts discarded since and the ready groups: first a new `waiting`
+file, then `orchestrator.msgpack` in one rename.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import orjson
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.receipts.chain import RECEIPT_FILE
 from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
@@ -63,6 +65,10 @@ class StepCheckpoint:
     """Rollouts of finalized groups that no step has counted: discarded ones and, at a shutdown, those ready to ship."""
     line: MetricsLine | None = None
     """The step's metrics, or None at step 0 and in a state written at shutdown."""
+    begun: Sequence[tuple[str, int]] = ()
+    """Environment and example of each group that began since the last receipt."""
+    receipt: bytes | None = None
+    """The step's receipt, or None where `line` is None."""
 
 
 def identity_of(config: RunConfig) -> dict[str, Any]:
@@ -95,6 +101,8 @@ def write_checkpoint(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> No
             (partial / _STATE).write_bytes(_state(checkpoint, "waiting-0.bin"))
             if checkpoint.line is not None:
                 (partial / "metrics.json").write_bytes(orjson.dumps(checkpoint.line))
+            if checkpoint.receipt is not None:
+                (partial / RECEIPT_FILE).write_bytes(checkpoint.receipt)
     for step in published_steps(directory.parent)[:-keep]:
         remove_directory(directory.parent / f"step_{step}")
 
@@ -112,7 +120,10 @@ def load_newest(config: RunConfig) -> StepCheckpoint | None:
     state = _read_state(directory)
     try:
         waiting = read_rollouts(directory / Path(state["waiting"]).name)
-        checkpoint = StepCheckpoint(state["step"], state["identity"], state["scheduler"], state["counts"], waiting)
+        begun = [(str(environment), int(example)) for environment, example in state.get("begun", ())]
+        checkpoint = StepCheckpoint(
+            state["step"], state["identity"], state["scheduler"], state["counts"], waiting, begun=begun
+        )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {directory / _STATE} cannot be read: {error!r}") from error
     _check_identity(config, checkpoint.identity, directory)
@@ -177,6 +188,7 @@ def _state(checkpoint: StepCheckpoint, waiting_file: str) -> bytes:
             "scheduler": checkpoint.scheduler,
             "counts": checkpoint.counts,
             "waiting": waiting_file,
+            "begun": list(checkpoint.begun),
         },
         default=long_integer,
     )

@@ -6,6 +6,7 @@ Each call of the encoder encodes one rollout, in a thread that rests in between:
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from counterpoint.orchestrator.receipts.receipt import RecordHashes
 from counterpoint.orchestrator.rollouts.rollout_file import in_portions, saved_state
 from counterpoint.orchestrator.rollouts.token_file import write_tokens
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber, TurnText
@@ -58,6 +60,7 @@ def rollout_record(
         "answer": rollout.answer,
         "reward": rollout.reward,
         "advantage": rollout.advantage,
+        "advantage_kind": rollout.advantage_kind,
         "player_rewards": rollout.player_rewards,
         "player_advantages": rollout.player_advantages,
         "outcome": outcome_of(rollout),
@@ -147,17 +150,21 @@ def write_records(
     state_columns: Mapping[str, Sequence[str]],
     transcribe: Transcriber | None = None,
     tokens_path: Path | None = None,
-) -> None:
-    """Writes a new JSON Lines file, which the caller flushes. Blocks: call it in a thread.
+) -> list[RecordHashes]:
+    """Writes a new JSON Lines file, which the caller flushes, and returns hashes. Blocks: call it in a thread.
 
     `state_columns` is by environment. Without `transcribe` the turns have no text. With `tokens_path`, writes the tokens of
     that text there (`orchestrator/rollouts/token_file.py`).
     """
+    hashes: list[RecordHashes] = []
     with ExitStack() as files:
         file = files.enter_context(path.open("xb"))
         tokens = files.enter_context(tokens_path.open("xb")) if tokens_path is not None and transcribe else None
         for rollout in chain.from_iterable(yielding_gil(in_portions(rollouts))):
             texts = transcribe(rollout) if transcribe is not None else None
-            file.write(_line(rollout, state_columns, texts))
+            line, of_tokens = _line(rollout, state_columns, texts), b""
+            file.write(line)
             if tokens is not None and texts is not None:
-                write_tokens(tokens, rollout, texts)
+                of_tokens = write_tokens(tokens, rollout, texts)
+            hashes.append((hashlib.sha256(line).digest(), of_tokens))
+    return hashes

@@ -12,6 +12,8 @@ import orjson
 
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import published_steps
+from counterpoint.verify.report import SOUND
+from counterpoint.verify.run import verify
 
 STEPS = 5
 
@@ -28,11 +30,13 @@ def records_of(config: RunConfig, step: str = "step_*") -> list[dict[str, Any]]:
 
 
 def assert_whole(config: RunConfig, steps: int = STEPS) -> None:
-    """Every step once, in order, in metrics and on disk, and every rollout in one step only."""
+    """Every step once, in order, in metrics and on disk, every rollout in one step only, and all as the receipts say."""
     assert [line["step"] for line in metrics_of(config)] == list(range(1, steps + 1))
     assert published_steps(config.run_dir / "rollouts") == list(range(1, steps + 1))
     names = [record["rollout_id"] for record in records_of(config)]
     assert len(names) == len(set(names))
+    report = verify(config.run_dir)
+    assert (report.code, report.steps) == (SOUND, steps), report.text()
 
 
 @contextmanager

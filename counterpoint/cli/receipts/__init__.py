@@ -1,0 +1,1 @@
+"""Commands about the receipts of a run."""

@@ -1,0 +1,89 @@
+"""What a verification finds: damage, each piece with its file, step and rollout, and what could not be checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SOUND, DAMAGED, NO_RECEIPTS, BEING_WRITTEN, BROKEN_CHAIN = 0, 1, 3, 4, 5
+"""The exit codes of `counterpoint verify`, besides 2 for a wrong call."""
+
+MOST_FINDINGS = 1000
+"""Findings that are kept; further ones are counted."""
+
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One piece of damage."""
+
+    file: str
+    """Relative to the run's directory."""
+    step: int | None
+    rollout: str | None
+    what: str
+    """For a person."""
+
+    def __str__(self) -> str:
+        """Returns the finding in one line."""
+        where = [self.file]
+        where += [f"step {self.step}"] if self.step is not None else []
+        where += [f"rollout {self.rollout}"] if self.rollout is not None else []
+        return f"{', '.join(where)}: {self.what}"
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a verification."""
+
+    run: str
+    steps: int = 0
+    """Steps with a receipt."""
+    head: str = ""
+    """The hash of the last receipt: note it elsewhere."""
+    findings: list[Finding] = field(default_factory=list)
+    more: int = 0
+    """Findings that are only counted."""
+    checked: Counter[str] = field(default_factory=Counter)
+    unchecked: Counter[str] = field(default_factory=Counter)
+    """What could not be checked, in words, and how often."""
+    code: int = SOUND
+
+    @property
+    def total(self) -> int:
+        """All findings, those only counted included."""
+        return len(self.findings) + self.more
+
+    def damage(
+        self, file: str, what: str, step: int | None = None, rollout: object = None, code: int = DAMAGED
+    ) -> None:
+        """Adds a finding. Values of the directory may be in `what`: it is made printable and cut."""
+        self.code = max(self.code, code)
+        if len(self.findings) == MOST_FINDINGS:
+            self.more += 1
+            return
+        named = None if rollout is None else printable(str(rollout))
+        self.findings.append(Finding(file, step, named, printable(what)))
+
+    def values(self) -> dict[str, Any]:
+        """Returns the report as plain values, for JSON."""
+        return asdict(self) | {"sound": self.code == SOUND}
+
+    def text(self) -> str:
+        """Returns the report for a person."""
+        lines = [str(finding) for finding in self.findings]
+        lines += [f"and {self.more} more"] if self.more else []
+        checked = ", ".join(f"{count} {what}" for what, count in sorted(self.checked.items()))
+        lines += [f"checked: {checked or 'nothing'}"]
+        lines += [f"not checked: {what} ({count})" for what, count in sorted(self.unchecked.items())]
+        lines += [f"head: {self.head}"] if self.head else []
+        verdict = "sound" if self.code == SOUND else f"{self.total} pieces of damage"
+        return "\n".join([*lines, f"run {self.run}, {self.steps} steps: {verdict}"])
+
+
+def printable(text: str) -> str:
+    """Returns text that cannot steer a terminal, cut to one short line."""
+    shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text[: _LONGEST + 1])
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"

@@ -1,0 +1,1 @@
+"""Receipts of committed steps: a chain of hashes that `counterpoint verify` checks."""

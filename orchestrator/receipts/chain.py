@@ -1,0 +1,95 @@
+"""The chain of receipts, `receipts.jsonl`: each has the hash of the line before it.
+
+A receipt is part of the step's commit: its bytes are in the checkpoint (`receipt.json`), and are appended to the file
+afterwards, without a flush of their own. A resume restores what the file lacks from the checkpoints (`repair`), and removes
+what was not committed, as of `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from counterpoint.orchestrator import metrics
+from counterpoint.orchestrator.receipts.receipt import FORMAT
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.json_lines import append_bytes, lines_from_end
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+
+logger = logging.getLogger(__name__)
+
+RECEIPTS_FILE = "receipts.jsonl"
+
+RECEIPT_FILE = "receipt.json"
+"""A step's receipt in its checkpoint."""
+
+_MOST_PROBE_BYTES = 16 * 2**20
+
+
+class ReceiptChain:
+    """The receipts of one run. Blocks when it is made: reads the end of the file. Not for two threads at once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / RECEIPTS_FILE
+        self._broadcast = run_dir / "broadcast"
+        self._head = next((head_of(raw) for _, raw, line in lines_from_end(self._path) if line is not None), "")
+        self._seen: dict[int, tuple[int, int]] = {}
+        """The broadcasts whose weights a receipt names: inode and time of the last change of `probe.json`, by version."""
+
+    def receipt(self, run_id: str, step: int, facts: dict[str, Any]) -> bytes:
+        """Returns the next receipt, without a newline. It is in the chain once `append` has it."""
+        head = {"format": FORMAT, "step": step, "run": run_id, "previous": self._head}
+        return orjson.dumps(head | facts | {"weights": self._new_weights()})
+
+    def append(self, receipt: bytes, *, durable: bool) -> None:
+        """Appends a committed receipt. Blocks. Raises `OSError`: a resume then restores the line."""
+        self._head = head_of(receipt)
+        append_bytes(self._path, receipt + b"\n", durable=durable)
+
+    def _new_weights(self) -> dict[str, str]:
+        """Returns the digests of the versions that were published since the last receipt and are still there."""
+        found: dict[str, str] = {}
+        versions = published_steps(self._broadcast)
+        for version in versions:
+            path = self._broadcast / f"step_{version}" / "probe.json"
+            try:
+                state = os.stat(path)
+                if self._seen.get(version) == (state.st_ino, state.st_mtime_ns):
+                    continue
+                found[str(version)] = digest_of_probe(read_json(path, _MOST_PROBE_BYTES))
+                self._seen[version] = state.st_ino, state.st_mtime_ns
+            except FileNotFoundError:
+                continue  # the trainer has removed it
+            except (UntrustedFileError, AttributeError) as error:
+                logger.warning("no receipt names the weights of version %d: %s", version, error)
+        self._seen = {version: seen for version, seen in self._seen.items() if version in versions}
+        return found
+
+
+def head_of(line: bytes) -> str:
+    """Returns the hash of a receipt's line: SHA-256 of its bytes, without the newline."""
+    return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
+
+
+def digest_of_probe(probe: dict[str, Any]) -> str:
+    """Returns one hash for the digests that a trainer published for weights. Raises `AttributeError` for what is no probe."""
+    lines = sorted(
+        f"{precision} {layer} {value}\n"
+        for precision, layers in probe.get("digests", {}).items()
+        for layer, value in layers.items()
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def repair(run_dir: Path, newest_step: int) -> None:
+    """Makes the file hold each committed step once, up to `newest_step`. Raises `OSError`."""
+    checkpoints = run_dir / "checkpoints"
+    files = [checkpoints / f"step_{step}" / RECEIPT_FILE for step in published_steps(checkpoints)]
+    committed = [orjson.loads(file.read_bytes()) for file in files if file.exists()]
+    if committed or (run_dir / RECEIPTS_FILE).exists():  # else a run of before there were receipts
+        metrics.repair(run_dir / RECEIPTS_FILE, newest_step, committed)

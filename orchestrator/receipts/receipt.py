@@ -1,0 +1,66 @@
+"""What a step's receipt says: the configuration in force, the groups begun and shipped, the weights, and hashes of all recorded.
+
+`docs/receipts.md` describes each field; `counterpoint/verify/` checks them without this code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import orjson
+
+from counterpoint.run.config import RunConfig
+
+FORMAT = 1
+
+RecordHashes: TypeAlias = tuple[bytes, bytes]
+"""SHA-256 of a rollout's line, newline included, and of its frame of tokens; empty without one."""
+
+SHOWN_DIGITS = 16
+"""Hexadecimal digits of a rollout's hashes in a receipt: they name the damaged rollout, and `records` is the whole hash."""
+
+
+def rules_of(config: RunConfig) -> dict[str, Any]:
+    """Returns the configuration's hash, and its rules by which a step's advantages, filters and ages can be computed again."""
+    whole = config.model_dump(mode="json", exclude={"resume"})
+    return {
+        "configuration": hashlib.sha256(orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)).hexdigest(),
+        "rules": {
+            "advantage": config.advantage.model_dump(mode="json"),
+            "filters": [each.model_dump(mode="json") for each in config.filters],
+            "max_off_policy_steps": config.schedule.staleness_limit,
+            "seed": config.seed,
+        },
+    }
+
+
+def groups_of(shipped: Sequence[int], begun: Sequence[tuple[str, int]], scheduler: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what became of groups since the step before.
+
+    `begun` has environment and example of each new group, `scheduler` is the state after the step.
+    """
+    mix = scheduler["mix"]
+    sizes, fingerprints, curricula = (mix.get(name, {}) for name in ("sizes", "fingerprints", "curricula"))
+    return {
+        "shipped": list(shipped),
+        "begun": {"first": scheduler["next_group_id"] - len(begun), "examples": list(begun)},
+        "unfinished": [group["group_id"] for group in scheduler["groups"]],
+        "examples": {
+            name: {
+                "drawn": drawn,
+                "size": sizes.get(name),
+                "fingerprint": fingerprints.get(name),
+                "curriculum": name in curricula,
+            }
+            for name, drawn in mix.get("drawn", {}).items()
+        },
+    }
+
+
+def records_of(hashes: Sequence[RecordHashes]) -> dict[str, Any]:
+    """Returns the hash of a step's records, and the first digits of each rollout's line and tokens."""
+    whole = hashlib.sha256(b"".join(line + tokens for line, tokens in hashes)).hexdigest()
+    shown = ["".join(each.hex()[:SHOWN_DIGITS] for each in (line, tokens)) for line, tokens in hashes]
+    return {"records": whole, "rollouts": shown}
