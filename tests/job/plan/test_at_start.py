@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.plan import at_start
 from counterpoint.job.plan.at_start import with_choice
+from counterpoint.job.plan.plan import choose_for
+from counterpoint.job.plan.planned import Planned
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.job.write_job import write_job
 
@@ -63,6 +66,12 @@ def needed(job: JobConfig, layers: bool | int, memory: int) -> int:
     return sum(rank_parts(Path(job.model), trainer, runs, trainer.max_tokens, memory).values())
 
 
+def choose_here(planned: Planned, directory: Path, memory: int) -> dict[str, Any]:
+    """Chooses as the child does."""
+    choice = choose_for(planned, directory, memory)
+    return asdict(choice) | {"words": str(choice)}
+
+
 def give_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *mebibytes: int) -> None:
     """Gives cards of which programs may use so much, beside what the driver keeps."""
     give_nvidia_smi(tmp_path, monkeypatch, *(f"{each + 551}, 551, [N/A]" for each in mebibytes))
@@ -87,6 +96,7 @@ def test_as_few_layers_are_computed_again_as_suffice(
         said: list[str] = []
         give_cards(tmp_path, monkeypatch, mebibytes, mebibytes)
         chosen = with_choice(job, said.append, left_running=False)
+        monkeypatch.setattr(at_start, "_choose", choose_here)  # the first was chosen by a child
         value = chosen.trainer.activation_checkpointing
         assert any(value is each or (type(value) is int and value == each) for each in expected), (mebibytes, value)
         assert len(said) == 2
