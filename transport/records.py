@@ -228,6 +228,12 @@ class Rollout:
     """The reward of each player, where the environment gave one to each; `reward` is then their mean."""
     player_advantages: dict[str, float] = field(default_factory=dict)
     """The advantages of the players in `player_rewards` that have turns."""
+    turn_rewards: Float32Array | None = None
+    """The reward of each turn, `[turns]`, read-only; None where nothing gave a reward to a turn. `reward` is their sum, and
+    that of a player the sum of the player's own."""
+    turn_advantages: Float32Array | None = None
+    """The advantage of each turn, `[turns]`; None where `advantage`, or its player's, holds for each. `advantage` is then the
+    one of them that is largest in size."""
     opponent_turns: list[OpponentTurn] = field(default_factory=list)
     """Calls of other policies, in order of time."""
     filtered_by: str | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from counterpoint.environments.config import EnvironmentConfig as EnvironmentConfig
     from counterpoint.environments.data.load import load_rows as load_rows
     from counterpoint.environments.gateway import Gateway as Gateway
+    from counterpoint.environments.reward import Reward as Reward
     from counterpoint.environments.sampling import SamplingConfig as SamplingConfig
     from counterpoint.environments.sandbox.python_sandbox import Sandbox as Sandbox
     from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable as SandboxUnavailable

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.reward import Reward
 from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout, Turn
@@ -132,6 +133,15 @@ class Model(Protocol):
         parse that (`reasoning_parser`).
         """
 
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """Gives a turn its reward, at any time before the rollout ends, once for a turn.
+
+        `turn` is its number in `rollout.turns`, from 0, or what `generate` returned; by default the turn that was played last,
+        of a player the player's last. The rollout's reward is then the sum of its turns', which `score` returns or leaves to
+        `Reward()`. Raises `ValueError` for a reward that is no finite number, a turn that is not there or is another player's,
+        and a second reward of a turn; `RuntimeError` once the rollout has ended.
+        """
+
     def player(self, name: str) -> Model:
         """Returns the same policy as one of several players: its turns get that player's reward."""
 
@@ -140,7 +150,11 @@ class Model(Protocol):
 
 
 class OnePolicy:
-    """The part of a `Model` that has no players and no opponents."""
+    """The part of a `Model` that has no players, no opponents and no rewards."""
+
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """Raises `ValueError`."""
+        raise ValueError("this model takes no rewards: it plays no rollout that is scored")
 
     def player(self, name: str) -> Model:
         """Raises `ValueError`."""
@@ -151,8 +165,8 @@ class OnePolicy:
         raise ValueError(f"there is no opponent {name!r}: this model plays alone")
 
 
-Score = float | Mapping[str, float]
-"""The reward of a rollout, or that of each of its players by name."""
+Score = float | Mapping[str, float] | Reward
+"""The reward of a rollout, that of each of its players by name, or the rewards of its turns."""
 
 
 class Unavailable(Exception):
@@ -200,7 +214,7 @@ class Environment(Protocol):
         """
 
     async def score(self, example: Example, rollout: Rollout) -> Score:
-        """Returns the reward of one completed rollout, or that of each of its players by name."""
+        """Returns the reward of one completed rollout, that of each of its players by name, or the rewards of its turns."""
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """Returns the rewards of a group's completed rollouts, in order."""

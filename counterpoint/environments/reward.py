@@ -1,4 +1,4 @@
-"""What counts as a reward: a number, or one for each player."""
+"""What counts as a reward: a number, one for each player, or one for each turn with their sum."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.records import Float32Array, Rollout, Turn
 
 if TYPE_CHECKING:
     from counterpoint.environments.base import Environment
@@ -21,8 +24,32 @@ if TYPE_CHECKING:
 MOST_PLAYERS = 64
 """The players of one rollout. Their names are in every record of it."""
 
-Rewards = tuple[float, dict[str, float]]
-"""The reward of the rollout, and of each player where players have rewards of their own."""
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of a rollout in parts, which `score` may return in place of a number.
+
+    `Reward()` alone counts what `Model.reward` gave.
+    """
+
+    total: float | Mapping[str, float] | None = None
+    """The rollout's reward, or that of each player by name. None: the sum of the turns'; where players have turns, of each
+    player's own turns. Another number than this sum, up to the rounding of float32, fails the rollout."""
+    turns: Sequence[float] | npt.NDArray[Any] | None = None
+    """The reward of each turn, one for each of `rollout.turns`, in their order. None: those that `Model.reward` gave
+    (`rollout.turn_rewards`). A turn to which that gave a reward other than 0 must have the same here."""
+
+
+class Rewards(NamedTuple):
+    """The rewards of one rollout, checked."""
+
+    reward: float
+    """The reward of the rollout."""
+    by_player: dict[str, float]
+    """The reward of each player, where players have rewards of their own."""
+    turns: Float32Array | None = None
+    """The reward of each turn, `[turns]`, read-only, where turns have rewards."""
+
 
 RewardBounds = tuple[float, float]
 """The least and the greatest reward that an environment can give."""
@@ -33,9 +60,12 @@ _SCORING = frozenset({"score", "score_group", "reward"})
 _ROUNDING = 1e-9
 """How far a sum of weighted parts may be outside its bounds, as a share of the larger one's size."""
 
+_FLOAT32_ROUNDING = float(np.finfo(np.float32).eps)
+"""How far a reward of a turn may be off, as a share of its size."""
+
 
 class NoReward(TypeError):
-    """What scores returned no reward. The text names what scores, with its file and line."""
+    """What scores returned no reward, or parts that do not fit. The text names what scores, with its file and line."""
 
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -83,28 +113,46 @@ def own_bounds(environment: object) -> RewardBounds | None:
 def check_bounds(rewards: Rewards, bounds: RewardBounds | None, environment: str) -> Rewards:
     """Returns `rewards`. Raises `ValueError`, which names the environment, if one of them is outside its `reward_bounds`.
 
-    A reward that is not finite is not for here: whoever takes it says so.
+    They hold for the reward of a rollout, a player and a turn alike. A reward that is not finite is not for here: whoever takes
+    it says so.
     """
     if bounds is None:
         return rewards
     least, greatest = bounds
-    slack = _ROUNDING * max(abs(least), abs(greatest))
-    reward, by_player = rewards
-    for each in by_player.values() or (reward,):
+    turns = [] if rewards.turns is None else rewards.turns.tolist()
+    slack = max(_ROUNDING, len(turns) * _FLOAT32_ROUNDING) * max(abs(least), abs(greatest))
+    given = [("", each) for each in rewards.by_player.values() or (rewards.reward,)]
+    for whose, each in [*given, *((f" of turn {index}", each) for index, each in enumerate(turns))]:
         if math.isfinite(each) and not least - slack <= each <= greatest + slack:
             raise ValueError(
-                f"environment {environment!r}: the reward is {each!r}, and its reward_bounds are [{least:g}, {greatest:g}]. "
-                "Correct what scores, or declare the bounds that it keeps"
+                f"environment {environment!r}: the reward{whose} is {each!r}, and its reward_bounds are [{least:g}, "
+                f"{greatest:g}]. Correct what scores, or declare the bounds that it keeps"
             )
     return rewards
 
 
-def as_rewards(value: object, score: Callable[..., Any]) -> Rewards:
-    """Converts what `score` returned: one number, or one for each player by name, whose mean is the rollout's.
+def as_rewards(value: object, score: Callable[..., Any], rollout: Rollout) -> Rewards:
+    """Converts what `score` returned for `rollout`: a number, one for each player by name, or a `Reward`.
 
-    The name of turns that are of no player is empty. Raises `NoReward` for a reward that is no finite number, `ValueError` for
-    other names than a player may have, none of them or more than `MOST_PLAYERS`.
+    With rewards of players the rollout's is their mean. The name of turns that are of no player is empty. Raises `NoReward` for
+    a reward that is no finite number, for rewards of turns that do not fit the turns, and for a total that is not their sum;
+    `ValueError` for other names than a player may have, none of them or more than `MOST_PLAYERS`.
     """
+    in_parts = isinstance(value, Reward)
+    total, given = (value.total, value.turns) if isinstance(value, Reward) else (value, None)
+    turns = rollout.turn_rewards if given is None else _as_turns(given, score, rollout)
+    if total is None and in_parts:
+        if turns is None:
+            raise _unfit(score, f"returned {value!r}, and no turn got a reward: give turns rewards, or a total")
+        return Rewards(*_sums(turns.tolist(), rollout.turns), turns)
+    rewards = Rewards(*_totals(total, score), turns)
+    if turns is not None:
+        _check_total(rewards, turns.tolist(), rollout.turns, score)
+    return rewards
+
+
+def _totals(value: object, score: Callable[..., Any]) -> tuple[float, dict[str, float]]:
+    """Returns the reward of the rollout, and of each player where there is one for each."""
     if not isinstance(value, Mapping):
         return _as_reward(value, score), {}
     if len(value) > MOST_PLAYERS:
@@ -121,15 +169,64 @@ def as_rewards(value: object, score: Callable[..., Any]) -> Rewards:
     return sum(rewards.values()) / len(rewards), rewards
 
 
-def as_group_rewards(values: object, rollouts: Sequence[object], environment: Environment) -> list[Rewards]:
+def _as_turns(values: object, score: Callable[..., Any], rollout: Rollout) -> Float32Array:
+    """Converts the rewards of turns that `score` returned, and compares them with those that the turns had before."""
+    if not isinstance(values, Sequence | np.ndarray) or len(values) != len(rollout.turns):
+        found = f"{len(values)} rewards" if isinstance(values, Sequence | np.ndarray) else reprlib.repr(values)
+        expected = "expected a list with one for each of rollout.turns, in their order"
+        raise _unfit(score, f"returned {found} for {len(rollout.turns)} turns; {expected}")
+    numbers = [_as_reward(each, score, f" for turn {index}") for index, each in enumerate(values)]
+    with np.errstate(over="ignore"):
+        turns = np.array(numbers, np.float32)
+    before = turns if rollout.turn_rewards is None else rollout.turn_rewards
+    for index in np.flatnonzero(~np.isfinite(turns) | ((turns != before) & (before != 0)))[:1].tolist():
+        told = "expected at most 3.4e+38 in size"
+        if math.isfinite(turns[index]):
+            told = f"`reward` of the model gave it {before[index]:g} before, and a turn gets one reward"
+        raise _unfit(score, f"returned {numbers[index]!r} for turn {index}; {told}")
+    turns.flags.writeable = False
+    return turns
+
+
+def _sums(rewards: Sequence[float], turns: Sequence[Turn]) -> tuple[float, dict[str, float]]:
+    """Returns the sum of the turns' rewards, or, if players have turns, the mean of the players' sums, and these."""
+    players = {turn.player for turn in turns}
+    if players <= {""}:
+        return math.fsum(rewards), {}
+    own = {
+        player: math.fsum(each for each, turn in zip(rewards, turns, strict=True) if turn.player == player)
+        for player in sorted(players)
+    }
+    return math.fsum(own.values()) / len(own), own
+
+
+def _check_total(rewards: Rewards, by_turn: Sequence[float], turns: Sequence[Turn], score: Callable[..., Any]) -> None:
+    """Raises `NoReward` if a total is not the sum of the rewards of the turns, up to the rounding of float32."""
+    slack = len(by_turn) * _FLOAT32_ROUNDING * math.fsum(map(abs, by_turn))
+    by_player = _sums(by_turn, turns)[1]
+    told = [(f" for player {name!r}", each, by_player.get(name, each)) for name, each in rewards.by_player.items()]
+    for whose, total, expected in told or [("", rewards.reward, math.fsum(by_turn))]:
+        if abs(total - expected) > slack:
+            raise _unfit(
+                score,
+                f"returned {total!r}{whose}, and the rewards of the turns add up to {expected!r}: give a turn the difference, "
+                "or return Reward() for the sum",
+            )
+
+
+def _unfit(score: Callable[..., Any], what: str) -> NoReward:
+    return NoReward(f"{getattr(score, '__name__', 'score')} {what} (in {place_of(score)})")
+
+
+def as_group_rewards(values: object, rollouts: Sequence[Rollout], environment: Environment) -> list[Rewards]:
     """Does as `as_rewards` with what `score_group` returned for `rollouts`. Raises `ValueError` for another number of rewards."""
     score = environment.score_group
     if inspect.isawaitable(values) or not isinstance(values, Iterable):
         raise NoReward(_no_reward(values, score, "a list of numbers"))
-    rewards = [as_rewards(value, score) for value in values]
-    if len(rewards) != len(rollouts):
-        raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
-    return rewards
+    given = list(values)
+    if len(given) != len(rollouts):
+        raise ValueError(f"score_group returned {len(given)} rewards for {len(rollouts)} rollouts")
+    return [as_rewards(value, score, rollout) for value, rollout in zip(given, rollouts, strict=True)]
 
 
 def _as_reward(value: object, score: Callable[..., Any], whose: str = "") -> float:

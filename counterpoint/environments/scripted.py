@@ -9,15 +9,17 @@ No server is needed. `chat` is `Chat(DIRECTORY)` of a model's directory, of whic
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from counterpoint.environments.base import Environment, Model, OnePolicy, Reply
 from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.reward import as_rewards
 from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.environments.tools.hermes import parse_hermes
+from counterpoint.environments.turn_rewards import TurnRewards
 from counterpoint.transport.records import Rollout, Turn
 
 LOG_PROBABILITY = -0.5
@@ -33,6 +35,7 @@ class ScriptedModel(OnePolicy):
         self._ids = itertools.count(1)
         self.turns: list[Turn] = []
         """The turns so far, in order."""
+        self.turn_rewards = TurnRewards(self.turns)
         self.sampling = SamplingConfig()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
@@ -41,6 +44,10 @@ class ScriptedModel(OnePolicy):
         if isinstance(sampling, CallOverrides) and sampling.json_schema:
             turn.leave_untrained()
         return turn
+
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """See `environments.base.Model`."""
+        self.turn_rewards.give(value, turn)
 
     def player(self, name: str) -> Model:
         """See `environments.base.Model`."""
@@ -78,6 +85,9 @@ class _Player(ScriptedModel):
     async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         return await self._model.parse(turn, tools, reasoning=reasoning)
 
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        self._model.turn_rewards.give(value, turn, self._name)
+
     def player(self, name: str) -> Model:
         return self._model.player(name)
 
@@ -89,10 +99,9 @@ async def play(environment: Environment, index: int, chat: Chat, *answers: str) 
     example = environment.example(index)
     await environment.rollout(example, model, state)
     rollout = Rollout(f"0-{index}", 0, "under-test", index, model.turns, state=state)
+    rollout.turn_rewards = model.turn_rewards.array()
     if not environment.group_scoring:
         score = await environment.score(example, rollout)
-        if isinstance(score, Mapping):
-            rollout.player_rewards = dict(score)
-            score = sum(score.values()) / len(score)
-        rollout.reward = score
+        rewards = as_rewards(score, environment.score, rollout)
+        rollout.reward, rollout.player_rewards, rollout.turn_rewards = rewards
     return rollout

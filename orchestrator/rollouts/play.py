@@ -28,6 +28,7 @@ from counterpoint.environments.reward import (
     own_bounds,
 )
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.environments.turn_rewards import TurnRewards
 from counterpoint.inference.base import InferenceError, RequestRefused, SamplingParameters
 from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
@@ -96,6 +97,7 @@ class PolicyModel:
         self._sampling = sampling
         self._awaited = f"a completion for rollout {rollout.rollout_id}"
         self._branches = OpenBranches()
+        self.turn_rewards = TurnRewards(rollout.turns)
         self._has_ended = False
         self._calls = 0
         """Calls of tools so far."""
@@ -153,6 +155,16 @@ class PolicyModel:
     def _new_call_id(self) -> str:
         self._calls += 1
         return f"call_{self._calls}"
+
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """See `environments.base.Model`."""
+        self.reward_as("", value, turn)
+
+    def reward_as(self, player: str, value: float, turn: int | Turn | None) -> None:
+        """Does as `reward`, for a player, or for none with ''."""
+        if self._has_ended:
+            raise RuntimeError(f"rollout {self._rollout.rollout_id} has ended; its turns get no further reward")
+        self.turn_rewards.give(value, turn, player)
 
     def player(self, name: str) -> Model:
         """See `environments.base.Model`."""
@@ -239,10 +251,12 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         example = environment.example(rollout.example_index)
         rollout.answer = answer_of(example)
         await environment.rollout(example, model, rollout.state)
+        rollout.turn_rewards = model.turn_rewards.array()
         if not environment.group_scoring:
             shown = _shown(rollout)
-            reward = as_rewards(await environment.score(example, shown), environment.score)
-            _take_over(rollout, shown, loaded.checked(reward))
+            value = await environment.score(example, shown)
+            rollout.turn_rewards = model.turn_rewards.array()  # a reward may come late
+            _take_over(rollout, shown, loaded.checked(as_rewards(value, environment.score, rollout)))
 
     async def excused() -> None:
         try:
@@ -256,6 +270,8 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         rollout.error = await _failure(loaded, excused)
     finally:
         model.close()
+    if rollout.error is not None:
+        rollout.turn_rewards = model.turn_rewards.array()  # for people, of all turns that it has
     seconds = loaded.config.rollout_timeout_seconds
     rollout.inference_failed = rollout.error is not None and model.inference_failed(seconds)
 
@@ -288,7 +304,7 @@ def _shown(rollout: Rollout) -> Rollout:
 
 def _take_over(rollout: Rollout, shown: Rollout, rewards: Rewards) -> None:
     rollout.metrics, rollout.state = shown.metrics, shown.state
-    rollout.reward, rollout.player_rewards = rewards
+    rollout.reward, rollout.player_rewards, rollout.turn_rewards = rewards
 
 
 async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:

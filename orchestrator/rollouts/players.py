@@ -14,6 +14,7 @@ import numpy as np
 from counterpoint.environments.base import Model, Reply
 from counterpoint.environments.chat import Tool
 from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.environments.turn_rewards import NO_TURN_OF_OURS
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.records import Int32Array, Turn
@@ -40,6 +41,9 @@ class RolloutPolicy(Model, Protocol):
 
     async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
         """Does as `generate`, for a player."""
+
+    def reward_as(self, player: str, value: float, turn: int | Turn | None) -> None:
+        """Does as `reward`, for a player."""
 
     async def call(
         self,
@@ -74,6 +78,10 @@ class PlayerModel:
         """See `environments.base.Model`."""
         return await self._policy.parse(turn, tools, reasoning=reasoning)
 
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """See `environments.base.Model`. Without `turn` it is for the last turn of this player."""
+        self._policy.reward_as(self._name, value, turn)
+
     def player(self, name: str) -> Model:
         """Returns another player of the same rollout."""
         return self._policy.player(name)
@@ -96,6 +104,10 @@ class OpponentModel(PlayerModel):
         turn = await self._policy.call(self._pool, prompt, sampling, routed_experts_start=len(prompt))
         self._policy.note(self._name, turn)
         return turn
+
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """Raises `ValueError`: nothing of an opponent is trained."""
+        raise ValueError(NO_TURN_OF_OURS.format(self._name))
 
 
 def as_prompt(prompt_ids: Sequence[int]) -> Int32Array:

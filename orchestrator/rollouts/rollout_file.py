@@ -44,7 +44,8 @@ _ROLLOUTS_AT_ONCE = 8
 """Rollouts written between two releases of the GIL: with eight short turns each, about a millisecond of Python."""
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
-_APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches", "opponent_turns")
+_BY_TURN = ("turn_rewards", "turn_advantages")
+_APART = (*_JSON_FIELDS, *_BY_TURN, "saved", "turns", "tokens", "branches", "opponent_turns")
 """Fields of a rollout that are not in its frame's header."""
 
 
@@ -106,6 +107,7 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
                 saved=saved,
                 tokens=tokens,
                 opponent_turns=[] if others is None else _opponent_turns(others.tobytes()),
+                **_by_turn(arrays, len(turns)),
                 **header,
             )
             rollouts.append(_typed(rollout))
@@ -148,9 +150,18 @@ def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray
     # As arrays, since an environment's state may exceed the limit of a frame's header.
     arrays = {name: np.frombuffer(getattr(saved, name), dtype=np.uint8) for name in _JSON_FIELDS}
     tokens = {} if rollout.tokens is None else {"tokens": rollout.tokens}
+    arrays |= {name: values for name in _BY_TURN if (values := getattr(rollout, name)) is not None}
     if rollout.opponent_turns:
         arrays["opponent_turns"] = np.frombuffer(orjson.dumps(rollout.opponent_turns), dtype=np.uint8)
     return plain | {"turns": len(rollout.turns)}, arrays | tokens
+
+
+def _by_turn(arrays: dict[str, AnyArray], turns: int) -> dict[str, Any]:
+    found = {name: arrays[name] for name in _BY_TURN if name in arrays}
+    for name, values in found.items():
+        if values.dtype != np.float32 or values.shape != (turns,):
+            raise ValueError(f"{name} has {values.shape} of {values.dtype} for {turns} turns; expected a float32 each")
+    return found
 
 
 def _opponent_turns(encoded: bytes) -> list[OpponentTurn]:

@@ -202,6 +202,8 @@ def _fault_of_structure(rollout: Rollout) -> str | None:
         return f"the reward is {rollout.reward!r}; expected at most {LARGEST_FLOAT32:.2g} in size"
     if not rollout.turns:
         return f"{NO_TURN}; expected at least one model call"
+    if (fault := _fault_of_turn_rewards(rollout)) is not None:
+        return fault
     for index, turn in enumerate(rollout.turns):
         fault = (
             _fault_of_form(turn)
@@ -216,6 +218,19 @@ def _fault_of_structure(rollout: Rollout) -> str | None:
         merge_turns(rollout)
     except ValueError as error:  # checked now, before a batch counts the rollout
         return str(error)
+    return None
+
+
+def _fault_of_turn_rewards(rollout: Rollout) -> str | None:
+    rewards = rollout.turn_rewards
+    if rewards is None:
+        return None
+    if rewards.dtype != _FLOAT32 or rewards.shape != (len(rollout.turns),):
+        shape, dtype = rewards.shape, rewards.dtype
+        return f"turn_rewards has shape {shape} of {dtype} for {len(rollout.turns)} turns; expected a float32 each"
+    if not np.isfinite(rewards).all():
+        index = int((~np.isfinite(rewards)).argmax())
+        return f"the reward of turn {index} is {rewards[index]}; expected a finite number"
     return None
 
 

@@ -42,8 +42,10 @@ def set_advantages(advantage: Advantage, rollouts: Sequence[Rollout]) -> None:
 
 
 def _of_player(rollout: Rollout, player: str) -> Rollout:
-    turns = [turn for turn in rollout.turns if turn.player == player]
-    return replace(rollout, turns=turns, reward=rollout.player_rewards[player])
+    own = [index for index, turn in enumerate(rollout.turns) if turn.player == player]
+    turns, rewards = [rollout.turns[index] for index in own], rollout.turn_rewards
+    shown = None if rewards is None else rewards[own]
+    return replace(rollout, turns=turns, reward=rollout.player_rewards[player], turn_rewards=shown)
 
 
 def fault_of_players(rollout: Rollout) -> str | None:

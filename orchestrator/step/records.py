@@ -52,6 +52,8 @@ def rollout_record(
     Without `texts` the turns have no text. Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
     """
     saved = saved_state(rollout)
+    named = (("reward", rollout.turn_rewards), ("advantage", rollout.turn_advantages))
+    by_turn = [(name, values.tolist()) for name, values in named if values is not None]
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
@@ -81,10 +83,13 @@ def rollout_record(
                 "temperature": turn.temperature,
                 "player": turn.player,
                 **{name: float(column.mean()) if column.size else None for name, column in turn.columns.items()},
+                **{name: values[index] for name, values in by_turn},
                 "prompt": text and text.prompt,
                 "completion": text and text.completion,
             }
-            for turn, text in zip(rollout.turns, texts or repeat(None, len(rollout.turns)), strict=True)
+            for index, (turn, text) in enumerate(
+                zip(rollout.turns, texts or repeat(None, len(rollout.turns)), strict=True)
+            )
         ],
         "opponent_turns": rollout.opponent_turns,
         "state": _recorded_state(rollout, saved.state, state_columns),

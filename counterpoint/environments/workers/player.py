@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from counterpoint.environments.base import Environment, Score, Unavailable, answer_of
+from counterpoint.environments.base import Environment, Unavailable, answer_of
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.environments.reward import Rewards, as_group_rewards, as_rewards
@@ -25,7 +25,7 @@ from counterpoint.transport.records import Rollout
 _CANCEL_SECONDS = 5.0
 """How long sessions may take to end when the connection has."""
 
-Outcome = tuple[list[Score] | None, list[Any]]
+Outcome = tuple[list[float | dict[str, float]] | None, list[Any]]
 """Rewards, if it was scored, and the results of `protocol.result_of`."""
 
 
@@ -118,10 +118,13 @@ class Player:
         example = self._environment.example(index)
         rollout.answer = answer_of(example)
         await self._environment.rollout(example, model, rollout.state)
+        rollout.turn_rewards = model.turn_rewards.array()
         rewards = None
         if scored:
             score = self._environment.score
-            rewards = [_score_of(as_rewards(await score(example, rollout), score))]
+            value = await score(example, rollout)
+            rollout.turn_rewards = model.turn_rewards.array()  # a reward may come late
+            rewards = [_scored_of(rollout, as_rewards(value, score, rollout))]
         return rewards, [protocol.result_of(rollout, model.turns)]
 
     async def _scored(self, message: Message) -> Outcome:
@@ -133,9 +136,9 @@ class Player:
             rewards = as_group_rewards(values, rollouts, self._environment)
         else:
             score = self._environment.score
-            rewards = [as_rewards(await score(example, rollouts[0]), score)]
-        results = [protocol.result_of(rollout, list(enumerate(rollout.turns))) for rollout in rollouts]
-        return [_score_of(each) for each in rewards], results
+            rewards = [as_rewards(await score(example, rollouts[0]), score, rollouts[0])]
+        scores = [_scored_of(rollout, each) for rollout, each in zip(rollouts, rewards, strict=True)]
+        return scores, [protocol.result_of(rollout, list(enumerate(rollout.turns))) for rollout in rollouts]
 
     def _chat(self, template: str) -> Chat:
         """Returns the chat with the template's variables, given as JSON."""
@@ -148,10 +151,10 @@ class Player:
         return self._chats[template]
 
 
-def _score_of(rewards: Rewards) -> Score:
-    """Returns a reward as plain numbers."""
-    reward, by_player = rewards
-    return by_player or reward
+def _scored_of(rollout: Rollout, rewards: Rewards) -> float | dict[str, float]:
+    """Returns a reward as plain numbers, and leaves the rewards of turns in the rollout."""
+    rollout.turn_rewards = rewards.turns
+    return rewards.by_player or rewards.reward
 
 
 class _NoChat:

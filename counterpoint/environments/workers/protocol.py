@@ -8,11 +8,13 @@ before memory is allocated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 import numpy as np
 
+from counterpoint.environments.turn_rewards import LARGEST
 from counterpoint.transport.exact_json import JsonError, loads
 from counterpoint.transport.json_values import encode_values
 from counterpoint.transport.records import Alternatives, Rollout, Turn
@@ -149,13 +151,15 @@ def _alternatives(count: int, token_ids: bytes, log_probabilities: bytes) -> Alt
 def pack_rollout(rollout: Rollout) -> list[Any]:
     """Returns a finished rollout, to be scored by a worker that may not have played it."""
     turns = [[turn.prompt_ids.tobytes(), bytes(turn.untrained), *pack_answer(turn)] for turn in rollout.turns]
-    return [*identity_of(rollout), encoded("state", rollout.state), encoded("metrics", rollout.metrics), turns]
+    rewards = None if rollout.turn_rewards is None else rollout.turn_rewards.tobytes()
+    return [*identity_of(rollout), encoded("state", rollout.state), encoded("metrics", rollout.metrics), turns, rewards]
 
 
 def unpack_rollout(packed: Sequence[Any]) -> Rollout:
     """Returns what `pack_rollout` made."""
-    *identity, state, metrics, turns = packed
+    *identity, state, metrics, turns, rewards = packed
     rollout = rollout_of(identity)
+    rollout.turn_rewards = None if rewards is None else np.frombuffer(rewards, np.float32)
     rollout.state, rollout.metrics = loads(state), loads(metrics)
     for prompt, untrained, *answer in turns:
         turn = unpack_answer(prompt, answer)
@@ -191,25 +195,47 @@ def set_untrained(turn: Turn, mask: object) -> None:
 def result_of(rollout: Rollout, turns: Sequence[tuple[int, Turn]]) -> list[Any]:
     """Returns what an environment left in a rollout and in its turns, which have the numbers of the other end.
 
-    Raises `ValueError`.
+    The last value has the rewards of turns, each number with its own, or is None. Raises `ValueError`.
     """
-    return [encoded("state", rollout.state), encoded("metrics", rollout.metrics), untrained_of(turns)]
+    rewards = None
+    if rollout.turn_rewards is not None:
+        numbers = {id(turn): number for number, turn in turns}
+        of_turns = zip(rollout.turns, rollout.turn_rewards.tolist(), strict=True)
+        rewards = [[numbers[id(turn)], reward] for turn, reward in of_turns]
+    return [encoded("state", rollout.state), encoded("metrics", rollout.metrics), untrained_of(turns), rewards]
 
 
-def take_result(result: object, turns: Sequence[Turn]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the state and metrics of `result_of`, and sets the masks of `turns`. Raises `ProtocolError`."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an environment left in a rollout, as `take_result` reads it."""
+
+    state: dict[str, Any]
+    metrics: dict[str, Any]
+    turn_rewards: dict[int, float] | None
+    """The rewards of turns, by the turn's number at this end."""
+
+
+def take_result(result: object, turns: Sequence[Turn]) -> Result:
+    """Returns what `result_of` says, and sets the masks of `turns`. Raises `ProtocolError`."""
     match result:
-        case [state, metrics, list(masks)]:
+        case [state, metrics, list(masks), list() | None as rewards]:
             pass
         case _:
-            raise ProtocolError("a result that is not [state, metrics, masks]")
+            raise ProtocolError("a result that is not [state, metrics, masks, rewards]")
     for each in masks:
         match each:
             case [int(index), mask] if 0 <= index < len(turns):
                 set_untrained(turns[index], mask)
             case _:
                 raise ProtocolError("a mask of a turn that there is not")
-    return decoded(state, "state"), decoded(metrics, "metrics")
+    by_turn: dict[int, float] = {}
+    for each in rewards or ():
+        match each:
+            case [int(index), float(reward)] if 0 <= index < len(turns) and abs(reward) <= LARGEST:
+                by_turn[index] = reward
+            case _:
+                raise ProtocolError("a reward that is no finite one of a turn")
+    return Result(decoded(state, "state"), decoded(metrics, "metrics"), None if rewards is None else by_turn)
 
 
 def is_message(message: Message, *types: type | tuple[type, ...]) -> bool:

@@ -18,6 +18,7 @@ from counterpoint.environments.base import (
     WorkerError,
 )
 from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.reward import Reward
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.found import Found
 from counterpoint.environments.workers.pool import WorkerPool
@@ -35,7 +36,8 @@ _PACKED_ON_THE_LOOP = 2**18
 class WorkerEnvironment:
     """`environments.base.Environment` by a pool of workers.
 
-    A rollout is scored right after it was played, in the same worker, so `score` only returns what came with it.
+    A rollout is scored right after it was played, in the same worker, so `score` only returns what came with it. Rewards of
+    turns, those that `score` returned there among them, are given to the model.
     """
 
     def __init__(self, config: EnvironmentConfig, found: Found) -> None:
@@ -90,13 +92,13 @@ class WorkerEnvironment:
         if record is not None and done[6] is not None:
             record.answer = shortened(done[6], LONGEST_ANSWER)
         _raise_error(done)
-        ((left, metrics),) = session.results(done, 1)
+        result = session.result(done)
         state.clear()
-        state.update(left)
+        state.update(result.state)
         if scored:
             if len(self._scored) >= _MOST_SCORED:  # played by somebody who does not score
                 del self._scored[next(iter(self._scored))]
-            self._scored[id(state)] = state, _rewards(done, 1)[0], metrics
+            self._scored[id(state)] = state, _rewards(done, 1)[0], result.metrics
 
     async def score(self, example: Example, rollout: Rollout) -> Score:
         """Returns the reward that came with the rollout; asks a worker for any other rollout's."""
@@ -120,13 +122,17 @@ class WorkerEnvironment:
         size = sum(_nbytes(turn) for rollout in rollouts for turn in rollout.turns)
         _, done = await self._pool.play(None, self._deadline(), message, size)
         _raise_error(done)
-        rewards = _rewards(done, len(rollouts))
-        for rollout, result in zip(rollouts, _results(done, len(rollouts)), strict=True):
+        rewards: list[Score] = []
+        results = _results(done, len(rollouts))
+        for rollout, total, result in zip(rollouts, _rewards(done, len(rollouts)), results, strict=True):
             try:
-                state, metrics = protocol.take_result(result, rollout.turns)
+                found = protocol.take_result(result, rollout.turns)
             except protocol.ProtocolError as error:
                 raise WorkerError(f"its worker sent {error}") from None
-            rollout.state, rollout.metrics = state, metrics
+            rollout.state, rollout.metrics = found.state, found.metrics
+            by_turn = found.turn_rewards
+            turns = None if by_turn is None else [by_turn.get(index, 0.0) for index in range(len(rollout.turns))]
+            rewards.append(total if turns is None else Reward(total, turns))
         return rewards
 
     def _deadline(self) -> float:
@@ -148,7 +154,7 @@ def _nbytes(turn: Turn) -> int:
     return turn.prompt_ids.nbytes + protocol.answer_bytes(turn)
 
 
-def _rewards(done: Message, count: int) -> list[Score]:
+def _rewards(done: Message, count: int) -> list[float | dict[str, float]]:
     rewards = done[3]
     if rewards is None or len(rewards) != count or not all(type(reward) in (float, dict) for reward in rewards):
         raise WorkerError(f"its worker sent what are no {count} rewards")

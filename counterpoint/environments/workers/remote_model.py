@@ -15,6 +15,7 @@ import numpy as np
 from counterpoint.environments.base import Model, Reply, ToolCall
 from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.environments.turn_rewards import NO_TURN_OF_OURS, TurnRewards
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.protocol import Message
 from counterpoint.transport.records import Rollout, Turn
@@ -51,6 +52,7 @@ class RemoteModel:
         self._tips: dict[int, bytes] = {}
         """The tips by number: prompt and completion of the turns that the next prompt may extend."""
         self._has_ended = False
+        self.turn_rewards = TurnRewards(rollout.turns)
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -87,6 +89,18 @@ class RemoteModel:
         )
         return Reply(content, thought, tuple(ToolCall(*call) for call in calls), malformed)
 
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """See `environments.base.Model`."""
+        self.reward_at("", value, turn)
+
+    def reward_at(self, seat: str, value: float, turn: int | Turn | None) -> None:
+        """Does as `reward`, at a seat (see `protocol.GENERATE`)."""
+        if self._has_ended:
+            raise RuntimeError(f"rollout {self.rollout.rollout_id} has ended; its turns get no further reward")
+        if seat.startswith(protocol.OPPONENT):
+            raise ValueError(NO_TURN_OF_OURS.format(seat.removeprefix(protocol.OPPONENT)))
+        self.turn_rewards.give(value, turn, seat.removeprefix(protocol.PLAYER))
+
     def player(self, name: str) -> Model:
         """See `environments.base.Model`."""
         return SeatModel(self, f"{protocol.PLAYER}{name}")
@@ -107,7 +121,9 @@ class RemoteModel:
         if waiting is None or waiting.done():
             if kind == protocol.TURN:
                 # The call was cancelled meanwhile: the orchestrator has its turn, and nobody has read it.
-                self._add(values[0], values[1], prompt, seat).leave_untrained()
+                unread = self._add(values[0], values[1], prompt, seat)
+                unread.leave_untrained()
+                self.turn_rewards.skip(unread)
             return
         if kind == protocol.TURN:
             waiting.set_result(self._add(values[0], values[1], prompt, seat))
@@ -180,6 +196,10 @@ class SeatModel:
     async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""
         return await self._model.parse(turn, tools, reasoning=reasoning)
+
+    def reward(self, value: float, turn: int | Turn | None = None) -> None:
+        """See `environments.base.Model`."""
+        self._model.reward_at(self._seat, value, turn)
 
     def player(self, name: str) -> Model:
         """Returns another player of the same rollout."""

@@ -64,15 +64,22 @@ class RemoteSession:
             for task in self._beside.values():
                 task.cancel()
 
-    def results(self, done: Message, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Returns state and metrics of the rollouts in a `DONE`, masks set. Raises `WorkerError` for what does not fit."""
+    def result(self, done: Message) -> protocol.Result:
+        """Returns what a `DONE` says of the rollout; sets masks and gives rewards to turns.
+
+        Raises `WorkerError` for what does not fit.
+        """
         results = done[4]
-        if len(results) != count:
-            raise WorkerError(f"its worker sent {len(results)} results; expected {count}")
+        if len(results) != 1:
+            raise WorkerError(f"its worker sent {len(results)} results; expected 1")
         try:
-            return [protocol.take_result(result, self._turns) for result in results]
-        except ProtocolError as error:
+            result = protocol.take_result(results[0], self._turns)
+            for number, reward in (result.turn_rewards or {}).items():
+                assert self._model is not None
+                self._model.reward(reward, self._turns[number])
+        except (ProtocolError, ValueError) as error:
             raise WorkerError(f"its worker sent {error}") from None
+        return result
 
     def received(self, message: Message) -> None:
         """Takes a message of the worker about this session. Raises `ProtocolError` for one that cannot be."""

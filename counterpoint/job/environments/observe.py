@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from counterpoint.environments.base import Environment, EnvironmentContext, Example, Model, Score
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
@@ -353,9 +355,10 @@ async def _score_again(seen: Observations, environment: Environment) -> None:
             except Exception as error:  # noqa: BLE001 - an operator's class may fail in any way
                 seen.not_scored_again.append(f"{type(error).__name__}: {error}")
                 continue
-            for rollout, (again, by_player) in zip(rollouts, scores, strict=True):
+            for rollout, (again, by_player, turns) in zip(rollouts, scores, strict=True):
                 seen.scored_again += 1
-                if (again, by_player) != (rollout.reward, rollout.player_rewards):
+                same = np.array_equal(cast(Any, turns), cast(Any, rollout.turn_rewards))
+                if not same or (again, by_player) != (rollout.reward, rollout.player_rewards):
                     seen.changed_scores.append((rollout.rollout_id, cast(float, rollout.reward), again))
 
 
@@ -363,7 +366,7 @@ async def _scores_of(environment: Environment, rollouts: list[Rollout]) -> list[
     example = environment.example(rollouts[0].example_index)
     if environment.group_scoring:
         return as_group_rewards(await environment.score_group(example, rollouts), rollouts, environment)
-    return [as_rewards(await environment.score(example, rollouts[0]), environment.score)]
+    return [as_rewards(await environment.score(example, rollouts[0]), environment.score, rollouts[0])]
 
 
 def _settled_memory() -> int:

@@ -91,6 +91,7 @@ class Rig:
         groups: dict[int, list[Rollout]] = {}
         for rollout in self.recording.shipped:
             rollout.advantage, rollout.filtered_by, rollout.player_advantages = 0.0, None, {}
+            rollout.turn_advantages = None
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
         outcomes = await asyncio.gather(

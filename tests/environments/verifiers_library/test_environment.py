@@ -39,7 +39,8 @@ async def played(environment: Verifiers, model: ScriptedModel, index: int = 0) -
     await environment.rollout(example, model, state)
     assert json.loads(json.dumps(state)) == state
     rollout = Rollout("0-0", 0, "library", index, model.turns, state=state)
-    rollout.reward, rollout.player_rewards = as_rewards(await environment.score(example, rollout), environment.score)
+    rewards = as_rewards(await environment.score(example, rollout), environment.score, rollout)
+    rollout.reward, rollout.player_rewards, rollout.turn_rewards = rewards
     assert find_fault(rollout) is None
     return rollout
 

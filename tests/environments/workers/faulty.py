@@ -14,14 +14,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model, Unavailable
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score, Unavailable
+from counterpoint.environments.reward import Reward
 from counterpoint.environments.sampling import CallOverrides
 from counterpoint.transport.records import Rollout
 
 FAULTS = (
     "well", "raise", "nan", "text", "state", "exit", "interrupt", "hang", "unscored", "flood", "leave", "kill", "crash",
     "block", "hold", "fork", "leak", "socket", "forge", "overlap", "branch", "untrained", "stubborn", "cancel", "call", "orphan",
-    "players", "unavailable", "constrained",
+    "players", "unavailable", "constrained", "rewarded", "twice",
 )  # fmt: skip
 
 
@@ -130,7 +131,7 @@ class Faulty:
     async def _forge(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
         """Reports the end of a rollout that another worker plays."""
         for number in range(1, 100):
-            _worker()._wire.send(b"", [8, number, None, [1.0], [[b"{}", b"{}", []]], False, None])
+            _worker()._wire.send(b"", [8, number, None, [1.0], [[b"{}", b"{}", [], None]], False, None])
         await asyncio.sleep(3600)
 
     async def _overlap(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
@@ -178,6 +179,25 @@ class Faulty:
         state["said"] = said.completion_ids.tolist()
         state["reward"] = {"white": 1.0, "black": -1.0}
 
+    async def _rewarded(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
+        """Rewards turns beside one of an opponent, which has no number among them."""
+        model.reward(0.5)
+        await model.opponent("other").generate([6])
+        white = await model.player("white").generate([4, 5])
+        await model.player("black").generate([7])
+        model.player("white").reward(-0.25)
+        model.reward(0.125, 2)
+        for other in (model.opponent("other"), model.player("black")):
+            try:
+                other.reward(1.0, white)
+            except ValueError as error:
+                state.setdefault("refused", []).append(str(error))
+        state["reward"] = "sum"
+
+    async def _twice(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
+        model.reward(0.5)
+        model.reward(0.5, 0)
+
     async def _unavailable(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
         raise Unavailable("the judge is down")
 
@@ -185,12 +205,17 @@ class Faulty:
         rollout.metrics["turns"] = len(rollout.turns)
         if rollout.state.get("reward", 1) is None:
             raise ZeroDivisionError("no score")
+        if rollout.state.get("reward") == "sum":
+            rollout.metrics["seen"] = float(rollout.turn_rewards.sum()) if rollout.turn_rewards is not None else -1.0
+            return Reward()
         return rollout.state.get("reward", float(len(rollout.turns)))
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         for rollout in rollouts:
             rollout.metrics["of"] = len(rollouts)
             rollout.turns[0].leave_untrained(0, 1)
+        if all(rollout.turn_rewards is not None for rollout in rollouts):
+            return [Reward(turns=[0.5, 1.0, -0.25, 0.125]) for _ in rollouts]
         return [float(index) for index, _ in enumerate(rollouts)]
 
 

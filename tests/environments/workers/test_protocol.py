@@ -20,6 +20,7 @@ from counterpoint.environments.workers.protocol import (
     pack,
     pack_answer,
     set_untrained,
+    take_result,
     unpack,
     unpack_answer,
 )
@@ -96,6 +97,14 @@ async def test_an_answer_to_a_call_that_was_given_up_is_not_trained() -> None:
     (turn,) = rollout.turns
     assert turn.completion_ids.tolist() == [3, 4]
     assert bytes(turn.untrained) == b"\1\1"
+    with pytest.raises(ValueError, match="a reward before the first turn"):
+        model.reward(1.0)
+
+
+@pytest.mark.parametrize("rewards", [[[0, float("nan")]], [[0, 1e39]], [[1, 0.5]], [[-1, 0.5]], [[0, 1]], [[0]], 0.5])
+def test_rewards_of_turns_that_cannot_be_are_refused(rewards: Any) -> None:
+    with pytest.raises(ProtocolError):
+        take_result([b"{}", b"{}", [], rewards], [make_turn([1], [2])])
 
 
 def test_the_most_probable_tokens_reach_a_worker() -> None:

@@ -59,6 +59,20 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
         assert (opponent_turn.opponent, opponent_turn.before) == ("other", 2)
         assert opponent_turn.completion_tokens == len(game.state["said"])
 
+        rewarded = await each.play("rewarded")
+        assert rewarded.error is None
+        assert rewarded.turn_rewards is not None
+        assert rewarded.turn_rewards.tolist() == [0.5, -0.25, 0.125]
+        assert rewarded.player_rewards == {"": 0.5, "white": -0.25, "black": 0.125}
+        assert rewarded.metrics == {"turns": 3, "seen": 0.375}
+        assert rewarded.state["refused"] == [
+            "a reward for the opponent 'other': its turns are not the rollout's; give it to a turn of the policy",
+            "turn 1 is of player 'white', not of 'black'",
+        ]
+        twice = await each.play("twice")
+        assert "turn 0 has the reward 0.5 already" in str(twice.error)
+        assert "faulty.py" in str(twice.error)
+
         excused = await each.play("unavailable")
         assert "Unavailable: the judge is down" in str(excused.error)
         assert each.model is not None
@@ -86,6 +100,11 @@ async def test_a_group_is_scored_by_one_worker_with_all_that_it_left(tmp_path: P
         assert all(rollout.state["turns"] for rollout in rollouts)
         assert [bytes(rollout.turns[0].untrained) for rollout in rollouts] == [b"\x01\x00\x00"] * 4
         assert {worker.deaths for worker in each.pool.workers} == {0}
+        (rewarded,) = [await each.play("rewarded")]
+        assert rewarded.turn_rewards is not None
+        assert rewarded.turn_rewards.tolist() == [0.5, -0.25, 0.125], "score_group comes later"
+        await score_group(each.loaded, [rewarded])
+        assert "score_group returned" in str(rewarded.error)
 
 
 async def test_rollouts_go_to_the_least_loaded_worker_and_wait_when_all_are_full(tmp_path: Path, model: Path) -> None:
