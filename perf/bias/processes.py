@@ -31,7 +31,7 @@ POLICIES: Mapping[str, tuple[Fraction, ...]] = {
 """The probability of action 1 at each state, by the age of the policy in updates: 0 is the trained one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Step:
     """A turn of a trajectory: what was done at which state, and the reward of the turn."""
 

@@ -39,7 +39,7 @@ def _toml(value: object) -> str:
 
 
 UNBIASED_LOSS = LossRow(
-    {"kind": "rloo", "clip_low": 1, "clip_high": 1e6},
+    {"kind": "aipo", "ratio_level": "sequence", "ratio_clip": 1e6, **_SUMS},
     "Never; but its variance grows with the ratio of the whole rollout, which nothing limits.",
 )
 """The loss beside which advantages and selections are compared: it adds no bias at any staleness."""
@@ -59,6 +59,10 @@ ADVANTAGES: dict[str, str] = {
 
 LOSSES: tuple[LossRow, ...] = (
     UNBIASED_LOSS,
+    LossRow(
+        {"kind": "rloo", "clip_low": 1, "clip_high": 1e6},
+        "Never with one advantage a rollout; it gives each turn the mean of the advantages of all.",
+    ),
     LossRow(
         {"kind": "rloo"},
         "When stale, if the product of a rollout's ratios leaves the clip, which a long rollout's does soon.",

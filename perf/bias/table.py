@@ -1,8 +1,9 @@
-"""The table of bias: every combination in lines, or one row for each advantage, loss and selection in markdown."""
+"""The table of bias: every combination in lines, or a row for each advantage, loss and selection in markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from perf.bias.rows import ADVANTAGES, LOSSES, SELECTIONS, UNBIASED_ADVANTAGE, UNBIASED_LOSS, LossRow
 from perf.bias.update import Case, Selection
@@ -29,37 +30,33 @@ def lines(advantages: Iterable[str], losses: Iterable[LossRow]) -> Iterator[str]
                     yield f"{advantage} | {loss.label.replace('`', '')} | staleness {staleness} | {selection} | {found}"
 
 
-def row(label: str, advantage: str, loss: LossRow, selection: Selection, matters: str) -> str:
-    """Returns a row of markdown: the verdict at each staleness, and when it matters."""
-    cells = [cell(advantage, loss, staleness, selection) for staleness in STALENESS]
-    return f"| {' | '.join([label, *cells, matters])} |"
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of markdown: one thing beside others that add no bias."""
+
+    label: str
+    matters: str
+    advantage: str = UNBIASED_ADVANTAGE
+    loss: LossRow = UNBIASED_LOSS
+    selection: Selection = "all"
+
+    def __str__(self) -> str:
+        cells = [cell(self.advantage, self.loss, staleness, self.selection) for staleness in STALENESS]
+        return f"| {' | '.join([self.label, *cells, self.matters])} |"
 
 
-def advantage_row(kind: str, matters: str) -> str:
-    """Returns the row of an advantage, beside the loss that adds no bias."""
-    return row(f"`{kind}`", kind, UNBIASED_LOSS, "all", matters)
-
-
-def loss_row(loss: LossRow) -> str:
-    """Returns the row of a loss, beside the advantage that adds no bias."""
-    return row(loss.label, UNBIASED_ADVANTAGE, loss, "all", loss.matters)
-
-
-def selection_row(selection: Selection) -> str:
-    """Returns the row of a selection of rollouts, beside the advantage and the loss that add no bias."""
-    label, matters = SELECTIONS[selection]
-    return row(label, UNBIASED_ADVANTAGE, UNBIASED_LOSS, selection, matters)
+TABLES = {
+    "advantage": [Row(f"`{kind}`", matters, advantage=kind) for kind, matters in ADVANTAGES.items()],
+    "loss": [Row(loss.label, loss.matters, loss=loss) for loss in LOSSES],
+    "which rollouts": [Row(label, matters, selection=each) for each, (label, matters) in SELECTIONS.items()],
+}
+"""The rows of docs/algorithms.md, by the head of their first column."""
 
 
 def markdown() -> Iterator[str]:
-    """Yields the lines of the three tables of docs/algorithms.md."""
-    tables = (
-        ("advantage", (advantage_row(*each) for each in ADVANTAGES.items())),
-        ("loss", map(loss_row, LOSSES)),
-        ("which rollouts", map(selection_row, SELECTIONS)),
-    )
-    for head, rows in tables:
+    """Yields the lines of the tables."""
+    for head, rows in TABLES.items():
         yield f"| {head} | staleness 0 | staleness 1 | staleness 2 | when it matters |"
         yield "|---|---|---|---|---|"
-        yield from rows
+        yield from map(str, rows)
         yield ""

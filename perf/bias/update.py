@@ -70,7 +70,7 @@ class _Token(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A group that is trained: its probability among those, its rollouts, and what and how old each of their turns is."""
+    """A group that is trained: its probability, its rollouts, and what and how old each of their turns is."""
 
     probability: Fraction
     rollouts: Sequence[Rollout]
@@ -78,12 +78,11 @@ class _Group(NamedTuple):
     ages: Sequence[int]
 
 
-class _Outcome(NamedTuple):
-    """What a step may train: its probability, its samples, and the turn that each of their tokens is."""
+class _Batch(NamedTuple):
+    """What a loss gets of a step: its samples, and which turns their tokens are; and whether all of it is exact."""
 
-    probability: Fraction
     samples: tuple[tuple[_Token, ...], ...]
-    turns: Sequence[Sequence[Step]]
+    turns: tuple[tuple[Step, ...], ...]
     exact: bool
 
 
@@ -94,29 +93,32 @@ def expected_update(case: Case) -> Update:
     """
     loss, weights, exact = load_loss(case.loss), Weights(), True
     coefficients = cache(partial(_coefficients, loss, case.loss))
-    for outcome in _outcomes(case.advantage, case.staleness, case.selection, case.group_size, case.groups):
-        found, is_exact = coefficients(outcome.samples)
-        exact = exact and is_exact and outcome.exact
-        for step, coefficient in zip(chain(*outcome.turns), found, strict=True):
+    batches = _batches(case.advantage, case.staleness, case.selection, case.group_size, case.groups)
+    for batch, probability in batches.items():
+        found, is_exact = coefficients(batch.samples)
+        exact = exact and is_exact and batch.exact
+        for step, coefficient in zip(chain(*batch.turns), found, strict=True):
             key = step.state, step.action
-            weights[key] = weights.get(key, Fraction(0)) + outcome.probability * coefficient
+            weights[key] = weights.get(key, Fraction(0)) + probability * coefficient
     return Update(gradient_of(weights), exact)
 
 
 @lru_cache(maxsize=1)
-def _outcomes(kind: str, staleness: int, selection: Selection, group_size: int, in_step: int) -> list[_Outcome]:
-    """Returns all that a step may train. The newest result is kept, for the losses that are computed of it in turn."""
+def _batches(kind: str, staleness: int, selection: Selection, group_size: int, in_step: int) -> dict[_Batch, Fraction]:
+    """Returns the probability of each batch of a step. The newest result is kept, for the losses that are computed of it."""
     advantage = load_advantage(AdvantageConfig(kind=kind))
     groups = list(_trained_groups(advantage, staleness, selection, group_size))
     total = sum((group.probability for group in groups), start=Fraction(0))
-    return [
-        _outcome([_renamed(group, index, total) for index, group in enumerate(chosen)], advantage)
-        for chosen in product(groups, repeat=in_step or (2 if kind in OVER_STEP else 1))
-    ]
+    found: dict[_Batch, Fraction] = {}
+    for chosen in product(groups, repeat=in_step or (2 if kind in OVER_STEP else 1)):
+        batch = _batch([_renamed(group, index) for index, group in enumerate(chosen)], advantage)
+        probability = prod((group.probability / total for group in chosen), start=Fraction(1))
+        found[batch] = found.get(batch, Fraction(0)) + probability
+    return found
 
 
-def _outcome(groups: Sequence[_Group], advantage: Advantage) -> _Outcome:
-    """Makes a batch of groups, and reads from it what a loss gets."""
+def _batch(groups: Sequence[_Group], advantage: Advantage) -> _Batch:
+    """Makes a batch of groups, and reads from it what a loss gets, in an order of its samples that does not depend on theirs."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     choose_trained(1, rollouts, advantage)
     played = {
@@ -126,31 +128,30 @@ def _outcome(groups: Sequence[_Group], advantage: Advantage) -> _Outcome:
     }
     merged = [sample for rollout in rollouts if rollout.filtered_by is None for sample in merge_rollout(rollout)]
     batch = assemble_batch("bias", 1, merged)
-    samples, turns, exact = [], [], True
+    samples, exact = [], True
     for index, info in enumerate(batch.samples):
         own = slice(int(batch.sample_offsets[index]), int(batch.sample_offsets[index + 1]))
         trajectory, ages = played[info.rollout_id]
         is_trained = batch.loss_mask_T[own] == 1
         numbers = batch.token_ids_T[own][is_trained].tolist()
         advantages = [recovered(value, 24) for value in batch.advantages_T[own][is_trained].tolist()]
-        steps = [trajectory.steps[number] for number in numbers]
-        samples.append(
-            tuple(
-                _Token(step.probability(0), step.probability(ages[number]), each.value)
-                for step, number, each in zip(steps, numbers, advantages, strict=True)
-            )
+        steps = tuple(trajectory.steps[number] for number in numbers)
+        tokens = tuple(
+            _Token(step.probability(0), step.probability(ages[number]), each.value)
+            for step, number, each in zip(steps, numbers, advantages, strict=True)
         )
-        turns.append(steps)
+        samples.append((tokens, steps))
         exact = exact and all(each.exact for each in advantages)
-    return _Outcome(prod((group.probability for group in groups), start=Fraction(1)), tuple(samples), turns, exact)
+    samples.sort()
+    return _Batch(tuple(tokens for tokens, _ in samples), tuple(steps for _, steps in samples), exact)
 
 
-def _renamed(group: _Group, index: int, total: Fraction) -> _Group:
-    """Returns the group at its place in a step, with its probability among the groups that are trained."""
+def _renamed(group: _Group, index: int) -> _Group:
+    """Returns a copy of the group at its place in a step."""
     rollouts = [rollout.with_turns(rollout.turns) for rollout in group.rollouts]
     for position, rollout in enumerate(rollouts):
         rollout.rollout_id, rollout.group_id = f"{index}-{position}", index
-    return group._replace(probability=group.probability / total, rollouts=rollouts)
+    return group._replace(rollouts=rollouts)
 
 
 def _trained_groups(advantage: Advantage, staleness: int, selection: Selection, group_size: int) -> Iterator[_Group]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perf.bias.processes import POLICIES, true_gradient
-from perf.bias.update import Case, Update, expected_update
+from perf.bias.update import Case, expected_update
 
 _CLOSE = 1e-9
 """Where not all is exact, updates that are this close to a multiple of the gradient are called one."""
@@ -41,12 +41,7 @@ class Verdict:
         return str(ratio) if self.exact else f"~{round(float(ratio), 3) + 0.0:.3f}"
 
 
-def verdict_of(update: Update) -> Verdict:
-    """Returns the verdict on an expected update."""
-    true = true_gradient()
-    return Verdict(tuple(update.gradient[state, 1] / true[state, 1] for state in POLICIES), update.exact)
-
-
 def verdict(case: Case) -> Verdict:
     """Returns the verdict on what a run is configured with. Raises `ValueError` as `expected_update`."""
-    return verdict_of(expected_update(case))
+    update, true = expected_update(case), true_gradient()
+    return Verdict(tuple(update.gradient[state, 1] / true[state, 1] for state in POLICIES), update.exact)
