@@ -80,7 +80,7 @@ OPPOSED_STEPS, NOTABLE_MOVE = 40, 0.1
 """Steps over which two rewards move apart, and the least that each moves, as a share of the range of values seen."""
 
 MOST_REPEATED, MOST_ALIKE, MOST_EQUAL = 0.8, 0.8, 0.75
-"""Shares: of answers that repeat a sibling's, of answers that are the commonest, and of groups without a difference."""
+"""Shares: of answers that repeat a sibling's, of answers that another example got, too, and of groups without a difference."""
 
 
 def is_solved(seen: Seen, count: int = NEW) -> bool:
@@ -266,12 +266,15 @@ def drift(seen: Seen) -> Iterator[Found]:
 
 
 def constant_answer(seen: Seen) -> Iterator[Found]:
-    """One answer to all examples."""
-    for environment in seen.between("answers/", "/commonest"):
-        newest = seen.newest(f"answers/{environment}/commonest", NEW)
-        if newest and (now := median(newest)) >= MOST_ALIKE:
-            reason = f"{now:.0%} of the answers to different examples are the same"
-            advice = "look at that answer (`counterpoint show --best`): a reward that it wins does not ask for the task"
+    """Answers that came to be the same whatever is asked."""
+    for environment in seen.between("answers/", "/shared"):
+        name = f"answers/{environment}/shared"
+        first, newest = seen.first(name), seen.newest(name, NEW)
+        if first is not None and newest and (now := median(newest)) >= MOST_ALIKE and first <= MOST_ALIKE / 2:
+            reason = f"{now:.0%} of the answers are such as another example got, too; in the first steps {first:.0%}"
+            advice = (
+                "look at the best answers (`counterpoint show --best`): a reward that one answer wins asks for no task"
+            )
             yield Found(Sign.CONSTANT_ANSWER, now, reason, advice, environment)
 
 

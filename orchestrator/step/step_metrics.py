@@ -30,7 +30,7 @@ MAX_NAME = 64
 """Characters of a metric's name, which is cut there."""
 
 LEAST_EXAMPLES = 4
-"""Examples of an environment in a step without which its commonest answer says nothing."""
+"""Examples of an environment in a step without which it says nothing that they share answers."""
 
 RESTORED_TOKENS = "tokens/restored"
 """The part of `tokens/completion` that an earlier process of the run generated."""
@@ -129,9 +129,10 @@ def answer_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
             metrics[f"length/{environment}/cut_reward"] = sum(cut) / len(cut)
         answers = [(rollout.group_id, _answer(rollout)) for rollout in rollouts]
         metrics[f"answers/{environment}/repeated"] = 1 - len(set(answers)) / len(answers)
-        if len({rollout.example_index for rollout in rollouts}) >= LEAST_EXAMPLES:
-            ((_, commonest),) = Counter(answer for _, answer in answers).most_common(1)
-            metrics[f"answers/{environment}/commonest"] = commonest / len(answers)
+        examples = {(rollout.example_index, answer) for rollout, (_, answer) in zip(rollouts, answers, strict=True)}
+        if len({example for example, _ in examples}) >= LEAST_EXAMPLES:
+            having = Counter(answer for _, answer in examples)
+            metrics[f"answers/{environment}/shared"] = _share(having[answer] > 1 for _, answer in answers)
     return metrics
 
 

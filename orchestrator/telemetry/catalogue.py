@@ -111,10 +111,10 @@ REPEATED = Metric(
     "ratio",
     ("environment",),
 )
-COMMONEST = Metric(
-    "counterpoint_environment_commonest_answer_ratio",
+SHARED = Metric(
+    "counterpoint_environment_shared_answers_ratio",
     "gauge",
-    "share of the completed rollouts with the commonest answer, of all examples",
+    "share of the completed rollouts with an answer that another example got, too",
     "ratio",
     ("environment",),
 )
@@ -333,9 +333,9 @@ LINES = (
         REPEATED,
     ),
     LineName(
-        "answers/<environment>/commonest",
-        "share of the completed rollouts with the commonest answer, of all examples; absent below four examples",
-        COMMONEST,
+        "answers/<environment>/shared",
+        "share of the completed rollouts with an answer that another example got, too; absent below four examples",
+        SHARED,
     ),
     LineName("tokens/prompt", "of all turns", TOKENS, {"kind": "prompt"}),
     LineName("tokens/completion", "of all turns", TOKENS, {"kind": "completion"}),
@@ -435,7 +435,7 @@ LINES = (
 METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
     ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
-    CAUGHT, FAILURES, LENGTH_MEAN, CUT, CUT_IN, CUT_REWARD, NO_DIFFERENCE, REPEATED, COMMONEST, STALENESS_MEAN,
+    CAUGHT, FAILURES, LENGTH_MEAN, CUT, CUT_IN, CUT_REWARD, NO_DIFFERENCE, REPEATED, SHARED, STALENESS_MEAN,
     STALENESS_MAX, LOSSLESS, LOST, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES,
     BRANCH_SAMPLES, BRANCH_FACTOR, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,

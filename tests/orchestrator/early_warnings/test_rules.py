@@ -43,7 +43,7 @@ HEALTHY: dict[str, Metric] = {
     "grad_kept": lambda step: 0.4 if step % 3 else 1.0,
     "reference_kl": 0.05,
     "answers/math/repeated": 0.4,
-    "answers/math/commonest": 0.1,
+    "answers/math/shared": 0.1,
     "groups/no_difference": 0.5,
     "environment/math/total/mean": learning,
     "environment/math/right/mean": learning,
@@ -83,7 +83,11 @@ FAULTS: dict[str, tuple[dict[str, Metric], Sign, str]] = {
     "nothing moves": ({"reward/mean": flat}, Sign.PLATEAU, ""),
     "far away": ({"reference_kl": 0.9}, Sign.DRIFT, ""),
     "a part is given up": ({"environment/math/brief/mean": falling}, Sign.PARTS, "math: brief"),
-    "one answer to all": ({"answers/math/commonest": 0.9}, Sign.CONSTANT_ANSWER, "math"),
+    "one answer to all": (
+        {"answers/math/shared": lambda step: 0.1 if step < 20 else 0.9},
+        Sign.CONSTANT_ANSWER,
+        "math",
+    ),
     "siblings alike": ({"answers/math/repeated": 0.9}, Sign.REPEATED, "math"),
     "few groups teach": ({"groups/no_difference": 0.8}, Sign.FEW_DIFFERENCES, ""),
 }

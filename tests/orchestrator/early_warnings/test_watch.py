@@ -77,11 +77,11 @@ def test_of_a_long_file_the_beginning_and_the_end_are_read(tmp_path: Path, monke
 def test_without_the_trainers_file_the_orchestrators_own_metrics_are_watched(tmp_path: Path) -> None:
     watch = Watch(tmp_path, "one")
     for step in range(1, 6):
-        line = take(watch, tmp_path, step, **{"answers/toy/commonest": 1.0})
-    assert [(each.sign, each.about) for each in read_warnings(line)] == [(Sign.CONSTANT_ANSWER, "toy")]
+        line = take(watch, tmp_path, step, **{"reference_kl": 1.0})
+    assert [(each.sign, each.about) for each in read_warnings(line)] == [(Sign.DRIFT, "")]
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/metrics.jsonl").mkdir()  # no regular file
-    assert METRIC in take(watch, tmp_path, 6, **{"answers/toy/commonest": 1.0})
+    assert METRIC in take(watch, tmp_path, 6, **{"reference_kl": 1.0})
 
 
 def test_what_anybody_wrote_is_checked() -> None:

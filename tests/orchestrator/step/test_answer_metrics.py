@@ -38,12 +38,14 @@ def test_groups_without_a_difference_and_repeated_answers() -> None:
     metrics = answer_metrics([*same, *other, *lone])
     assert metrics["groups/no_difference"] == 0.5
     assert metrics["answers/toy/repeated"] == 4 / 8
-    assert "answers/toy/commonest" not in metrics  # too few examples
+    assert "answers/toy/shared" not in metrics  # too few examples
 
 
-def test_the_commonest_answer_is_counted_over_examples() -> None:
-    rollouts = [played(group, index, [4] if group != 3 else [5, index]) for group in range(4) for index in range(2)]
-    assert answer_metrics(rollouts)["answers/toy/commonest"] == 6 / 8
+def test_the_answers_that_other_examples_got_too() -> None:
+    rollouts = [played(group, index, [4] if group < 2 else [5, group]) for group in range(4) for index in range(2)]
+    assert answer_metrics(rollouts)["answers/toy/shared"] == 4 / 8
+    again = [replace(rollout, group_id=9 + rollout.group_id) for rollout in rollouts[4:]]  # of the same examples
+    assert answer_metrics([*rollouts, *again])["answers/toy/shared"] == 4 / 12
 
 
 def test_answers_of_other_turns_are_others() -> None:
