@@ -4,7 +4,8 @@
 
 A tiny model learns to reverse words: transformers samples, and groups, metrics and updates are the product's own, those of
 orchestrator and trainer. A run takes a minute and no server. `--healthy N` plays N runs whose settings are drawn at random, by
-their number. `--out` writes `NAME.jsonl`: for each step, the metrics that the rules look at, of both sides, in one line.
+their number. `--out` writes `NAME.jsonl`: a line for each metric that the rules look at, of both sides, with its
+name and its value at each step.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ class Case:
     training: dict[str, Any] = field(default_factory=dict)
 
 
-RATE = 1e-4
+RATE, GOOD_RATE = 1e-4, 1e-3
+"""A usual rate, and one that is as high as it may be."""
 
 FAULTS = {
     "constant_answer_wins": Case(constant_wins=True, rate=3e-4),
-    "rate_30_times_too_high": Case(rate=30 * RATE),
+    "rate_30_times_too_high": Case(rate=30 * GOOD_RATE),
     "limit_of_4_tokens": Case(max_tokens=4),
     "stale_server": Case(stale_from=5, rate=5e-4),
     "wrong_clip": Case(lag=2, training={"loss": {"kind": "grpo", "clip_low": 1e-6, "clip_high": 1e-6}}),
@@ -231,16 +233,13 @@ def play(case: Case, steps: int, model: Path) -> list[dict[str, Any]]:
 
 
 def _watched(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns what of the line is kept, to four digits."""
+    """Returns what of the line is kept, to three digits: what the rules look at, each once, and the gradient's norm."""
     seen = Seen()
     seen.add(line)
+    names = [name for name in seen.names if NAME not in name or name.startswith(("answers/", "length/"))]
     return {"step": line["step"]} | {
-        name: float(f"{line[name]:.4g}") for name in seen.names if f"/{NAME}" not in name or _is_of_answers(name)
+        name: float(f"{line[name]:.3g}") for name in [*names, "grad_norm", f"reward/{NAME}/mean"]
     }
-
-
-def _is_of_answers(name: str) -> bool:
-    return name.startswith(("answers/", "length/", f"reward/{NAME}"))
 
 
 def named(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, str], int]:
@@ -271,7 +270,9 @@ def main() -> None:
         print(name, {"/".join(filter(None, key)): step for key, step in named(lines).items()} or "nothing", flush=True)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / f"{name}.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+            metrics = dict.fromkeys(name for line in lines for name in line if name != "step")
+            rows = [[metric, [line.get(metric) for line in lines]] for metric in metrics]
+            (options.out / f"{name}.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 
 if __name__ == "__main__":
