@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from counterpoint.orchestrator.early_warnings.seen import Seen, Trend, trend
+from counterpoint.orchestrator.early_warnings.seen import NEWEST, Seen, Trend, trend
 
 
 class Sign(StrEnum):
@@ -70,8 +70,12 @@ MOST_MASKED = 0.3
 CLIPPED_STEPS, LEAST_KEPT = 20, 0.5
 """The gradient was clipped at each of so many steps, and in the median to less than this."""
 
-PLATEAU_STEPS, CERTAIN, SURE = 80, 2.0, 5.0
-"""Steps without a rise of the reward, and how many standard errors a rise has at least, and a trend that two metrics share."""
+PLATEAU_STEPS, CERTAIN, LITTLE = (80, NEWEST), 2.0, 0.1
+"""Over one of these numbers of steps the reward rises, even by so many standard errors more than it seems, by less than this
+share of the range of rewards."""
+
+SURE = 5.0
+"""Standard errors of a trend that two metrics share."""
 
 MOST_DRIFT = 0.5
 """Nats a token between policy and reference: the policy writes what the reference hardly would."""
@@ -245,15 +249,21 @@ def _opposed(seen: Seen, names: dict[str, str]) -> Iterator[tuple[str, str, floa
 
 
 def plateau(seen: Seen) -> Iterator[Found]:
-    """A reward that has not risen for long, and is far from the greatest."""
-    values = seen.newest("reward/mean", PLATEAU_STEPS)
-    if values and not is_solved(seen, 2 * NEW) and (moved := trend(values)).certainty < CERTAIN:
-        stands = median(values[-2 * NEW :])
-        reason = (
-            f"the reward did not rise in {PLATEAU_STEPS} steps: it stands at {stands:.3g}, moved by {moved.move:.2g}"
-        )
-        advice = "see groups/no_difference and entropy first; then another learning rate, larger groups, or examples within reach"
-        yield Found(Sign.PLATEAU, moved.move, reason, advice)
+    """A reward that surely has not risen for long, and is far from the greatest."""
+    least, greatest = _range_of_rewards(seen)
+    for steps in PLATEAU_STEPS:
+        values = seen.newest("reward/mean", steps)
+        if not values or is_solved(seen, 2 * NEW):
+            return
+        moved = trend(values)
+        if moved.move + CERTAIN * moved.error < LITTLE * (greatest - least):
+            stands = median(values[-2 * NEW :])
+            reason = f"the reward did not rise in {steps} steps: it stands at {stands:.3g}, moved by {moved.move:.2g}"
+            advice = (
+                "see groups/no_difference and entropy first; then another rate, larger groups, or examples within reach"
+            )
+            yield Found(Sign.PLATEAU, moved.move, reason, advice)
+            return
 
 
 def drift(seen: Seen) -> Iterator[Found]:

@@ -17,6 +17,7 @@ FAULTS: dict[str, tuple[int, set[Sign]]] = {
     "limit_of_4_tokens": (1, {Sign.CUT}),
     "rate_30_times_too_high": (3, {Sign.ENTROPY}),
     "stale_server": (8, {Sign.STALE_WEIGHTS}),  # 5 % of the tokens are lost then
+    "wrong_clip": (2, {Sign.MASKED}),
 }
 
 
