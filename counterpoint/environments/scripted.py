@@ -16,10 +16,9 @@ import numpy as np
 
 from counterpoint.environments.base import Environment, Model, OnePolicy, Reply
 from counterpoint.environments.chat import Chat, Tool
-from counterpoint.environments.reward import as_rewards
+from counterpoint.environments.reward import TurnRewards, as_rewards
 from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.environments.tools.hermes import parse_hermes
-from counterpoint.environments.turn_rewards import TurnRewards
 from counterpoint.transport.records import Rollout, Turn
 
 LOG_PROBABILITY = -0.5

@@ -22,13 +22,13 @@ from counterpoint.environments.describe_error import describe_error
 from counterpoint.environments.reward import (
     RewardBounds,
     Rewards,
+    TurnRewards,
     as_group_rewards,
     as_rewards,
     check_bounds,
     own_bounds,
 )
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
-from counterpoint.environments.turn_rewards import TurnRewards
 from counterpoint.inference.base import InferenceError, RequestRefused, SamplingParameters
 from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
@@ -288,7 +288,7 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
         example = loaded.environment.example(rollouts[0].example_index)
         all_shown = [_shown(rollout) for rollout in rollouts]
         values = await loaded.environment.score_group(example, list(all_shown))
-        rewards = as_group_rewards(values, rollouts, loaded.environment)
+        rewards = as_group_rewards(values, rollouts, loaded.environment.score_group)
         for rollout, shown, reward in zip(rollouts, all_shown, map(loaded.checked, rewards), strict=True):
             _take_over(rollout, shown, reward)
 

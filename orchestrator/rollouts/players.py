@@ -13,8 +13,8 @@ import numpy as np
 
 from counterpoint.environments.base import Model, Reply
 from counterpoint.environments.chat import Tool
+from counterpoint.environments.reward import NO_TURN_OF_OURS
 from counterpoint.environments.sampling import SamplingOverrides
-from counterpoint.environments.turn_rewards import NO_TURN_OF_OURS
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.records import Int32Array, Turn

@@ -13,6 +13,7 @@ from counterpoint.environments.reward import (
     NoReward,
     Reward,
     Rewards,
+    TurnRewards,
     as_bounds,
     as_rewards,
     check_bounds,
@@ -21,7 +22,6 @@ from counterpoint.environments.reward import (
 )
 from counterpoint.environments.scripted import play
 from counterpoint.environments.tasks.guess_number import GuessNumber
-from counterpoint.environments.turn_rewards import TurnRewards
 from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_rollout, make_turn
 

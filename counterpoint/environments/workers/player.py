@@ -133,7 +133,7 @@ class Player:
         example = self._environment.example(index)
         if grouped:
             values = await self._environment.score_group(example, list(rollouts))
-            rewards = as_group_rewards(values, rollouts, self._environment)
+            rewards = as_group_rewards(values, rollouts, self._environment.score_group)
         else:
             score = self._environment.score
             rewards = [as_rewards(await score(example, rollouts[0]), score, rollouts[0])]

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from counterpoint.environments.turn_rewards import LARGEST
+from counterpoint.environments.reward import LARGEST_OF_A_TURN
 from counterpoint.transport.exact_json import JsonError, loads
 from counterpoint.transport.json_values import encode_values
 from counterpoint.transport.records import Alternatives, Rollout, Turn
@@ -231,7 +231,7 @@ def take_result(result: object, turns: Sequence[Turn]) -> Result:
     by_turn: dict[int, float] = {}
     for each in rewards or ():
         match each:
-            case [int(index), float(reward)] if 0 <= index < len(turns) and abs(reward) <= LARGEST:
+            case [int(index), float(reward)] if 0 <= index < len(turns) and abs(reward) <= LARGEST_OF_A_TURN:
                 by_turn[index] = reward
             case _:
                 raise ProtocolError("a reward that is no finite one of a turn")

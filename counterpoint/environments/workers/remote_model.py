@@ -14,8 +14,8 @@ import numpy as np
 
 from counterpoint.environments.base import Model, Reply, ToolCall
 from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.reward import NO_TURN_OF_OURS, TurnRewards
 from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
-from counterpoint.environments.turn_rewards import NO_TURN_OF_OURS, TurnRewards
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.protocol import Message
 from counterpoint.transport.records import Rollout, Turn

@@ -365,7 +365,7 @@ async def _score_again(seen: Observations, environment: Environment) -> None:
 async def _scores_of(environment: Environment, rollouts: list[Rollout]) -> list[Rewards]:
     example = environment.example(rollouts[0].example_index)
     if environment.group_scoring:
-        return as_group_rewards(await environment.score_group(example, rollouts), rollouts, environment)
+        return as_group_rewards(await environment.score_group(example, rollouts), rollouts, environment.score_group)
     return [as_rewards(await environment.score(example, rollouts[0]), environment.score, rollouts[0])]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from counterpoint.environments.turn_rewards import TurnRewards
+from counterpoint.environments.reward import TurnRewards
 from counterpoint.transport.records import Turn
 from tests.support.rollouts import make_turn
 
