@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -106,6 +106,10 @@ def _origin(*fields: Any) -> Origin:
     raise ValueError("it does not say which weights computed it; does the server run another version of Counterpoint?")
 
 
+UNLABELLED = "default"
+"""What vLLM calls the weights that it was started with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One load of one name."""
@@ -115,6 +119,11 @@ class Load:
     """The policy version that the loader gave; None for weights that came by another way."""
     owner: str
     """The owner, for a person; empty for weights without an owner."""
+
+    @property
+    def label(self) -> str:
+        """What the engine is told to call the weights of it: vLLM's `/weight_info` says it, and its own of each token."""
+        return f"{self.version}@{self.number}" if self.number else UNLABELLED
 
     @property
     def described(self) -> str:
@@ -160,6 +169,12 @@ class Stated:
 def digest_of(dtype: str, layers: Mapping[str, str]) -> str:
     """Returns 16 hexadecimal digits that stand for the layers' digests of weights in one precision."""
     return hashlib.sha256(repr((dtype, sorted(layers.items()))).encode()).hexdigest()[:16]
+
+
+def _number(label: str) -> int:
+    """Returns the number of the load that a label names, or -1 for one that is not ours."""
+    number = label.rpartition("@")[2]
+    return int(number) if number.isdecimal() and len(number) < 10 else -1
 
 
 class Loads:
@@ -237,6 +252,17 @@ class Loads:
         """Notes that the weights of a name were changed, or removed, by another way than a load."""
         self._numbers[name] += 1
         self._newest[name] = self._begun[name] = Load(self._numbers[name], None, "")
+
+    def witness(self, labels: Iterable[str], first: Load) -> None:
+        """Takes up how the engine itself calls the weights that computed an answer, which began with `first` of the full weights.
+
+        This is a second record beside ours, kept by vLLM (0.32 and later) token by token. If they differ, somebody has changed
+        the weights by another way than a load, and the answer's `origin` says so.
+        """
+        last = max(self.now(None), self._begun.get(None, STARTED), key=lambda load: load.number).number
+        numbers = [0 if label == UNLABELLED else _number(label) for label in labels]
+        if not all(first.number <= number <= last for number in numbers):
+            self.changed(None)
 
     def release(self, name: str | None, claim: LoadClaim) -> None:
         """Gives a name up, so that anyone may load it. Raises as `check`."""

@@ -115,6 +115,23 @@ def test_a_jobs_server_takes_weights_from_who_proves_its_secret_for_this_process
     loads.next(None, 1, LoadClaim("mine", "run 'a'", proof=identity.proof(b"secret", "instance", "mine")))
 
 
+def test_the_engines_own_labels_are_a_second_witness() -> None:
+    loads = Loads("instance")
+    first = loads.now(None)
+    loads.witness({"default"}, first)
+    load = loads.next(None, 7, MINE)
+    loads.complete(None, load, MINE)
+    assert (STARTED.label, load.label) == ("default", "7@1")
+    loads.witness(set(), load)  # a vLLM that does not say it
+    loads.witness({"default", "7@1"}, first)  # the weights changed on the way
+    assert loads.origin(None, first) == Origin("instance", None, 0, 1, load.described)
+    for labels in ({"default"}, {"7@1", "step-9"}, {"7@2"}, {"7@"}, {"@" + "9" * 5000}):
+        number, began = loads.now(None).number, loads.now(None)
+        loads.witness(labels, load if number == 1 else began)
+        assert loads.origin(None, began).last == number + 1
+        assert "by another way than through its owner" in loads.origin(None, began).described
+
+
 @pytest.mark.parametrize(
     "fields", [None, [], ["i", None, 2, 1, ""], ["i", None, -1, 1, ""], ["i", 3, 0, 1, ""], ["i", None, 0, "1", ""]]
 )

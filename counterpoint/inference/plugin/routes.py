@@ -10,7 +10,7 @@ import asyncio
 import os
 import uuid
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -454,6 +454,7 @@ class CounterpointRoutes:
             if self.models.is_base_model(model):
                 first, shared = loads.now(None), self.updater.cache_salt
                 outputs = await asyncio.gather(*(generate(*prompt, None, shared) for prompt in prompts))
+                loads.witness(_labels(outputs), first)
                 return outputs, loads.origin(None, first)
             if model in self.models.lora_requests:
                 async with adapters.using(model) as used:
@@ -484,6 +485,12 @@ class CounterpointRoutes:
     def _check_ids(self, token_ids: list[int]) -> None:
         if min(token_ids) < 0 or max(token_ids) >= self.vocabulary_size:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"token ids must be from 0 to {self.vocabulary_size - 1}")
+
+
+def _labels(outputs: Sequence[Any]) -> set[str]:
+    """Returns how the engine calls the weights that made the tokens of its outputs, where it says so."""
+    spans = [span for output in outputs for choice in output.outputs for span in choice.weight_versions or ()]
+    return {span.version for span in spans}
 
 
 def _answer(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -169,7 +169,7 @@ class Updater:
             os.kill(os.getpid(), signal.SIGTERM)
             raise
         # Named first: an answer to what comes after the resume waits for the engine's next step.
-        await asyncio.gather(self._engine.update_weight_version(str(load.version)), self._engine.resume_generation())
+        await asyncio.gather(self._engine.update_weight_version(load.label), self._engine.resume_generation())
         logger.info("Version %s is loaded; requests were paused for %.4f s", load.version, time.monotonic() - began)
         return await self._read_on(first)
 

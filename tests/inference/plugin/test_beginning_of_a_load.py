@@ -70,7 +70,7 @@ async def test_requests_begin_behind_the_load_and_with_its_number() -> None:
     assert updater.cache_salt != former_salt, "what begins now shares no prefix with what was computed before"
     engine.loaded.set()
     assert await switching == {"0": f"{7:016x}"}
-    assert engine.calls[2:] == ["version 5", "resume"]
+    assert engine.calls[2:] == ["version 5@1", "resume"]
 
 
 async def test_the_digest_is_of_all_slices_that_all_ranks_read() -> None:
@@ -91,7 +91,7 @@ async def test_the_digest_is_of_all_slices_that_all_ranks_read() -> None:
     updater = Updater(engine, None, Loads("here"))
     found = await updater._switch(Load(1, 5, "an owner"), Path("nowhere"), CLAIM, lambda: None)
     assert found == {"0": f"{1 + 2 + 8:016x}", "1": f"{4 + 16:016x}"}
-    assert engine.calls == ["pause", "counterpoint_load", "version 5", "resume", *["counterpoint_read_on"] * 2]
+    assert engine.calls == ["pause", "counterpoint_load", "version 5@1", "resume", *["counterpoint_read_on"] * 2]
 
 
 class StandIn:
