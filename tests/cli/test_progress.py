@@ -27,7 +27,7 @@ from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.scheduling.lossless import ALLOWED, BOUND, LEAD, LOST, LOST_MEAN
 from counterpoint.orchestrator.step.differences import EXAMPLES, Notice
 from counterpoint.transport.errors import UserError
-from tests.support.jobs import shipped_line, write_lines
+from tests.support.jobs import EARLY_WARNING, shipped_line, write_lines
 from tests.support.past_jobs import history_of
 
 
@@ -285,6 +285,28 @@ def test_groups_without_a_difference_are_told_once_and_with_what_to_do(past: Pat
     assert (
         "each rollout has the reward 0. What to do: take easier examples. Three of the worst: counterpoint show" in said
     )
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_early_warnings_are_told(past: Path, terminal: bool) -> None:
+    """Each once in lines, and as long as it holds in the panel."""
+    history = History.of(past, "test", 20)
+    console = Console(file=io.StringIO(), width=300, force_terminal=terminal)
+    progress = choose(console, {"test": history})
+    for step, warnings in (
+        (12, [EARLY_WARNING]),
+        (13, [EARLY_WARNING]),
+        (14, [EARLY_WARNING | {"about": "code\x1b[2J"}]),
+    ):
+        history.shipped = {step: shipped_line(step, float(step), early_warnings=warnings)}
+        progress.update([worker(State.READY)], [])
+    progress.close()
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    for about in ("math", "code"):
+        told = said.count(f"cut since step 12: {about}")
+        assert told >= 1 if terminal else told == 1
+    assert "What to do: raise sampling.max_tokens" in said
+    assert "\x1b[2J" not in said
 
 
 @pytest.mark.parametrize("terminal", [False, True])

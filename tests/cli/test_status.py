@@ -20,8 +20,9 @@ from counterpoint.run.loop_health.slow_spots import METRIC
 from counterpoint.trainer.telemetry.mismatch import MismatchWatch
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.files.json_lines import append_line
 from counterpoint.transport.files.lock import take_lock
-from tests.support.jobs import shipped_line, write_lines
+from tests.support.jobs import EARLY_WARNING, shipped_line, write_lines
 from tests.support.past_jobs import history_of, make_job, write_discarded
 from tests.support.polling import DEADLINE_SECONDS
 
@@ -49,6 +50,16 @@ def test_status_shows_a_jump_of_the_mismatch(past: Path, capsys: pytest.CaptureF
     shown = " ".join(shown_by_status(past, capsys).split())
     assert "mismatch KL of step 20 is 0.14, after 3e-06 in the steps before" in shown
     assert "7-1[/red] (2)" in shown
+
+
+def test_status_shows_early_warnings(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past)
+    append_line(
+        past / "run_test" / "metrics.jsonl", shipped_line(21, 21.0, early_warnings=[EARLY_WARNING, {"sign": "no"}])
+    )
+    shown = " ".join(shown_by_status(past, capsys).split())
+    assert "run test: cut since step 12: math: 95% of the answers are cut at their limit" in shown
+    assert "What to do: raise sampling.max_tokens" in shown
 
 
 def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.orchestrator.step.step_metrics import completion_tokens
 from counterpoint.run.config import RunConfig, ScheduleConfig
 from counterpoint.transport.files.atomic import published_steps, write_atomically
+from counterpoint.transport.files.json_lines import append_lines
 from counterpoint.transport.messages import PROTOCOL_VERSION, Evicted, Rejected
 from counterpoint.transport.process.permanent_errors import PASSING
 from counterpoint.transport.records import Batch, Rollout
@@ -40,6 +41,18 @@ from tests.support.polling import DEADLINE_SECONDS, until, wait_until
 from tests.support.ports import taken_port
 
 pytestmark = pytest.mark.slow
+
+
+def test_a_run_says_in_its_lines_what_goes_wrong(make_config: Callable[..., RunConfig]) -> None:
+    """By the metrics of the trainer, too, which are in the job's directory."""
+    config = make_config(steps=8)
+    (config.output_dir / "trainer").mkdir(parents=True)
+    trained = [{"run_id": "one", "step": step, "time": 1.0, "masked_share": 0.9} for step in range(1, 9)]
+    append_lines(config.output_dir / "trainer" / "metrics.jsonl", trained)
+    with ScriptedTrainer(config.output_dir, "one", 8):
+        assert run(config, lambda: None) == 0
+    found = [{each["sign"]: each["since"] for each in line["early_warnings"]} for line in metrics_of(config)]
+    assert [each["masked"] for each in found] == [1] * 8
 
 
 @pytest.mark.parametrize("new_event_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])

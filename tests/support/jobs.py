@@ -29,6 +29,18 @@ max_tokens = 32
 """
 
 
+EARLY_WARNING = {
+    "sign": "cut",
+    "about": "math",
+    "figure": 0.95,
+    "reason": "95% of the answers are cut at their limit",
+    "advice": "raise sampling.max_tokens",
+    "since": 12,
+    "time": 20.0,
+}
+"""One of the list `early_warnings` of a step's line."""
+
+
 def shipped_line(step: int, time: float, **more: Any) -> dict[str, Any]:
     """A step's metrics as an orchestrator writes them; reward rises by 0.05 a step."""
     return {

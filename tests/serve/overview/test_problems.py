@@ -16,12 +16,14 @@ from counterpoint.job.reading.metrics.balance import Idle
 from counterpoint.job.reading.metrics.history import History
 from counterpoint.job.reading.metrics.newest_steps import KEPT_STEPS, KEPT_TRAINED
 from counterpoint.job.reading.run_file import RunFile
+from counterpoint.orchestrator.early_warnings.rules import Sign
 from counterpoint.orchestrator.rollouts.branching import FACTOR, SAMPLES
 from counterpoint.orchestrator.step.differences import Notice
 from counterpoint.serve.readers.problems import JobProblem, Kind, problems_of
 from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from counterpoint.transport import outages
 from counterpoint.transport.outages import OpenOutage
+from tests.support.jobs import EARLY_WARNING
 from tests.support.synthetic_jobs import shipped_lines, trained_lines
 
 NOW = 1_000_000.0
@@ -355,6 +357,25 @@ def test_groups_without_a_difference_are_a_problem_with_its_remedy() -> None:
     assert problem.advice == (
         "take easier examples. Three of the worst: counterpoint show job --run test --no-difference"
     )
+
+
+def test_early_warnings_are_problems_with_their_advice() -> None:
+    problem = only(healthy_job(changed(healthy_run(), {"early_warnings": [EARLY_WARNING]}, newest=1)))
+    assert (problem.kind, problem.severity, problem.since) == (Kind.CUT, "warning", 20.0)
+    assert problem.reason == "math: 95% of the answers are cut at their limit (since step 12)"
+    assert problem.advice == "raise sampling.max_tokens"
+    past = changed(healthy_run(), {"early_warnings": [EARLY_WARNING]}, newest=2)
+    past.history.shipped[past.history.step].pop("early_warnings")
+    assert problems_of(healthy_job(past)) == []
+    assert {sign.value for sign in Sign} <= {kind.value for kind in Kind}
+
+
+def test_few_differences_are_the_effect_of_none() -> None:
+    few = EARLY_WARNING | {"sign": "few-differences", "about": ""}
+    run = changed(healthy_run(), {"early_warnings": [few]}, newest=1)
+    assert only(healthy_job(run)).kind is Kind.FEW_DIFFERENCES
+    run.history.no_difference = Notice(64, "each rollout has the reward 0", "take easier examples", NOW - 5)
+    assert only(healthy_job(run)).kind is Kind.NO_DIFFERENCE
 
 
 def test_who_waits_is_said_of_a_job_of_one_run() -> None:
