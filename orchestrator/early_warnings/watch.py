@@ -90,7 +90,7 @@ class Watch:
     def _restore(self, seen: Seen, step: int) -> None:
         """Takes up the steps before, of an earlier process."""
         try:
-            for line in _lines_of(AppendedLines(self._own, END_BYTES)):
+            for line in _lines_of(AppendedLines(self._own, END_BYTES), b"{"):
                 if line.get("step", step) < step:
                     seen.add(line)
                     self._present = {(each.sign, each.about): each for each in read_warnings(line)}
@@ -99,25 +99,25 @@ class Watch:
 
     def _follow(self, seen: Seen) -> None:
         try:
-            for line in _lines_of(self._following):
+            for line in _lines_of(self._following, self._run_id.encode()):
                 if line.get("run_id") == self._run_id:
                     seen.add(line)
         except (OSError, UntrustedFileError) as error:
             logger.warning("%s: early warnings lack its metrics: %s", self._trained, error)
 
 
-def _lines_of(lines: AppendedLines) -> Iterator[dict[str, Any]]:
-    """Yields the new lines; of a long file that is met anew, those of its beginning and of its end."""
+def _lines_of(lines: AppendedLines, having: bytes) -> Iterator[dict[str, Any]]:
+    """Yields the new lines that have these bytes; of a long file that is met anew, of its beginning and of its end."""
     for _, block in lines.new_blocks(lambda: None):
         if lines.left_out:
             with open_regular(lines.path) as file:
-                yield from _objects(file.read(HEAD_BYTES).splitlines()[:-1])
+                yield from _objects(file.read(HEAD_BYTES).splitlines()[:-1], having)
             lines.left_out = 0
-        yield from _objects(block.splitlines())
+        yield from _objects(block.splitlines(), having)
 
 
-def _objects(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    return (values for text in texts if (values := object_in(text)) is not None)
+def _objects(texts: Iterable[bytes], having: bytes) -> Iterator[dict[str, Any]]:
+    return (values for text in texts if having in text and (values := object_in(text)) is not None)
 
 
 def read_warnings(line: Mapping[str, Any]) -> list[EarlyWarning]:

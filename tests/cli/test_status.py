@@ -60,6 +60,8 @@ def test_status_shows_early_warnings(past: Path, capsys: pytest.CaptureFixture[s
     shown = " ".join(shown_by_status(past, capsys).split())
     assert "run test: cut since step 12: math: 95% of the answers are cut at their limit" in shown
     assert "What to do: raise sampling.max_tokens" in shown
+    assert status([str(past), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["early_warnings"] == [EARLY_WARNING]
 
 
 def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

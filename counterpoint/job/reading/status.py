@@ -165,6 +165,7 @@ class JobSnapshot:
             "steps": history.steps,
             "trained": trained.get("step", 0),
             "tokens_per_second": history.tokens_per_second(),
+            "early_warnings": [asdict(each) for each in history.early_warnings],
             "discarded": history.discarded or None,
             "failures": sum_failures(history.counted),
             "inference_failed": self.inference_failed(run_id),
