@@ -194,6 +194,7 @@ class Components:
             transcribe=_transcriber(config, loaded.chat),
             warn=Watch(config.output_dir, config.run_id).take,
             receipts=ReceiptChain(config.run_dir),
+            with_rewards=config.training.value_head is not None,
         )
         parts = RunParts(
             scheduler=self.scheduler,
@@ -364,7 +365,7 @@ class Components:
 
 def _load_advantage(config: RunConfig) -> Advantage:
     """Loads the advantage function and tries it with a made-up group. Raises `ValueError`."""
-    advantage = load_advantage(config.advantage)
+    advantage = load_advantage(config.advantage, config.training.loss)
     try_advantage(advantage, config.schedule.group_size)
     return advantage
 

@@ -26,6 +26,9 @@ RoutingArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 TEACHER_LOG_PROBABILITIES = "teacher_log_probabilities"
 """Column: the log-probabilities of the tokens under a teacher, of its whole distribution at temperature 1."""
 
+REWARDS = "rewards"
+"""Column: the rewards of single turns, each at the turn's last trained token, for a value head. 0 at other tokens."""
+
 LOG_PROBABILITY_ROUNDING = 1e-3
 """Inference engines round a certainty to a little above 0; more than this is not rounding."""
 
@@ -41,7 +44,9 @@ class Column:
     lowest: float = -math.inf
     highest: float = math.inf
     optional: bool = False
-    """Whether a batch may be without it. It is 0 where the mask is 0, and turns have its values of their completion tokens."""
+    """Whether a batch may be without it. It is 0 where the mask is 0."""
+    of_turns: bool = False
+    """Whether turns have its values of their completion tokens, and a loss gets those of the trained ones."""
     of_tokens: bool = True
     """Whether it has one value a token."""
     in_digest: bool = False
@@ -68,13 +73,23 @@ COLUMNS = {
         Column("log_probabilities_T", np.float32, _NOT_POSITIVE, highest=LOG_PROBABILITY_ROUNDING, in_digest=True),
         Column("advantages_T", np.float32, "a finite number", in_digest=True),
         Column("sample_offsets", np.int64, "0, rising to the number of tokens", of_tokens=False),
-        Column(TEACHER_LOG_PROBABILITIES, np.float32, _NOT_POSITIVE, highest=LOG_PROBABILITY_ROUNDING, optional=True),
+        Column(
+            TEACHER_LOG_PROBABILITIES,
+            np.float32,
+            _NOT_POSITIVE,
+            highest=LOG_PROBABILITY_ROUNDING,
+            optional=True,
+            of_turns=True,
+        ),
+        Column(REWARDS, np.float32, "a finite number", optional=True, in_digest=True),
     )
 }
 """Every column by its name, in the order in which the required ones travel; the optional ones follow these."""
 
 REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if not column.optional)
 OPTIONAL_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.optional)
+TURN_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.of_turns)
+"""The optional columns that turns may have."""
 TOKEN_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.of_tokens and not column.optional)
 """The required columns of samples."""
 
@@ -123,7 +138,7 @@ class Turn:
     """Empty where every completion token is trained, else one byte for each: 1 where it must not be. Set by `leave_untrained`;
     `bytes` once the rollout's group is finalized."""
     columns: dict[str, Float32Array] = field(default_factory=dict)
-    """Further values of its completion tokens, one each, by names of `OPTIONAL_COLUMNS`. All turns of a rollout have the same."""
+    """Further values of its completion tokens, one each, by names of `TURN_COLUMNS`. All turns of a rollout have the same."""
 
     def leave_untrained(self, start: int = 0, stop: int | None = None) -> None:
         """Excludes the completion tokens `start..stop - 1` (as in a slice; all by default) from training, until the rollout ends.
@@ -308,6 +323,9 @@ class Sample(_Columned):
     """The columns by their names in `COLUMNS`: those of tokens, `[T]`."""
     routed_experts: tuple[RoutingArray, ...] = ()
     """Chunks whose rows add up to T - 1 (the last token has no routing), or empty."""
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    """Positions and rewards, where turns have rewards: the last trained token of each of its turns, and the rewards of the
+    rollout's turns from that one on, before the sample's next. Empty: `reward` is its last trained token's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +362,11 @@ class Batch(_Columned):
     def optional(self) -> list[str]:
         """The names of its optional columns, in the order in which they travel."""
         return [name for name in self.columns if name not in REQUIRED_COLUMNS]
+
+    @property
+    def of_loss(self) -> list[str]:
+        """The names of the optional columns that a loss gets."""
+        return [name for name in self.optional if COLUMNS[name].of_turns]
 
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:

@@ -277,7 +277,7 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
             _load_environment(environment, run.model, calls_parsed)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-    try_advantage(load_advantage(run.advantage), run.schedule.group_size)
+    try_advantage(load_advantage(run.advantage, run.training.loss), run.schedule.group_size)
     if ":" in run.training.loss.kind:
         from counterpoint.trainer.losses.load import load_loss  # torch comes with it, which takes seconds
         from counterpoint.trainer.updates.passes import optional_inputs

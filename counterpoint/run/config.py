@@ -153,13 +153,18 @@ def default_buffer(longest: int) -> int:
     return max(1, longest // 5)
 
 
+DISCOUNTED = ("turn_returns", "anchor_states")
+"""The built-in values of `advantage.kind` that give a number to each turn."""
+
+
 class AdvantageConfig(Config):
     """How advantages are computed from rewards, of a group or of a step."""
 
     kind: str = "group_mean"
-    """How advantages are computed. Within a group: `group_mean`, `standardised`, `leave_one_out`. Over the whole step:
-    `batch_standardised`, `group_mean_batch_scaled`. Or an import path `module:function` taking `AdvantageInputs`, called in the
-    environments' threads, for several groups at once. Unset: the loss's own (docs/algorithms.md)."""
+    """How advantages are computed. Within a group: `group_mean`, `standardised`, `leave_one_out`. By turn, within a group:
+    `turn_returns`, `anchor_states`. Over the whole step: `batch_standardised`, `group_mean_batch_scaled`. Or an import path
+    `module:function` taking `AdvantageInputs`, called in the environments' threads, for several groups at once. Unset: the loss's
+    own (docs/algorithms.md)."""
 
     overlong: OverlongConfig | None = None
     """Penalise overlong completions. Unset: only with `training.loss.kind = "dapo"`."""
@@ -167,6 +172,10 @@ class AdvantageConfig(Config):
     length_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from the rewards of a group's successful rollouts (the best ones, if above zero) before advantages, times the
     group's mean reward (within 0 and 1), times the rollout's completion tokens over those of the longest successful one."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """What a reward counts for the turn before, with `turn_returns`, `anchor_states` and functions of your own: a turn's return
+    is its reward, plus this times the next turn's return. Below 1 it is biased towards what comes soon."""
 
 
 class GibberishFilter(Config):
@@ -417,12 +426,35 @@ class RunConfig(TrainedRun):
                 "orchestrator's advantages, and with training.value_head the trainer computes others; set it to 0 "
                 "(overlong: penalty = 0), and penalise in the environment's reward"
             )
+        if advantage.discount != 1 and training.value_head is not None:
+            raise ValueError(
+                f"advantage.discount = {advantage.discount} is between turns, for the orchestrator's advantages, and with "
+                "training.value_head the trainer computes others; set training.value_head.discount, which is between tokens"
+            )
+        if advantage.discount != 1 and ":" not in advantage.kind and advantage.kind not in DISCOUNTED:
+            raise ValueError(
+                f"advantage.discount = {advantage.discount} has no meaning for advantage.kind = {advantage.kind!r}, which gives "
+                f"a rollout one number; set it to 1, or choose {' or '.join(DISCOUNTED)}"
+            )
         of_reference = training.reference.reward_coefficient if training.reference is not None else 0.0
         if training.loss.kind == "distillation" and of_reference and not training.loss.reward_coefficient:
             raise ValueError(
                 f"training.reference.reward_coefficient = {of_reference} changes the task's advantage, which "
                 'training.loss.kind = "distillation" weighs with its own reward_coefficient, and that is 0; set '
                 "training.loss.kl_coefficient instead, or training.loss.reward_coefficient"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_keep_their_advantages(self) -> RunConfig:
+        """Refuses a loss that weighs each token of a sample by the advantages of all of them, where these differ."""
+        loss, by_turn = self.training.loss, self.advantage.kind in DISCOUNTED
+        if loss.mixes_tokens and (by_turn or self.training.value_head is not None):
+            what = f"advantage.kind = {self.advantage.kind!r}" if by_turn else "training.value_head"
+            raise ValueError(
+                f"{what} gives tokens of one sample different advantages, and training.loss.kind = {loss.kind!r} with "
+                f"ratio_level = {loss.ratio_level!r} weighs each token by all of them; set training.loss.ratio_level = "
+                '"token", or choose another loss, such as "reinforce" or "grpo"'
             )
         return self
 

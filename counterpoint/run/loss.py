@@ -191,6 +191,12 @@ class LossConfig(Config):
     args: dict[str, Any] = {}
     """Further keyword arguments for a custom loss."""
 
+    @property
+    def mixes_tokens(self) -> bool:
+        """Whether a token is weighed by the advantages of all tokens of its sample: a ratio of the sample has a gradient."""
+        objective = KINDS[self.kind].objective if self.kind in KINDS else None
+        return objective in ("clipped", "softened") and self.ratio_level != "token"
+
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> LossConfig:
         """Refuses keys without a meaning for the kind, and puts its defaults into the others."""

@@ -151,7 +151,7 @@ def environment_names(batch: Batch) -> list[str]:
 
 def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, device: torch.device) -> MicroBatch:
     """Packs the chosen samples of checked batches into a row on `device`."""
-    optional = sorted({name for batch, _ in choices for name in batch.optional})
+    optional = sorted({name for batch, _ in choices for name in batch.of_loss})
     columns = [_columns(batch, samples, optional) for batch, samples in choices]
     parts = [part for part, _ in columns]
     joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}

@@ -29,7 +29,7 @@ from counterpoint.transport.json_values import encode_values
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import (
     COLUMNS,
-    OPTIONAL_COLUMNS,
+    TURN_COLUMNS,
     Int32Array,
     OpponentTurn,
     Rollout,
@@ -207,7 +207,7 @@ def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray 
             raise ValueError(
                 f"untrained has {untrained.nbytes} bytes for {len(fields['completion_ids'])} completion_ids"
             )
-    fields["columns"] = {name: fields.pop(name) for name in OPTIONAL_COLUMNS if name in fields}
+    fields["columns"] = {name: fields.pop(name) for name in TURN_COLUMNS if name in fields}
     for name, column in fields["columns"].items():
         if column.dtype != COLUMNS[name].dtype or column.shape != fields["completion_ids"].shape:
             raise ValueError(

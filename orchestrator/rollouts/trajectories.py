@@ -6,7 +6,7 @@ later turn may extend. At the end each branch is one sample. `play.py` opens the
 samples with `merge_rollout` and joins these with `assemble_batch`, in a worker thread.
 
 **Which branch a turn extends.** The longest one of the turn's temperature and player that is a prefix, token for token, of its
-prompt, or the first opened of equally long ones. So a sample has one temperature, at which it is trained, and one advantage. A
+prompt, or the first opened of equally long ones. So a sample has one temperature, at which it is trained, and one player. A
 turn trains only its completion, so no token is trained twice, and leaves out the tokens that the environment excluded
 (`Turn.untrained`).
 
@@ -35,6 +35,7 @@ import numpy as np
 from counterpoint.transport.arrays import AnyArray
 from counterpoint.transport.records import (
     COLUMNS,
+    REWARDS,
     TOKEN_COLUMNS,
     Batch,
     Branch,
@@ -257,21 +258,23 @@ def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
 def merge_rollout(rollout: Rollout) -> list[Sample]:
     """Returns the samples of a finalized rollout, in the order of their first turns, without branches that train no token.
 
-    A sample has the policy version of its oldest turn. Its advantage is the rollout's, or that of its player, on every trained
-    token and 0 elsewhere. Routed experts are slices of the turns' arrays. Raises `ValueError` if routing has a gap, which
-    `finalize.py` rules out.
+    A sample has the policy version of its oldest turn. The advantage of a trained token is that of its turn, if turns have one,
+    or else the rollout's, or its player's; that of other tokens is 0. Routed experts are slices of the turns' arrays. Raises
+    `ValueError` if routing has a gap, which `finalize.py` rules out.
     """
     if rollout.branches is None:  # from a file, where it may be written again: its turns stay views of its own tokens
         rollout = rollout.with_turns([turn.detached() for turn in rollout.turns])
         merge_turns(rollout)
+    number = {id(turn): index for index, turn in enumerate(rollout.turns)}
     return [
-        _sample(rollout, branch)
+        _sample(rollout, branch, [number[id(turn)] for turn in branch.turns])
         for branch in rollout.branches or ()
         if any(turn.trained_tokens for turn in branch.turns)
     ]
 
 
-def _sample(rollout: Rollout, branch: Branch) -> Sample:
+def _sample(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> Sample:
+    """Returns the sample of a branch, whose turns have these numbers in the rollout."""
     loss_mask_T, log_probabilities_T = _columns(branch)
     player, reward = branch.turns[0].player, rollout.reward if rollout.reward is not None else 0.0
     return Sample(
@@ -284,11 +287,41 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
             "token_ids_T": branch.token_ids_T,
             "loss_mask_T": loss_mask_T,
             "log_probabilities_T": log_probabilities_T,
-            "advantages_T": loss_mask_T * np.float32(rollout.player_advantages.get(player, rollout.advantage)),
+            "advantages_T": loss_mask_T * _advantages(rollout, branch, numbers),
             **{name: _optional_column(branch, name) for name in branch.turns[0].columns},
         },
         routed_experts=branch.routed_experts,
+        turn_rewards=_rewards(rollout, branch, numbers),
     )
+
+
+def _advantages(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> Float32Array | np.float32:
+    """Returns the advantages of a branch's tokens, trained or not, or the one that all of them have."""
+    if rollout.turn_advantages is None:
+        return np.float32(rollout.player_advantages.get(branch.turns[0].player, rollout.advantage))
+    ends = [0, *(len(turn.prompt_ids) + len(turn.completion_ids) for turn in branch.turns)]
+    return np.repeat(rollout.turn_advantages[numbers], np.diff(ends))
+
+
+def _rewards(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Returns `Sample.turn_rewards`. With a reward for each player, only turns of its player count."""
+    if rollout.turn_rewards is None:
+        return ()
+    player = branch.turns[0].player
+    counts = [not rollout.player_rewards or turn.player == player for turn in rollout.turns]
+    rewards = np.where(counts, rollout.turn_rewards, 0).astype(np.float64)
+    trained = [(number, turn) for number, turn in zip(numbers, branch.turns, strict=True) if turn.trained_tokens]
+    following = [*(number for number, _ in trained[1:]), len(rewards)]
+    return tuple(
+        (_last_trained(turn), float(rewards[number:stop].sum()))
+        for (number, turn), stop in zip(trained, following, strict=True)
+    )
+
+
+def _last_trained(turn: Turn) -> int:
+    """Returns the position of a turn's last trained token in its sample."""
+    trained = turn.untrained.rfind(0) if turn.untrained else len(turn.completion_ids) - 1
+    return len(turn.prompt_ids) + trained
 
 
 def _columns(branch: Branch) -> tuple[UInt8Array, Float32Array]:
@@ -333,10 +366,11 @@ def _optional_column(branch: Branch, name: str) -> AnyArray:
     return column_T
 
 
-def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
+def assemble_batch(run_id: str, step: int, samples: Sequence[Sample], *, with_rewards: bool = False) -> Batch:
     """Returns the batch of `step`: the samples' columns, one after the other, and their routing by reference.
 
-    Allocates each column once. Raises `ValueError` if there is no sample, or only some have an optional column.
+    `with_rewards` adds the column `REWARDS`, if any sample has rewards of turns. Allocates each column once. Raises
+    `ValueError` if there is no sample, or only some have an optional column.
     """
     if not samples:
         raise ValueError(f"run {run_id}, step {step}: a batch needs at least one sample to train on")
@@ -355,6 +389,12 @@ def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
         place = slice(int(offsets[index]), int(offsets[index + 1]))
         for name, column_T in columns.items():
             column_T[place] = sample.columns[name]
+    if with_rewards and any(sample.turn_rewards for sample in samples):
+        columns[REWARDS] = np.zeros(tokens, COLUMNS[REWARDS].dtype)
+        for sample, start in zip(samples, offsets.tolist(), strict=False):
+            last = int(sample.loss_mask_T.nonzero()[0][-1])
+            for position, reward in sample.turn_rewards or ((last, sample.reward),):
+                columns[REWARDS][start + position] = reward
     routed = any(sample.routed_experts for sample in samples)
     return Batch(
         run_id=run_id,

@@ -1,25 +1,31 @@
 """Advantages from the rewards of a group or of a step: built-in functions, and any other by import path.
 
-An advantage function gets the completed rollouts of a group and returns one number for each. `load_advantage` turns the
-configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a result that cannot be
-trained on. `finalize.py` calls it in a worker thread. An advantage relative to a whole step needs all groups of the step, so
-`batch_form.py` calls `Advantage.over_step` at the step boundary.
+An advantage function gets the completed rollouts of a group and returns, for each, one number or one for each of its turns.
+`load_advantage` turns the configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a
+result that cannot be trained on. `finalize.py` calls it in a worker thread. An advantage relative to a whole step needs all
+groups of the step, so `batch_form.py` calls `Advantage.over_step` at the step boundary.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from counterpoint.environments.describe_error import describe_error
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.orchestrator.credit import turn_advantages
+from counterpoint.orchestrator.credit.equal_rewards import ROUNDING, above_others, centred, differ
 from counterpoint.run.config import AdvantageConfig, OverlongConfig
+from counterpoint.run.loss import LossConfig
 from counterpoint.transport.records import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -33,26 +39,36 @@ class AdvantageInputs:
     """
 
     rollouts: list[Rollout]
+    discount: float = 1.0
+    """The configured `advantage.discount`, from one turn to the next."""
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
         """Rewards, `[rollouts]`, float64, in order."""
         return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
 
+    @property
+    def turn_rewards(self) -> list[npt.NDArray[np.float64]]:
+        """For each rollout, the rewards of its turns, `[turns]`; all of its reward is the last one's if none has its own."""
+        return [_rewards_of_turns(rollout) for rollout in self.rollouts]
+
+
+OfRollout = float | npt.NDArray[np.float64]
+"""The advantage of a rollout, or those of its turns, `[turns]`."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdvantageOutputs:
-    """Result of an advantage function: one finite number for each rollout, in order."""
+    """Result of an advantage function: for each rollout, in order, a finite number, or an array or list of one for each turn."""
 
-    advantages: list[float]
+    advantages: Sequence[float | Sequence[float] | npt.NDArray[Any]]
 
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 """Advantages are sent as float32: a larger one would become infinite, and the trainer refuses such a batch for good."""
 
-ROUNDING = 1e-6
-"""Rewards that differ by less than this share of the largest count as equal: reward models compute in float32, with seven digits.
-Divided by its own deviation, the rounding error of one addition would become an advantage of 1."""
+STATES = "turn_states"
+"""The name in a rollout's `state` for the list of the states in which its turns began, for `anchor_states`."""
 
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 
@@ -63,7 +79,7 @@ class AdvantageError(ValueError):
 
 def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
     """Reward minus the group's mean, not divided by anything (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
-    return AdvantageOutputs(_centred(inputs.rewards).tolist())
+    return AdvantageOutputs(centred(inputs.rewards).tolist())
 
 
 def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -76,9 +92,7 @@ def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
     """Reward minus the mean of the *other* rewards (RLOO, Ahmadian et al., arXiv:2402.14740). Zero for a single rollout."""
-    count = len(inputs.rollouts)
-    scale = count / (count - 1) if count > 1 else 0.0
-    return AdvantageOutputs((_centred(inputs.rewards) * scale).tolist())
+    return AdvantageOutputs(above_others(inputs.rewards).tolist())
 
 
 def _rewards(inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -92,19 +106,54 @@ def _over_deviation(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _standardised(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Returns values minus their mean, over their (population) standard deviation, or zeros if all are equal."""
-    return _over_deviation(_centred(values))
+    return _over_deviation(centred(values))
 
 
-def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns rewards minus their mean, `[rollouts]`, exactly zero if all are equal, up to `ROUNDING`.
+def turn_returns(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """The return from each turn on, minus the mean of the others' from the same turn number on: `turn_advantages.turn_returns`.
 
-    A rounding error would pass the zero-advantage filter, and divided by its deviation, or a step's, it would become 1.
+    It is REINFORCE with reward to go (Williams, 1992; Sutton et al., "Policy Gradient Methods", 1999) and RLOO's baseline by turn
+    number. Unbiased with a discount of 1. A lower discount pays early turns less for what comes late, as usual without the factor
+    `discount ** t` of a gradient of the discounted return: then it is the gradient of no objective (Nota and Thomas,
+    arXiv:1906.07073), with less variance.
     """
-    if not differ(rewards):
-        return np.zeros_like(rewards)
-    shifted = rewards - rewards[0]
-    centred: npt.NDArray[np.float64] = shifted - shifted.mean()
-    return centred
+    return AdvantageOutputs(turn_advantages.turn_returns(inputs.turn_rewards, inputs.discount))
+
+
+def anchor_states(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """The same, minus the mean of the others' returns from turns in the same state: `turn_advantages.anchor_states`.
+
+    The groups of turns are those of GiGPO (Feng et al., arXiv:2505.10978). That adds the advantage of the whole rollout, and its
+    means and deviations have the turn's own return in them, which makes them biased. This has the siblings' returns alone, and is
+    unbiased as `turn_returns` if a state says nothing of what is sampled from it on.
+    """
+    states = [_states_of_turns(rollout) for rollout in inputs.rollouts]
+    return AdvantageOutputs(turn_advantages.anchor_states(inputs.turn_rewards, states, inputs.discount))
+
+
+def _rewards_of_turns(rollout: Rollout) -> npt.NDArray[np.float64]:
+    if rollout.turn_rewards is not None:
+        return rollout.turn_rewards.astype(np.float64)
+    rewards = np.zeros(len(rollout.turns))
+    rewards[-1] = rollout.reward
+    return rewards
+
+
+def _states_of_turns(rollout: Rollout) -> list[Hashable]:
+    """Returns a key for the state in which each turn began: what the environment noted, else the tokens of its prompt.
+
+    Raises `AdvantageError` for a note that is no list with a value of JSON for each turn.
+    """
+    states = rollout.state.get(STATES)
+    if states is None:
+        return [hashlib.blake2b(turn.prompt_ids.tobytes(), digest_size=16).digest() for turn in rollout.turns]
+    if not isinstance(states, list) or len(states) != len(rollout.turns):
+        found = f"{len(states)} values" if isinstance(states, list) else type(states).__name__
+        raise AdvantageError(
+            f"rollout {rollout.rollout_id}: state[{STATES!r}] has {found} for {len(rollout.turns)} turns; expected a list with "
+            "the state in which each turn began, as JSON"
+        )
+    return [orjson.dumps(state, option=orjson.OPT_SORT_KEYS) for state in states]
 
 
 BUILT_IN: dict[str, AdvantageFunction] = {
@@ -113,6 +162,8 @@ BUILT_IN: dict[str, AdvantageFunction] = {
     "leave_one_out": leave_one_out,
     "batch_standardised": _rewards,
     "group_mean_batch_scaled": group_mean,
+    "turn_returns": turn_returns,
+    "anchor_states": anchor_states,
 }
 """The built-in functions, by name: advantages from the rollouts of a group."""
 
@@ -133,19 +184,22 @@ class Advantage:
     function: AdvantageFunction
     length_penalty: float = 0.0
     overlong: OverlongConfig | None = None
+    discount: float = 1.0
+    one_number: bool = False
+    """Whether numbers for single turns are refused, since the loss weighs a sample's tokens by the sum of theirs."""
 
     @property
     def is_built_in(self) -> bool:
         """Whether it is built in, and so known to terminate."""
         return self.name in BUILT_IN
 
-    def compute(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """Returns one advantage for each of a group's completed rollouts, in order. Does not change the rollouts.
+    def compute(self, rollouts: Sequence[Rollout]) -> list[OfRollout]:
+        """Returns the advantage, or those of the turns, of each of a group's completed rollouts, in order, and changes none.
 
         Raises `AdvantageError` if the function raises, or returns a wrong type or number, or a value that is not finite.
         """
         try:
-            outputs = self.function(AdvantageInputs(self._penalised(rollouts)))
+            outputs = self.function(AdvantageInputs(self._penalised(rollouts), self.discount))
             return self._checked(outputs, rollouts)
         except AdvantageError:
             raise
@@ -181,7 +235,8 @@ class Advantage:
     def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Returns copies with penalised rewards, so that records keep the original ones.
 
-        An operator's function gets copies of the turns, too, and cannot change the batch.
+        An operator's function gets copies of the turns, too, and cannot change the batch. Where turns have rewards, the last
+        one's is penalised: a penalty depends on all turns, so it is part of the return from each of them on.
         """
         rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
         lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
@@ -192,14 +247,17 @@ class Advantage:
             rewards = rewards - overlong_penalties(self.overlong, longest)
         counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
         shown = [rollout.with_turns(self._shown(rollout.turns)) for rollout in rollouts]
-        for rollout, reward in zip(shown, counted.tolist(), strict=True):
+        for rollout, given, reward in zip(shown, rollouts, counted.tolist(), strict=True):
             rollout.reward = reward
+            if rollout.turn_rewards is not None and given.reward is not None:
+                rollout.turn_rewards = rollout.turn_rewards.copy()
+                rollout.turn_rewards[-1] += reward - given.reward
         return shown
 
     def _shown(self, turns: list[Turn]) -> list[Turn]:
         return turns if self.is_built_in else [turn.detached() for turn in turns]
 
-    def _checked(self, outputs: object, rollouts: Sequence[Rollout]) -> list[float]:
+    def _checked(self, outputs: object, rollouts: Sequence[Rollout]) -> list[OfRollout]:
         if not isinstance(outputs, AdvantageOutputs):
             raise AdvantageError(
                 f"advantage function {self.name!r} returned {type(outputs).__name__}; expected AdvantageOutputs"
@@ -208,22 +266,37 @@ class Advantage:
         if not isinstance(advantages, list | tuple | np.ndarray):
             raise AdvantageError(
                 f"advantage function {self.name!r} returned advantages of type {type(advantages).__name__}; "
-                "expected a list of numbers"
+                "expected a list with a number, or an array of one for each turn, for each rollout"
             )
         if len(advantages) != len(rollouts):
             raise AdvantageError(
                 f"advantage function {self.name!r} returned {len(advantages)} advantages for {len(rollouts)} rollouts; "
                 "expected one each"
             )
-        checked = []
-        for rollout, value in zip(rollouts, advantages, strict=True):
-            if not _fits_float32(value):
+        return [self._checked_one(value, rollout) for value, rollout in zip(advantages, rollouts, strict=True)]
+
+    def _checked_one(self, value: object, rollout: Rollout) -> OfRollout:
+        by_turn = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
+        numbers: Sequence[object] = list(value) if by_turn else [value]  # type: ignore[call-overload]
+        if by_turn and len(numbers) != len(rollout.turns):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned {len(numbers)} numbers for rollout {rollout.rollout_id}, which has "
+                f"{len(rollout.turns)} turns; expected one each, or one for the rollout"
+            )
+        if by_turn and self.one_number:
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned a number for each turn of rollout {rollout.rollout_id}, and the loss "
+                'weighs each token of a sample by all of them; set training.loss.ratio_level = "token", or return one number'
+            )
+        for turn, number in enumerate(numbers):
+            if not _fits_float32(number):
+                place = f" at turn {turn}" if by_turn else ""
                 raise AdvantageError(
-                    f"advantage function {self.name!r} returned {value!r} for rollout {rollout.rollout_id}; "
+                    f"advantage function {self.name!r} returned {number!r} for rollout {rollout.rollout_id}{place}; "
                     f"expected a finite number of at most {LARGEST_FLOAT32:.2g} in size"
                 )
-            checked.append(float(value))
-        return checked
+        found = np.array(numbers, dtype=np.float64)
+        return found if by_turn else float(found[0])
 
 
 def length_penalties(
@@ -264,11 +337,6 @@ def _array(values: Iterable[float]) -> npt.NDArray[np.float64]:
     return np.fromiter(values, dtype=np.float64)
 
 
-def differ(rewards: npt.ArrayLike) -> bool:
-    """Tells whether rewards differ by more than rounding."""
-    return bool(np.ptp(rewards) > ROUNDING * np.abs(rewards).max())
-
-
 def _fits_float32(value: object) -> bool:
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return False
@@ -278,13 +346,14 @@ def _fits_float32(value: object) -> bool:
         return False
 
 
-def load_advantage(config: AdvantageConfig) -> Advantage:
-    """Loads the configured function: a built-in by name, or `module:function`.
+def load_advantage(config: AdvantageConfig, loss: LossConfig | None = None) -> Advantage:
+    """Loads the configured function, a built-in by name or `module:function`, for a run with this loss, if it is known.
 
     Raises `ValueError` if name, module or function do not exist, with the value and the expectation.
     """
     function = BUILT_IN.get(config.kind) or _imported(config.kind)
-    return Advantage(config.kind, function, config.length_penalty, config.overlong)
+    one_number = loss is not None and loss.mixes_tokens
+    return Advantage(config.kind, function, config.length_penalty, config.overlong, config.discount, one_number)
 
 
 def try_advantage(advantage: Advantage, group_size: int) -> None:
@@ -325,7 +394,9 @@ def _made_up(index: int, group_size: int) -> Rollout:
         policy_version=0,
         finish_reason="stop",
     )
-    return Rollout(f"0-{index}", 0, "made-up", 0, turns=[turn], reward=index / group_size)
+    turns, reward = [turn] * (1 + index % 2), index / group_size
+    given = np.array([0.0] * (len(turns) - 1) + [reward], dtype=np.float32)
+    return Rollout(f"0-{index}", 0, "made-up", 0, turns=turns, reward=reward, turn_rewards=given)
 
 
 def _imported(path: str) -> AdvantageFunction:

@@ -66,6 +66,8 @@ class StepBoundary:
     """Returns what to add to a step's line: early warnings. Blocks."""
     receipts: ReceiptChain | None = None
     """The run's receipts, or None for none, as in a replay."""
+    with_rewards: bool = False
+    """Send the rewards of turns, for the trainer's value head."""
 
     def begin_record(self, most_rollouts: int) -> RoutingAhead | None:
         """Begins the record of a step with at most `most_rollouts`.
@@ -107,7 +109,7 @@ class StepBoundary:
         return await run_cpu_bound(self._assemble, step, samples)
 
     def _assemble(self, step: int, samples: Sequence[Sample]) -> tuple[Batch, int]:
-        batch = assemble_batch(self.run_id, step, samples)
+        batch = assemble_batch(self.run_id, step, samples, with_rewards=self.with_rewards)
         # Every resume would send again a committed batch that the trainer refuses.
         validate(batch)
         return batch, batch.nbytes

@@ -21,7 +21,7 @@ from typing import Literal
 
 import orjson
 
-from counterpoint.orchestrator.step.advantages import differ as rewards_differ
+from counterpoint.orchestrator.credit.equal_rewards import differ as rewards_differ
 from counterpoint.orchestrator.step.filters import ZERO
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import write_atomically
@@ -263,7 +263,8 @@ def forget(run_dir: Path) -> None:
 
 def _learned_from(rollout: Rollout) -> tuple[object, ...]:
     """The advantage has the penalties for length, and players of a game may differ though their mean does not."""
-    return rollout.reward, rollout.player_rewards, rollout.advantage
+    of_turns = None if rollout.turn_rewards is None else rollout.turn_rewards.tolist()
+    return rollout.reward, rollout.player_rewards, rollout.advantage, of_turns
 
 
 def _reward_of(rollout: Rollout) -> float:

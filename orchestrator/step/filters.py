@@ -203,5 +203,8 @@ def repeated_ngrams(completions: Sequence[Int32Array], ngram: int, reach: Int64A
 
 
 def has_zero_advantage(rollout: Rollout) -> bool:
-    """Whether the rollout's advantage is zero, up to rounding."""
-    return abs(rollout.advantage) <= ZERO
+    """Whether the rollout's advantage is zero, up to rounding, or those of all turns of which a token is trained."""
+    if rollout.turn_advantages is None:
+        return abs(rollout.advantage) <= ZERO
+    advantages = zip(rollout.turns, rollout.turn_advantages.tolist(), strict=True)
+    return not any(abs(advantage) > ZERO and turn.trained_tokens for turn, advantage in advantages)

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from counterpoint.orchestrator.credit.equal_rewards import differ
 from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure, lasting_failure_of_function
 from counterpoint.orchestrator.rollouts.rollout_file import RolloutStateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
-from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError, differ
+from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from counterpoint.orchestrator.step.filters import FilterCounts, apply_filters
 from counterpoint.orchestrator.step.players import fault_of_players, set_advantages
 from counterpoint.run.config import FilterConfig
@@ -30,7 +31,7 @@ from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import (
     COLUMNS,
     LOG_PROBABILITY_ROUNDING,
-    OPTIONAL_COLUMNS,
+    TURN_COLUMNS,
     Branch,
     Rollout,
     SavedState,
@@ -301,10 +302,10 @@ def _fault_of_columns(turn: Turn, first: Turn) -> str | None:
         own, others = (sorted(map(str, each.columns)) for each in (turn, first))
         return f"it has the columns {own}, turn 0 has {others}; expected the same"
     for name, values in turn.columns.items():
-        if name not in OPTIONAL_COLUMNS or not isinstance(values, np.ndarray):
+        if name not in TURN_COLUMNS or not isinstance(values, np.ndarray):
             return (
                 f"columns holds {type(values).__name__} as {name!r:.80}; expected arrays by the names "
-                f"{', '.join(OPTIONAL_COLUMNS)}. What an environment notes of its own goes into the rollout's state"
+                f"{', '.join(TURN_COLUMNS)}. What an environment notes of its own goes into the rollout's state"
             )
         column = COLUMNS[name]
         if values.dtype != column.dtype or values.shape != turn.completion_ids.shape:

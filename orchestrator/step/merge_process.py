@@ -86,6 +86,7 @@ def _sample_buffers(sample: Sample) -> list[Buffer]:
         "policy_version": sample.policy_version,
         "reward": sample.reward,
         "temperature": sample.temperature,
+        "turn_rewards": sample.turn_rewards,
         "chunks": len(sample.routed_experts),
     }
     # One chunk: arrays are copied anyway, and the number of arrays in a frame is limited.
@@ -95,6 +96,7 @@ def _sample_buffers(sample: Sample) -> list[Buffer]:
 
 def _sample(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Sample:
     routed_experts = (arrays.pop("routed_experts"),) if header.pop("chunks") else ()
+    header["turn_rewards"] = tuple(map(tuple, header["turn_rewards"]))
     return Sample(**header, routed_experts=routed_experts, columns=arrays)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from counterpoint.orchestrator.credit.equal_rewards import differ
 from counterpoint.orchestrator.rollouts.branching import branch_metrics
 from counterpoint.orchestrator.rollouts.failures import count_failures
-from counterpoint.orchestrator.step.advantages import differ
 from counterpoint.transport.exact_json import loads
 from counterpoint.transport.records import Batch, Rollout
 

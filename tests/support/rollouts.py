@@ -24,6 +24,7 @@ def make_turn(
     start: int | None = None,
     log_probabilities: Sequence[float] | None = None,
     finish_reason: str = "stop",
+    player: str = "",
 ) -> Turn:
     """A turn whose log-probabilities are -0.5; with `start`, its `routing` from that row on."""
     routed_experts = None
@@ -40,6 +41,7 @@ def make_turn(
         routed_experts=routed_experts,
         routed_experts_start=start or 0,
         server="http://127.0.0.1:1",
+        player=player,
     )
 
 

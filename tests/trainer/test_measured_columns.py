@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from counterpoint.trainer.packer import ModelLimits
 from counterpoint.trainer.updates.columns import Columns, trained_positions
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES, columns_to_measure
 from counterpoint.trainer.work import measure
+from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
 
 CPU = torch.device("cpu")
@@ -76,3 +78,22 @@ def test_a_value_head_learns_returns_which_are_advantages_and_estimates() -> Non
     columns.clear([1])
     assert not any(column.any() for column in columns.measured.values())
     assert OLD not in columns.measured
+
+
+def test_a_value_head_spreads_the_rewards_of_turns_from_where_they_were_given() -> None:
+    """With estimates of 0 an advantage is the sum of the rewards from the token on. Without them a sample has one, at its end."""
+    config = TrainingConfig.model_validate({"value_head": {"whiten": False, "gae_lambda": 1.0}})
+    plain = make_batch(1, (9, 17))
+    trained = [trained_positions(plain, [sample]) for sample in (0, 1)]
+    rewards_T = np.zeros(26, np.float32)
+    for position, reward in ((trained[0][-1], 0.5), (trained[1][1], 2.0), (trained[1][-1], -0.75)):
+        rewards_T[position] = reward
+    for batch in (plain, with_changes(plain, rewards=rewards_T)):
+        columns = Columns(batch, columns_to_measure(config), CPU)
+        columns.conclude(config, [0, 1])
+        for sample, own in enumerate(trained):
+            last = [0.0] * (len(own) - 1) + [batch.samples[sample].reward]
+            received = rewards_T[own].tolist() if batch is not plain else last
+            advantages = columns.advantages_of([sample])
+            assert advantages is not None
+            assert advantages.tolist() == [sum(received[token:]) for token in range(len(own))]

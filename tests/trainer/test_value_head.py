@@ -22,22 +22,32 @@ def by_definition(config: ValueHeadConfig, values: list[float], rewards: list[fl
     ]
 
 
+def at_ends(positions: list[torch.Tensor], rewards: list[float], tokens: int) -> torch.Tensor:
+    """Each sample's reward at its last trained token."""
+    rewards_T = torch.zeros(tokens, dtype=torch.float64)
+    for own, reward in zip(positions, rewards, strict=True):
+        rewards_T[own[-1]] = reward
+    return rewards_T
+
+
+@pytest.mark.parametrize("of_turns", [False, True])
 @pytest.mark.parametrize("penalised", [False, True])
 @pytest.mark.parametrize(("discount", "gae_lambda"), [(1.0, 1.0), (1.0, 0.95), (0.97, 0.9), (0.9, 0.0)])
 def test_advantages_from_values_are_those_of_the_definition(
-    discount: float, gae_lambda: float, penalised: bool
+    discount: float, gae_lambda: float, penalised: bool, of_turns: bool
 ) -> None:
     config = ValueHeadConfig(discount=discount, gae_lambda=gae_lambda, whiten=False)
     generator = torch.Generator().manual_seed(1)
     positions = [torch.tensor([1, 2, 5, 6, 9]), torch.tensor([13]), torch.tensor([15, 17, 18])]
-    rewards = [0.75, -1.0, 0.25]
+    rewards_T = at_ends(positions, [0.75, -1.0, 0.25], 20)
+    if of_turns:
+        rewards_T[2], rewards_T[17] = 0.5, -2.0
     values_T, penalty_T = (torch.randn(20, dtype=torch.float64, generator=generator) for _ in range(2))
-    advantages_T, returns_T = estimate(config, positions, rewards, values_T, penalty_T if penalised else None)
+    advantages_T, returns_T = estimate(config, positions, rewards_T, values_T, penalty_T if penalised else None)
     trained = torch.zeros(20, dtype=torch.bool)
-    for own, reward in zip(positions, rewards, strict=True):
+    for own in positions:
         trained[own] = True
-        received = [-value if penalised else 0.0 for value in penalty_T[own].tolist()]
-        received[-1] += reward
+        received = (rewards_T[own] - penalty_T[own] * penalised).tolist()
         expected = torch.tensor(by_definition(config, values_T[own].tolist(), received), dtype=torch.float64)
         torch.testing.assert_close(advantages_T[own], expected, atol=1e-12, rtol=0)
         torch.testing.assert_close(returns_T[own], expected + values_T[own], atol=1e-12, rtol=0)
@@ -48,8 +58,9 @@ def test_advantages_from_values_are_those_of_the_definition(
 def test_whitened_advantages_have_mean_0_and_variance_1_over_all_trained_tokens() -> None:
     values_T = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     positions = [torch.tensor([0, 1, 4]), torch.tensor([6, 7, 8, 11])]
-    plain_T, plain_returns_T = estimate(ValueHeadConfig(whiten=False), positions, [1.0, 0.0], values_T, None)
-    white_T, returns_T = estimate(ValueHeadConfig(whiten=True), positions, [1.0, 0.0], values_T, None)
+    rewards_T = at_ends(positions, [1.0, 0.0], 12)
+    plain_T, plain_returns_T = estimate(ValueHeadConfig(whiten=False), positions, rewards_T, values_T, None)
+    white_T, returns_T = estimate(ValueHeadConfig(whiten=True), positions, rewards_T, values_T, None)
     trained = torch.cat(positions)
     assert torch.equal(returns_T, plain_returns_T)
     assert abs(float(white_T[trained].mean())) < 1e-12
@@ -62,8 +73,9 @@ def test_one_long_sample_does_not_pad_the_others() -> None:
     lengths = [4096, *[8] * 1023]
     ends = torch.tensor(lengths).cumsum(0)
     positions = [torch.arange(end - length, end) for end, length in zip(ends.tolist(), lengths, strict=True)]
+    rewards_T = at_ends(positions, [1.0] * len(lengths), sum(lengths))
     with LiveBytes("cpu") as live:
-        estimate(ValueHeadConfig(), positions, [1.0] * len(lengths), torch.zeros(sum(lengths)), None)
+        estimate(ValueHeadConfig(), positions, rewards_T, torch.zeros(sum(lengths)), None)
     assert live.peak < 20 * 8 * sum(lengths), "not those of 1,024 samples of 4,096 tokens"
 
 

@@ -29,9 +29,9 @@ from counterpoint.job.check import in_child, own_answer
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
 from counterpoint.job.environments.rehearsal import answers_to, rehearse
+from counterpoint.orchestrator.credit.equal_rewards import differ
 from counterpoint.orchestrator.rollouts.failures import NO_TURN, kind_of
 from counterpoint.orchestrator.rollouts.play import sampling_parameters
-from counterpoint.orchestrator.step.advantages import differ
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable, shortened

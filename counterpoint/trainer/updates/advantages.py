@@ -32,19 +32,23 @@ def penalty(coefficient: float, old_T: Tensor, reference_T: Tensor) -> Tensor:
 def estimate(
     config: ValueHeadConfig,
     positions: Sequence[Tensor],
-    rewards: Sequence[float],
+    rewards_T: Tensor,
     values_T: Tensor,
     penalty_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Computes advantages and returns of a step's trained tokens.
 
-    A sample's reward is given for its last trained token, and the penalty of each token is subtracted from that token's own
-    reward; after the last token the value is 0.
+    A reward is given for a token: a turn's for its last trained one, or the whole sample's for the sample's last. The penalty of
+    each token is subtracted from that token's own reward; after a sample's last token the value is 0.
+
+    With a lambda of 1 and a discount of 1, before whitening, advantages are unbiased whatever the values are, since these depend
+    on what came before the token alone. A lower lambda trusts the values, and is biased by their errors; a lower discount leaves
+    out what comes late; whitening changes the scale, and subtracts a mean that has the token's own advantage in it.
 
     Args:
         config: discount, lambda, and whether to whiten.
         positions: of each sample, the positions of its trained tokens in the batch, int64, ascending, at least one.
-        rewards: of each sample.
+        rewards_T: on any device, 0 where no reward is given.
         values_T: estimates at the positions that predict the tokens.
         penalty_T: None without one.
 
@@ -53,11 +57,11 @@ def estimate(
     """
     device = values_T.device
     advantages_T, returns_T = (torch.zeros(len(values_T), dtype=torch.float64, device=device) for _ in range(2))
+    received_T = rewards_T.to(device, torch.float64)
+    if penalty_T is not None:
+        received_T = received_T - penalty_T
     for samples in _of_similar_length([len(each) for each in positions]):
-        own_S = torch.tensor([rewards[sample] for sample in samples], dtype=torch.float64, device=device)
-        _estimate(
-            config, [positions[sample] for sample in samples], own_S, values_T, penalty_T, advantages_T, returns_T
-        )
+        _estimate(config, [positions[sample] for sample in samples], received_T, values_T, advantages_T, returns_T)
     trained = torch.cat(list(positions)).to(device)
     if config.whiten and len(trained) > 1:
         own = advantages_T[trained]
@@ -80,9 +84,8 @@ def _of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
 def _estimate(
     config: ValueHeadConfig,
     positions: Sequence[Tensor],
-    rewards_S: Tensor,
+    received_T: Tensor,
     values_T: Tensor,
-    penalty_T: Tensor | None,
     advantages_T: Tensor,
     returns_T: Tensor,
 ) -> None:
@@ -96,8 +99,7 @@ def _estimate(
     )
     inside_SN = torch.arange(longest, device=device)[None] >= longest - lengths_S[:, None]
     values_SN = values_T.double()[index_SN]
-    rewards_SN = torch.zeros_like(values_SN) if penalty_T is None else -penalty_T[index_SN]
-    rewards_SN[:, -1] += rewards_S
+    rewards_SN = received_T[index_SN]
     advantages_SN = torch.zeros_like(values_SN)
     following_S = next_value_S = torch.zeros_like(rewards_SN[:, 0])
     for token in range(longest - 1, -1, -1):

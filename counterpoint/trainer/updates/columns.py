@@ -16,7 +16,7 @@ from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.model.without_waiting import on_device
 from counterpoint.trainer.updates.advantages import estimate, penalty
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES
-from counterpoint.transport.records import Batch
+from counterpoint.transport.records import REWARDS, Batch
 
 
 def trained_positions(batch: Batch, samples: Sequence[int]) -> Tensor:
@@ -90,10 +90,20 @@ class Columns:
         penalty_T = penalty(coefficient, measured[OLD], measured[REFERENCE]) if coefficient else None
         if config.value_head is not None:
             positions = [trained_positions(self.batch, [sample]) for sample in samples]
-            rewards = [self.batch.samples[sample].reward for sample in samples]
-            advantages_T, returns_T = estimate(config.value_head, positions, rewards, measured[VALUES], penalty_T)
+            rewards_T = _rewards(self.batch, samples, positions)
+            advantages_T, returns_T = estimate(config.value_head, positions, rewards_T, measured[VALUES], penalty_T)
             self.advantages = advantages_T.float().to(self._device)
             self.returns = returns_T.float().to(self._device)
         elif penalty_T is not None:
             given_T = torch.from_numpy(self.batch.advantages_T.astype(np.float64))
             self.advantages = (given_T - penalty_T).float().to(self._device)
+
+
+def _rewards(batch: Batch, samples: Sequence[int], positions: Sequence[Tensor]) -> Tensor:
+    """Returns the rewards of the batch's tokens, `[T]`: those of turns, or else each sample's at its last trained token."""
+    if REWARDS in batch.columns:
+        return torch.from_numpy(batch.columns[REWARDS].astype(np.float64))
+    rewards_T = torch.zeros(len(batch.token_ids_T), dtype=torch.float64)
+    for sample, own in zip(samples, positions, strict=True):
+        rewards_T[own[-1]] = batch.samples[sample].reward
+    return rewards_T

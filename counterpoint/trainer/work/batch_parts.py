@@ -1,24 +1,25 @@
 """Sends each rank the samples of a batch that it trains, and to all ranks only the parts that every one of them needs.
 
-When a step is opened, all ranks get its outline: the samples' descriptions and lengths, which tokens are trained, and the
-advantages. `counterpoint/trainer/updates/columns.py` computes from these over the whole batch. Token ids, log-probabilities,
-optional columns and routing, nearly all of the bytes, follow with the first row that has the sample, to that row's rank. The
-other ranks than the first fill the batch in as parts arrive. Memory without a write is never allocated.
+When a step is opened, all ranks get its outline: the samples' descriptions and lengths, which tokens are trained, the
+advantages, and for a value head the rewards of turns. `counterpoint/trainer/updates/columns.py` computes from these over the
+whole batch. Token ids, log-probabilities, other optional columns and routing, nearly all of the bytes, follow with the first row
+that has the sample, to that row's rank. The other ranks than the first fill the batch in as parts arrive. Memory without a write
+is never allocated.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from counterpoint.transport.files.atomic import as_bytes_view
-from counterpoint.transport.records import COLUMNS, Batch, SampleInfo
+from counterpoint.transport.records import COLUMNS, REWARDS, Batch, SampleInfo
 
-_OUTLINED = ("sample_offsets", "advantages_T", "loss_mask_T")
-"""The columns that every rank needs whole."""
+_OUTLINED = ("sample_offsets", "advantages_T", "loss_mask_T", REWARDS)
+"""The columns that every rank needs whole, if the batch has them."""
 
 
 def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:
@@ -31,14 +32,20 @@ def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:
         "routed": bool(batch.routed_experts),
         "tokens": len(batch.token_ids_T),
     }
-    return header, b"".join(as_bytes_view(np.ascontiguousarray(batch.columns[name])) for name in _OUTLINED)
+    return header, b"".join(
+        as_bytes_view(np.ascontiguousarray(batch.columns[name])) for name in _outlined(batch.columns)
+    )
+
+
+def _outlined(names: Collection[str]) -> list[str]:
+    return [name for name in _OUTLINED if name in names]
 
 
 def unfilled(header: dict[str, Any], arrays: bytes) -> Batch:
     """Returns the batch of an outline, with nothing else in it. `fill` adds samples."""
     samples, tokens = tuple(SampleInfo(*each) for each in header["samples"]), int(header["tokens"])
     columns, start = {name: np.zeros(tokens, COLUMNS[name].dtype) for name in header["columns"]}, 0
-    for name in _OUTLINED:
+    for name in _outlined(columns):
         count = tokens if COLUMNS[name].of_tokens else len(samples) + 1
         columns[name] = np.frombuffer(arrays, COLUMNS[name].dtype, count, start)
         start += columns[name].nbytes

@@ -85,7 +85,7 @@ def train_row(
             reference_log_probabilities_P=step.columns.of(REFERENCE, part.samples),
             values_P=_own_values(step, values_P, own),
             given=step.inputs(part.samples),
-            **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.optional},
+            **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.of_loss},
         )
         weights_P = _weights(step, inputs, part.samples)
         outputs, gradient = _loss_and_gradients(step, inputs, weights_P)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches, assemble_batch, merge_rollout
-from counterpoint.transport.records import Rollout, Sample, Turn
+from counterpoint.transport.records import REWARDS, Rollout, Sample, Turn
 from counterpoint.transport.validation import validate
 
 LAYERS, TOP_K = 2, 2
@@ -153,6 +153,40 @@ def test_every_completion_token_trains_exactly_once_and_the_batch_is_valid(turns
             for name in ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T"):
                 assert np.array_equal(getattr(batch, name)[place], getattr(sample, name))
                 assert getattr(batch, name).dtype == getattr(sample, name).dtype
+
+
+@given(turns_strategy(), st.data())
+def test_what_a_turn_is_worth_goes_with_its_tokens_wherever_they_are_trained_once(
+    turns: list[Turn], data: st.DataObject
+) -> None:
+    """Each log-probability tells its turn and place. The return from a token on is that of its turn in the whole rollout."""
+    if reference_merge(turns) is None:
+        return
+    rollout = make_rollout(turns)
+    rewards = [data.draw(st.integers(-8, 8)) / 4 for _ in turns]
+    rollout.turn_rewards = np.array(rewards, np.float32)
+    rollout.turn_advantages = np.array([data.draw(st.floats(-9, 9, width=32)) for _ in turns], np.float32)
+    for turn in turns:
+        if data.draw(st.integers(0, 4)) == 0:
+            turn.leave_untrained(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 4)))
+    expected = sorted(
+        (-float(value), float(rollout.turn_advantages[number]), sum(rewards[number:]))
+        for number, turn in enumerate(turns)
+        for value, untrained in zip(turn.log_probabilities, turn.untrained or bytes(9), strict=False)
+        if not untrained
+    )
+    samples = merge_rollout(rollout)
+    found = []
+    for index, sample in enumerate(samples):
+        batch = assemble_batch("default", 4, samples, with_rewards=True)
+        place = slice(batch.sample_offsets[index], batch.sample_offsets[index + 1])
+        given_T = batch.columns[REWARDS][place]
+        assert not given_T[sample.loss_mask_T == 0].any()
+        assert not sample.advantages_T[sample.loss_mask_T == 0].any()
+        for position in sample.loss_mask_T.nonzero()[0]:
+            probability, advantage = sample.log_probabilities_T[position], batch.advantages_T[place][position]
+            found.append((-float(probability), float(advantage), float(given_T[position:].sum())))
+    assert sorted(found) == expected
 
 
 @given(turns_strategy())

@@ -34,7 +34,7 @@ def compute(
     kind: str, rewards: list[float], lengths: list[int] | None = None, length_penalty: float = 0.0
 ) -> list[float]:
     advantage = load_advantage(AdvantageConfig(kind=kind, length_penalty=length_penalty))
-    return advantage.compute(make_group(rewards, lengths))
+    return [float(value) for value in advantage.compute(make_group(rewards, lengths))]
 
 
 @given(rewards_strategy)
@@ -256,8 +256,7 @@ def step_of(kind: str, groups: list[list[float]]) -> list[Rollout]:
     rollouts = []
     for number, rewards in enumerate(groups):
         group = [replace(rollout, group_id=number) for rollout in make_group(rewards)]
-        for rollout, value in zip(group, advantage.compute(group), strict=True):
-            rollout.advantage = value
+        set_advantages(advantage, group)
         rollouts += group
     return rollouts
 

@@ -114,12 +114,40 @@ def test_a_penalty_that_the_loss_would_not_get_is_refused(tmp_path: Path) -> Non
         with pytest.raises(ValidationError, match=r"with training\.value_head the trainer computes others"):
             make_run(tmp_path, {}, filters=[], training=ppo, advantage=penalties)
     make_run(tmp_path, {}, filters=[], training=ppo, advantage={"overlong": {"penalty": 0.0}})
+    with pytest.raises(
+        ValidationError, match=r"advantage\.discount = 0\.9 is between turns, .* training\.value_head\.discount"
+    ):
+        make_run(tmp_path, {}, filters=[], training=ppo, advantage={"discount": 0.9})
+    with pytest.raises(
+        ValidationError, match=r"advantage\.discount = 0\.9 has no meaning for advantage\.kind = 'group_mean'"
+    ):
+        make_run(tmp_path, {}, advantage={"discount": 0.9})
+    for own_kind in ("turn_returns", "anchor_states", "my:own"):
+        make_run(tmp_path, {}, advantage={"discount": 0.9, "kind": own_kind})
     teacher = {"urls": ["http://127.0.0.1:8000"]}
     penalised: dict[str, Any] = {"reference": {"reward_coefficient": 0.1}, "loss": {"kind": "distillation"}}
     with pytest.raises(ValidationError, match="weighs with its own reward_coefficient, and that is 0"):
         make_run(tmp_path, {}, teacher=teacher, training=penalised)
     mixed = penalised | {"loss": {"kind": "distillation", "reward_coefficient": 1.0}}
     make_run(tmp_path, {}, teacher=teacher, training=mixed)
+
+
+@pytest.mark.parametrize("loss", ["rloo", "gspo"])
+def test_a_loss_that_mixes_the_tokens_of_a_sample_takes_no_advantages_of_turns(tmp_path: Path, loss: str) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"advantage": {"kind": "turn_returns"}}),
+        ({"value_head": {}}, {"filters": []}),
+    ]
+    for head, given in cases:
+        training = {"loss": {"kind": loss}} | head
+        with pytest.raises(
+            ValidationError, match=rf"training\.loss\.kind = '{loss}' with ratio_level = .* weighs each token by all"
+        ):
+            make_run(tmp_path, {}, training=training, **given)
+        by_token = training | {"loss": {"kind": loss, "ratio_level": "token"}}
+        make_run(tmp_path, {}, training=by_token, **given)
+    by_weight = {"loss": {"kind": "cispo", "ratio_level": "sequence"}}
+    assert not make_run(tmp_path, {}, training=by_weight, advantage={"kind": "turn_returns"}).training.loss.mixes_tokens
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("distillation", "sft")])

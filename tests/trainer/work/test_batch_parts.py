@@ -18,7 +18,7 @@ LIMITS = ModelLimits(VOCABULARY, 64, LAYERS, EXPERTS, TOP_K)
 def test_the_samples_of_a_rank_pack_as_those_of_the_whole_batch() -> None:
     whole = make_batch(3, routed=True)
     column_T = np.where(whole.loss_mask_T, -0.5, 0).astype(np.float32)
-    whole = with_changes(whole, teacher_log_probabilities=column_T)
+    whole = with_changes(whole, teacher_log_probabilities=column_T, rewards=column_T * 2)
     header, arrays = batch_parts.outline(whole)
     own = batch_parts.unfilled(msgpack.unpackb(msgpack.packb(header)), arrays)
     for samples in ([2, 0], [3]):
@@ -40,4 +40,5 @@ def test_the_samples_of_a_rank_pack_as_those_of_the_whole_batch() -> None:
     assert not own.token_ids_T[9:26].any(), "sample 1 was not sent"
     assert np.array_equal(own.loss_mask_T, whole.loss_mask_T)
     assert np.array_equal(own.advantages_T, whole.advantages_T)
+    assert np.array_equal(own.columns["rewards"], whole.columns["rewards"])
     assert len(arrays) < sum(len(bytes(frame)) for frame in codec.encode(whole)) / 2
