@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 64,
     },
+    "80mb": {
+        "vocab_size": 1024,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
     "0.6b": {
         "vocab_size": 151_936,
         "hidden_size": 1024,
@@ -73,7 +82,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-"""The shapes of Qwen3-0.6B and Qwen3-4B, and a small one for a CPU."""
+"""The shapes of Qwen3-0.6B and Qwen3-4B, and two small ones for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ def write_model(directory: Path, settings: Settings) -> Path:
     return directory
 
 
-def random_batch(settings: Settings, step: int) -> Batch:
+def random_batch(settings: Settings, step: int, run_id: str = "default") -> Batch:
     """Returns rollouts of random tokens, as if a uniform policy had drawn them."""
     random = np.random.default_rng(step)
     vocabulary = SHAPES[settings.shape]["vocab_size"]
@@ -186,7 +195,7 @@ def random_batch(settings: Settings, step: int) -> Batch:
     token_ids_T, mask_T = np.concatenate(tokens), np.concatenate(masks)
     advantages = np.repeat(random.standard_normal(count), settings.prompt + lengths)
     return Batch(
-        run_id="default",
+        run_id=run_id,
         step=step + 1,
         samples=tuple(SampleInfo(str(index), "random", step, 0.0, 1.0) for index in range(count)),
         columns={
@@ -211,23 +220,31 @@ def our_trainer(model: Path, directory: Path, settings: Settings) -> Train:
     learner.synchronize()
 
     def train(batch: Batch) -> float:
-        loss = _train_whole_step(learner, batch)["loss"]
+        loss = train_steps(learner, {0: batch})[0]["loss"]
         assert isinstance(loss, float)
         return loss
 
     return train
 
 
-def _train_whole_step(learner: Learner, batch: Batch) -> dict[str, MetricValue]:
-    """Trains the step of a batch of the run in slot 0, on one rank; returns its metrics."""
-    step: Contribution | None = learner.open_step(0, batch)
-    while step is not None:
-        shares = FairShare(learner.config.max_tokens, ranks=1)
-        shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
-        while shares.left(0):
-            learner.train_rows(shares.rows())
-        step = learner.next_pass(0, learner.runs[0].scheduled())
-    return learner.finish_step(0, learner.runs[0].scheduled())
+def train_steps(learner: Learner, batches: Mapping[int, Batch]) -> dict[int, dict[str, MetricValue]]:
+    """Trains a step of the run in each of these slots, in shared rows on one rank; returns their metrics by slot."""
+    shares, metrics = FairShare(learner.config.max_tokens, ranks=1), dict[int, dict[str, MetricValue]]()
+
+    def begin(slot: int, step: Contribution) -> None:
+        shares.add(slot, 1.0, {sample: step.length(sample) for sample in step.samples})
+
+    for slot, batch in batches.items():
+        begin(slot, learner.open_step(slot, batch))
+    while left := [slot for slot in batches if slot not in metrics]:
+        learner.train_rows(shares.rows())
+        for slot in (slot for slot in left if not shares.left(slot)):
+            scheduled = learner.runs[slot].scheduled()
+            if (further := learner.next_pass(slot, scheduled)) is not None:
+                begin(slot, further)
+            else:
+                metrics[slot] = learner.finish_step(slot, scheduled)
+    return metrics
 
 
 def configurations(model: Path, directory: Path, settings: Settings) -> tuple[RunConfig, TrainerConfig]:

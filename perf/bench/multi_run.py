@@ -18,23 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tomli_w
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from counterpoint.trainer.config import TrainerConfig
-from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.transport.process.resident import resident_bytes
-from counterpoint.transport.records import Batch, SampleInfo
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
+from perf.step_speed import Settings, configurations, random_batch, train_steps, write_model
 
 RUNS = 4
 ROUNDS = 8
@@ -44,16 +40,6 @@ SAMPLES, SAMPLE_TOKENS = 64, 128
 """The samples of a round, all its runs together, and the tokens of each. Half of the tokens are trained."""
 RANK = 16
 
-_SHAPE = {
-    "vocab_size": 1024,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": SAMPLE_TOKENS,
-}
 _CPU = torch.device("cpu")
 
 
@@ -151,20 +137,10 @@ class _Trainer:
 
     def __init__(self, directory: Path) -> None:
         transformers_logging.disable_progress_bar()
-        torch.manual_seed(0)
-        model = directory / "model"
-        Qwen3ForCausalLM(Qwen3Config(**_SHAPE)).save_pretrained(model)
-        config = TrainerConfig(
-            output_dir=directory,
-            model=str(model),
-            device="cpu",
-            threads=1,  # two wait for each other longer than they work when anything else runs
-            max_runs=RUNS,
-            max_tokens=MAX_TOKENS,
-            router_replay=False,
-        )
+        settings = _settings(SAMPLES)
+        self._run, config = configurations(write_model(directory / "model", settings), directory, settings)
         self._manager = MultiRunManager(directory, RUNS)
-        self.learner = Learner(config, Ranks(0, 1, _CPU, None), self._manager)
+        self.learner = Learner(config.model_copy(update={"max_runs": RUNS}), Ranks(0, 1, _CPU, None), self._manager)
         self._directory = directory
 
     def admit(self, runs: int) -> None:
@@ -173,58 +149,29 @@ class _Trainer:
             control = run_directory(self._directory, f"run-{index}") / "control"
             if not control.is_dir():
                 control.mkdir(parents=True)
-                (control / "orch.toml").write_text(tomli_w.dumps(self._run_config(f"run-{index}")))
+                run = self._run.model_copy(update={"run_id": f"run-{index}"})
+                (control / "orch.toml").write_text(tomli_w.dumps(run.model_dump(mode="json", exclude_none=True)))
         self._manager.discover_runs()
         self.learner.synchronize()
         assert sorted(self.learner.runs) == list(range(runs)), self._manager.registry.refused
 
-    def _run_config(self, run_id: str) -> dict[str, object]:
-        return {
-            "run_id": run_id,
-            "output_dir": str(self._directory),
-            "model": self.learner.config.model,
-            "steps": 1_000_000,
-            "environments": [{"name": "none", "kind": "reverse-text"}],
-            "training": {"lora": {"rank": RANK}},
-        }
-
     def round(self, runs: int, samples: int) -> float:
         """Trains a step of each of the first `runs` runs on equal parts of `samples`; returns tokens a second."""
-        batches = {
-            index: _batch(self.learner.runs[index].run_id, self.learner.runs[index].progress.step + 1, samples // runs)
-            for index in range(runs)
-        }
+        batches = {}
+        for index in range(runs):
+            run = self.learner.runs[index]
+            batches[index] = random_batch(_settings(samples // runs), run.progress.step, run.run_id)
         started = time.perf_counter()
-        shares = FairShare(MAX_TOKENS, ranks=1)
-        for index, batch in batches.items():
-            step = self.learner.open_step(index, batch)
-            shares.add(index, 1.0, dict.fromkeys(step.samples, SAMPLE_TOKENS))
-        left = set(batches)
-        while left:
-            self.learner.train_rows(shares.rows())
-            for index in [index for index in left if not shares.left(index)]:
-                left.remove(index)
-                self.learner.finish_step(index, self.learner.runs[index].scheduled())
+        train_steps(self.learner, batches)
         return samples * SAMPLE_TOKENS / (time.perf_counter() - started)
 
 
-def _batch(run_id: str, step: int, samples: int) -> Batch:
-    random = np.random.default_rng(step)
-    tokens = samples * SAMPLE_TOKENS
-    mask = np.tile(np.arange(SAMPLE_TOKENS) >= SAMPLE_TOKENS // 2, samples)
-    return Batch(
-        run_id=run_id,
-        step=step,
-        samples=tuple(SampleInfo(str(index), "none", step - 1, 0.0, 1.0) for index in range(samples)),
-        columns={
-            "token_ids_T": random.integers(0, _SHAPE["vocab_size"], tokens, dtype=np.int32),
-            "loss_mask_T": mask.astype(np.uint8),
-            "log_probabilities_T": np.where(mask, -np.log(_SHAPE["vocab_size"]), 0).astype(np.float32),
-            "advantages_T": np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
-            "sample_offsets": np.arange(0, tokens + 1, SAMPLE_TOKENS, dtype=np.int64),
-        },
-        routed_experts=(),
-    )
+def _settings(samples: int) -> Settings:
+    half = SAMPLE_TOKENS // 2
+    return Settings(
+        "80mb", "cpu", groups=1, group_size=samples, prompt=half, completion=half, shortest=half, steps=1_000_000,
+        row_tokens=MAX_TOKENS, lora_rank=RANK,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
