@@ -15,7 +15,7 @@ from perf.figures import Case
 from perf.noise import TOO_NOISY, settle
 
 CASES = {
-    "step": "the step boundary, beside an idle loop, a copy and a write of its bytes, and the plain path",
+    "step": "the step boundary, beside an idle loop, and a copy and a write of its bytes",
     "send": "the sender, beside a bare ZMQ loop",
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",

@@ -1,4 +1,4 @@
-"""Measures the step boundary: the daemon's and the plain one, beside an idle loop, a copy and a write of the same bytes.
+"""Measures the step boundary beside an idle loop, a copy and a write of the same bytes.
 
 python -m perf.bench.step [--quick | --full]
 """
@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from counterpoint.job.replay.boundary import Recording
-from counterpoint.job.replay.consumer import bare_consumer
-from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagSpan, LagTrace
+from counterpoint.job.replay.lag_trace import LagSpan, LagTrace
 from counterpoint.job.replay.replay import (
-    AHEAD,
     BASELINE,
     BOUNDARY,
     DELIVERY,
@@ -34,12 +32,10 @@ from counterpoint.job.replay.replay import (
     rows_of,
 )
 from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from counterpoint.job.replay.traffic import synthetic_traffic
 from counterpoint.orchestrator.rollouts.dump import open_dump, write_dump
 from counterpoint.run.loop_health.lag import LagDistribution
 from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.arrays import AnyArray
-from perf import plain
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.stalls import Stalls, recorded_stalls
@@ -61,7 +57,7 @@ def measure(size: Size) -> list[Case]:
             synthetic_tasks=SYNTHETIC_TASKS, rounds=size.pick(2, 8, 8), baseline_seconds=size.pick(1.0, 2.0, 3.0)
         )
         with recorded_stalls() as stalls:
-            measured = on_daemons_loop(lambda: _measure(recording, settings, Path(directory), size))
+            measured = on_daemons_loop(lambda: _measure(recording, settings, Path(directory)))
     return [_case(recording, measured).beside(_case(recording, measured.less(stalls)), stalls)]
 
 
@@ -81,7 +77,7 @@ class Bare:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rounds of the boundary, ours and the plain one."""
+    """Rounds of the boundary, on a quiet loop and beside the tasks."""
 
     quiet: Replay
     ours: Replay
@@ -89,26 +85,18 @@ class Measured:
     """The copies and writes beside the rounds of `quiet`."""
     beside: Bare
     """The copies and writes beside the rounds of `ours` and their tasks."""
-    plains: Sequence[LagTrace]
-    """The traces of the plain path with new rows only and with whole prompts."""
 
     def less(self, stalls: Stalls) -> Measured:
         """Returns the same with the lag less the times in which the machine stood still."""
         trace = self.ours.trace.less(stalls.within)
-        ours = replace(self.ours, trace=trace, rows=rows_of(trace))
-        return replace(self, ours=ours, plains=[each.less(stalls.within) for each in self.plains])
+        return replace(self, ours=replace(self.ours, trace=trace, rows=rows_of(trace)))
 
 
-async def _measure(recording: Recording, settings: Settings, directory: Path, size: Size) -> Measured:
+async def _measure(recording: Recording, settings: Settings, directory: Path) -> Measured:
     alone = replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS)
     quiet, bare_alone = await _ours(recording, alone, directory)
     ours, bare_beside = await _ours(recording, settings, directory)
-    new_rows, whole = size.pick((1, 1), (8, 1), (8, 5))  # whole prompts take 7 s a round in the least size
-    plains = [
-        await _plain(recording, replace(settings, rounds=rounds), directory, resent)
-        for rounds, resent in ((new_rows, False), (whole, True))
-    ]
-    return Measured(quiet, ours, bare_alone, bare_beside, plains)
+    return Measured(quiet, ours, bare_alone, bare_beside)
 
 
 async def _ours(recording: Recording, settings: Settings, directory: Path) -> tuple[Replay, Bare]:
@@ -162,24 +150,8 @@ def _copier(recording: Recording) -> Callable[[], Coroutine[Any, Any, float]]:
     return seconds
 
 
-async def _plain(recording: Recording, settings: Settings, directory: Path, resent: bool) -> LagTrace:
-    """Returns the trace of the plain path, after a pause each time: its lag is compared with ours, not with its own when idle."""
-    rollouts = await in_thread(plain.as_received, recording.shipped, resent)
-    address = f"ipc://{directory}/plain-{resent}.sock"
-    with bare_consumer(address):
-        async with LagTrace() as trace, synthetic_traffic(settings.synthetic_tasks):
-            for step in range(1, settings.rounds + 1):
-                await asyncio.sleep(PAUSE_SECONDS)
-                with trace.span(BOUNDARY):
-                    await plain.take(step, rollouts, directory / "plain.bin", address, trace.span)
-    return trace
-
-
 def _case(recording: Recording, measured: Measured) -> Case:
     quiet, ours, alone, beside = measured.quiet, measured.ours, measured.alone, measured.beside
-    own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in measured.plains)
-    delivered = min(_walls(ours)) + ours.row(DELIVERY).seconds
-    worst = max(ours.row(name).lag.max for name in (FINALIZE, AHEAD, BOUNDARY, DELIVERY))
     return Case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [
@@ -196,14 +168,6 @@ def _case(recording: Recording, measured: Measured) -> Case:
             Figure("finalize + boundary: wall, quiet loop", min(_walls(quiet)), "s"),
             alone.times("the same over a bare copy and write, quiet loop", _walls(quiet)),
             *(_over_idle(ours.trace, quantity) for quantity in ("p99", "max")),
-            Figure("plain, new rows only: wall", own_rows.seconds, "s"),
-            Figure("plain, new rows only: wall over ours", own_rows.seconds / delivered, "x"),
-            Figure("plain, new rows only: lag max over ours", own_rows.lag.max / worst, "x"),
-            _added_over_ours("plain, new rows only", measured.plains[0], ours.trace),
-            Figure("plain, whole prompts: wall", resent.seconds, "s"),
-            Figure("plain, whole prompts: wall over ours", resent.seconds / delivered, "x", 5.0, "at least"),
-            Figure("plain, whole prompts: lag max over ours", resent.lag.max / worst, "x"),
-            _added_over_ours("plain, whole prompts", measured.plains[1], ours.trace),
         ],
     )
 
@@ -224,21 +188,6 @@ def _over_idle(trace: LagTrace, quantity: str) -> Figure:
     ratios = [getattr(busy, quantity) / getattr(idle, quantity) for idle, busy in _rounds(trace)]
     name = f"lag {quantity} over idle's, median round"
     return Figure(name, statistics.median(ratios), "x", 2.0, rounds=tuple(ratios))
-
-
-def _added_over_ours(name: str, plain_trace: LagTrace, ours: LagTrace) -> Figure:
-    """Returns, for median rounds, how much more the plain path adds to the idle loop's maximum of the lag than ours does.
-
-    The tasks alone make the loop late by some 40 ms, which is most of our maximum and would hide what the boundary adds.
-    """
-    rounds = _rounds(ours)
-    idle = statistics.median(idle.max for idle, _ in rounds)
-    added = max(statistics.median(busy.max - idle.max for idle, busy in rounds), INTERVAL_SECONDS)
-    plains = [plain_trace.distribution(span).max for span in plain_trace.spans if span.name == BOUNDARY]
-    ratios = [(latest - idle) / added for latest in plains]
-    return Figure(
-        f"{name}: lag max added, over ours", statistics.median(ratios), "x", 10.0, "at least", rounds=tuple(ratios)
-    )
 
 
 def _rounds(trace: LagTrace) -> list[tuple[LagDistribution, LagDistribution]]:
