@@ -46,18 +46,8 @@ class Resources(Config):
         **unknown: Any,
     ) -> None:
         """Takes the amounts in Ray Tune's order. Raises `ValueError` for one that is none, and for a name that there is not."""
-        amounts: dict[str, Any] = {
-            "cpu": cpu,
-            "gpu": gpu,
-            "memory": memory,
-            "object_store_memory": object_store_memory,
-            "extra_cpu": extra_cpu,
-            "extra_gpu": extra_gpu,
-            "extra_memory": extra_memory,
-            "extra_object_store_memory": extra_object_store_memory,
-            "custom_resources": custom_resources or {},
-            "extra_custom_resources": extra_custom_resources or {},
-        }
+        given = locals()
+        amounts: dict[str, Any] = {name: given[name] for name in type(self).model_fields if given[name] is not None}
         super().__init__(**amounts, **unknown)
 
     def cpu_total(self) -> float:

@@ -114,6 +114,8 @@ def run_experiments(
     A mapping has `Experiment`'s arguments by name. The state is in the directory of the first. Raises
     `TuneError` as `run` does.
     """
+    given = dict(locals())
+    del given["experiments"]
     if isinstance(experiments, Experiment):
         described = [experiments]
     elif isinstance(experiments, Mapping):
@@ -122,18 +124,7 @@ def run_experiments(
         described = list(experiments)
     if not described or not all(isinstance(each, Experiment) for each in described):
         raise TuneError("run_experiments needs one experiment or more, each a tune.Experiment")
-    return _run(
-        described,
-        scheduler=scheduler,
-        verbose=verbose,
-        resume=resume,
-        reuse_actors=reuse_actors,
-        queue_trials=queue_trials,
-        trial_executor=trial_executor,
-        raise_on_failed_trial=raise_on_failed_trial,
-        callbacks=callbacks,
-        fail_fast=fail_fast,
-    )
+    return _run(described, **given)
 
 
 def _run(

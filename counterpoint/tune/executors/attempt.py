@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field
 
@@ -50,20 +50,27 @@ class Exported(Event):
     """The files that were written, by format."""
 
 
-class ProcessLink(Protocol):
+class ProcessLink:
     """A process of a trial, as its attempt uses it. It is heard by what `attach` was given."""
 
-    resets: bool
-    """Whether the trainable said that it takes another config in place."""
+    def __init__(self, key: tuple[str, str]) -> None:
+        """A process that waits to be used anew is for a trial with the same `key`."""
+        self.key = key
+        self.resets = False
+        """Whether the trainable said that it takes another config in place."""
+        self.attach(lambda message: None, lambda how: None)
 
     def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
         """Says who hears the process's messages, and how it ended once nothing of it is left."""
+        self._on_message, self._on_end = on_message, on_end
 
     def send(self, message: dict[str, Any]) -> None:
         """Asks something. Never waits; nothing happens if the process is gone. Raises `BadFrame`."""
+        raise NotImplementedError
 
     def kill(self) -> None:
         """Has the process and all below it killed; `on_end` follows."""
+        raise NotImplementedError
 
 
 class TrialAttempt:

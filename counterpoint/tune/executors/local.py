@@ -20,7 +20,7 @@ from counterpoint.transport.config import machine_memory
 from counterpoint.transport.framed_maps import FramedChannel
 from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.tune.executors.attempt import END, Deadlines, ProcessLink, TrialAttempt
+from counterpoint.tune.executors.attempt import Deadlines, ProcessLink
 from counterpoint.tune.executors.called import CalledExecutor
 from counterpoint.tune.executors.forked_here import ForkedTrial, TunerCopy, reason_against_a_fork
 from counterpoint.tune.executors.frames import MESSAGES
@@ -33,12 +33,11 @@ from counterpoint.tune.trial import Trial
 TAIL_BYTES = 4096
 """How much of its standard error the message about a trial that died has."""
 
-MOST_IDLE = 8
-"""Processes that wait to be used anew; more are ended."""
-
 
 class LocalTrialExecutor(CalledExecutor):
     """Runs trials in processes of this machine."""
+
+    most_idle = 8
 
     def __init__(
         self,
@@ -69,8 +68,6 @@ class LocalTrialExecutor(CalledExecutor):
         self.ledger = ResourceLedger(totals, devices)
         self._copies: list[TunerCopy] = []
         self._processes: set[_LocalProcess] = set()
-        self._idle: dict[tuple[str, str], list[_LocalProcess]] = {}
-        """Idle processes, by trainable and devices."""
 
     def has_resources(self, resources: Resources) -> bool:
         """See `TrialExecutor.has_resources`."""
@@ -97,8 +94,7 @@ class LocalTrialExecutor(CalledExecutor):
     async def close(self) -> None:
         """Ends every trial in order, and all processes."""
         await self._stop_all()
-        for process in [process for waiting in self._idle.values() for process in waiting]:
-            process.send(END)  # so that each trainable cleans up
+        self._end_idle()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_ended(), self._deadlines.stop_seconds)
         for process in self._processes:
@@ -115,16 +111,15 @@ class LocalTrialExecutor(CalledExecutor):
     def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
         devices = ",".join(self.ledger.take(trial.trial_id, trial.resources.totals()))
         environment = {"CUDA_VISIBLE_DEVICES": devices}
-        idle = self._idle.get((trainable, devices))
-        if idle:
-            process = idle.pop()
-        else:
+        key = (trainable, devices)
+        if (process := self._take_idle(key)) is None:
             try:
-                process = _LocalProcess(trainable, devices, self._start, self._processes.discard)
+                process = _LocalProcess(key, self._start, self._processes.discard)
             except BaseException:
                 self.ledger.give_back(trial.trial_id)
                 raise
             self._processes.add(process)
+        assert isinstance(process, _LocalProcess)
         process.stderr = Path(trial.logdir) / "stderr" if trial.log_to_file is True else None
         return process, environment
 
@@ -140,46 +135,29 @@ class LocalTrialExecutor(CalledExecutor):
             self._copies.append(copy)
         return copy.start(connection, crash)
 
-    def _released(self, attempt: TrialAttempt, reusable: bool) -> None:
-        process = attempt.link
-        assert isinstance(process, _LocalProcess)
-        if not reusable:
-            return
-        if sum(map(len, self._idle.values())) >= MOST_IDLE:
-            process.attach(lambda message: None, lambda how: None)
-            process.send(END)
-            return
-        waiting = self._idle.setdefault((process.trainable, process.devices), [])
-        process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
-        waiting.append(process)
-
     def _free(self, trial_id: str) -> None:
         self.ledger.give_back(trial_id)
 
 
-class _LocalProcess:
-    """One process of a trial; a `ProcessLink`."""
+class _LocalProcess(ProcessLink):
+    """One process of a trial; its key are the trainable and the devices."""
 
     def __init__(
         self,
-        trainable: str,
-        devices: str,
+        key: tuple[str, str],
         start: Callable[[str, int, int], Child | ForkedTrial],
         on_over: Callable[[_LocalProcess], None],
     ) -> None:
         """Starts it. Raises as `start` does."""
-        self.trainable, self.devices = trainable, devices
-        self.resets = False
+        super().__init__(key)
         self.stderr: Path | None = None
         self._on_over = on_over
         self._killing: asyncio.Task[object] | None = None
-        self._on_message: Callable[[dict[str, Any]], None] = lambda message: None
-        self._on_end: Callable[[str], None] = lambda how: None
         self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = start(trainable, theirs.fileno(), self._crash)
+                self._process = start(key[0], theirs.fileno(), self._crash)
         except BaseException:
             ours.close()
             os.close(self._crash)
@@ -187,10 +165,6 @@ class _LocalProcess:
         self._channel = FramedChannel(ours, MESSAGES, self._hear, self._broken)
         self.watch = asyncio.get_running_loop().create_task(self._watch())
         """Waits for its end."""
-
-    def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
-        """See `ProcessLink.attach`."""
-        self._on_message, self._on_end = on_message, on_end
 
     def send(self, message: dict[str, Any]) -> None:
         """See `ProcessLink.send`."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -19,7 +19,7 @@ import msgpack
 from counterpoint.cluster.backends.base import Node
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.attempt import END, Deadlines, ProcessLink, TrialAttempt
+from counterpoint.tune.executors.attempt import Deadlines, ProcessLink
 from counterpoint.tune.executors.called import CalledExecutor
 from counterpoint.tune.executors.frames import MESSAGES
 from counterpoint.tune.executors.ledger import ResourceLedger
@@ -63,8 +63,6 @@ class RayTrialExecutor(CalledExecutor):
         self._nodes: list[Node] = []
         self._seen = 0.0
         """The time of the last look at the nodes."""
-        self._idle: dict[tuple[str, str], list[_RayProcess]] = {}
-        """Actors that wait to be used anew, by trainable and needs. Ray still counts what they need."""
         self._leave = threading.Event()
         self._connect()
         self._held: dict[str, dict[str, float]] = {}
@@ -169,44 +167,25 @@ class RayTrialExecutor(CalledExecutor):
         if not self.has_resources(trial.resources):
             raise TuneError(f"trial {trial} needs {needs}, which is not free now: {self.resource_string()}")
         key = (trainable, json.dumps(needs, sort_keys=True))
-        if waiting := self._idle.get(key):
-            process = waiting.pop()
-        else:
-            self._end_idle()  # else the new actor might wait for what they hold
+        if (process := self._take_idle(key)) is None:
+            self._end_idle()  # else the new actor might wait for what they hold: Ray still counts it
             process = _RayProcess(key, needs)
         self._held[trial.trial_id] = needs
         return process, {}
 
-    def _released(self, attempt: TrialAttempt, reusable: bool) -> None:
-        process = attempt.link
-        assert isinstance(process, _RayProcess)
-        if reusable:
-            waiting = self._idle.setdefault(process.key, [])
-            process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
-            waiting.append(process)
-
     def _free(self, trial_id: str) -> None:
         self._held.pop(trial_id, None)
 
-    def _end_idle(self) -> None:
-        """Ends in order what waits to be used anew."""
-        for process in [process for waiting in self._idle.values() for process in waiting]:
-            process.send(END)
-        self._idle.clear()
 
-
-class _RayProcess:
-    """The process of a trial below an actor; a `ProcessLink`."""
+class _RayProcess(ProcessLink):
+    """The process of a trial below an actor; its key are the trainable and the needs."""
 
     def __init__(self, key: tuple[str, str], needs: Mapping[str, float]) -> None:
         import ray
 
-        self.key = key
-        self.resets = False
+        super().__init__(key)
         self._loop = asyncio.get_running_loop()
         self._count = self._sent = 0
-        self._on_message: Callable[[dict[str, Any]], None] = lambda message: None
-        self._on_end: Callable[[str], None] = lambda how: None
         self._actor = (
             ray.remote(TrialActor)
             .options(
@@ -222,10 +201,6 @@ class _RayProcess:
         )
         self._ended = False
         self._listen()
-
-    def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
-        """See `ProcessLink.attach`."""
-        self._on_message, self._on_end = on_message, on_end
 
     def send(self, message: dict[str, Any]) -> None:
         """See `ProcessLink.send`. Numbered, since Ray runs calls at once that were made one after the other."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from counterpoint.tune.checkpoint import Checkpoint
-from counterpoint.tune.executors.attempt import Deadlines, ProcessLink, TrialAttempt, require_free
+from counterpoint.tune.executors.attempt import END, Deadlines, ProcessLink, TrialAttempt, require_free
 from counterpoint.tune.executors.executor import Event, EventExecutor, Failed, Stopped
 from counterpoint.tune.registry import environments, require_no_import, trainable_path
 from counterpoint.tune.trial import Trial
@@ -23,6 +24,9 @@ KILL_SECONDS = 30.0
 class ProcessTrialExecutor(EventExecutor):
     """Runs each attempt in a process, and turns its answers into events. Call it on one event loop."""
 
+    most_idle: float = math.inf
+    """Processes that may wait to be used anew; more are ended."""
+
     def __init__(self, deadlines: Deadlines | None, reuse_actors: bool, queue_trials: bool = False) -> None:
         super().__init__(queue_trials)
         require_no_import()
@@ -31,6 +35,8 @@ class ProcessTrialExecutor(EventExecutor):
         self._attempts: dict[str, TrialAttempt] = {}
         self._exported: dict[str, dict[str, str]] = {}
         """The paths of what each trial exported when it was stopped, by format."""
+        self._idle: dict[tuple[str, str], list[ProcessLink]] = {}
+        """The processes that wait to be used anew, by key."""
         self._events: list[Event] = []
         self._arrived = asyncio.Event()
 
@@ -38,10 +44,6 @@ class ProcessTrialExecutor(EventExecutor):
 
     def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
         """Takes the trial's resources and a process for it; the environment it needs is returned, too."""
-        raise NotImplementedError
-
-    def _released(self, attempt: TrialAttempt, reusable: bool) -> None:
-        """Hears that an attempt is over. A process that is `reusable` waits for another `setup`."""
         raise NotImplementedError
 
     def _free(self, trial_id: str) -> None:
@@ -157,7 +159,29 @@ class ProcessTrialExecutor(EventExecutor):
         if attempt.exported:
             self._exported[attempt.trial_id] = attempt.exported
         del self._attempts[attempt.trial_id]
-        self._released(attempt, reusable)
+        if reusable:
+            self._keep_idle(attempt.link)
+
+    # --- processes that wait to be used anew ---
+
+    def _take_idle(self, key: tuple[str, str]) -> ProcessLink | None:
+        waiting = self._idle.get(key)
+        return waiting.pop() if waiting else None
+
+    def _keep_idle(self, process: ProcessLink) -> None:
+        if sum(map(len, self._idle.values())) >= self.most_idle:
+            process.attach(lambda message: None, lambda how: None)
+            process.send(END)
+            return
+        waiting = self._idle.setdefault(process.key, [])
+        process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
+        waiting.append(process)
+
+    def _end_idle(self) -> None:
+        """Ends them in order, so that each trainable cleans up."""
+        for process in [process for waiting in self._idle.values() for process in waiting]:
+            process.send(END)
+        self._idle.clear()
 
 
 def _log_files(trial: Trial) -> tuple[str | None, str | None]:
