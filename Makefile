@@ -109,8 +109,8 @@ RECIPE := env=arithmetic renderer_name=role_colon groups_per_batch=16 group_size
 	learning_rate=3e-4 max_steps=14 save_every=0 eval_every=0 base_url=http://127.0.0.1:8200 log_path=outputs/demo-tinker-recipe
 demo-tinker: $(SMOLLM2) $(COOKBOOK)
 	rm -rf outputs/demo-tinker-recipe
-	PYTHONPATH=$(COOKBOOK) TINKER_API_KEY=tml-demo HF_HUB_OFFLINE=1 $(BIN)/python -m perf.beside tinker configs/demo-tinker.toml $(ARGS) -- \
-		python -m tinker_cookbook.recipes.math_rl.train $(RECIPE) model_name=$$($(BIN)/counterpoint make-model smollm2 2> /dev/null)
+	$(BIN)/python -m perf.beside tinker configs/demo-tinker.toml $(ARGS) -- \
+		env PYTHONPATH=$(COOKBOOK) TINKER_API_KEY=tml-demo HF_HUB_OFFLINE=1 python -m tinker_cookbook.recipes.math_rl.train $(RECIPE) model_name=$$($(BIN)/counterpoint make-model smollm2 2> /dev/null)
 
 demo-multi: $(INSTALLED)
 	$(BIN)/python -m perf.demo_multi $(ARGS)

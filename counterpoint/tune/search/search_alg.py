@@ -20,7 +20,25 @@ def undefined(search: object, method: str) -> TuneError:
     return TuneError(f"{type(search).__name__} defines no {method}; write it")
 
 
-class SearchAlg:
+class Learning:
+    """What search algorithms and searchers have in common: they hear of results, and outlive a restart."""
+
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
+        """Hears of each result."""
+
+    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
+        """Hears once that a trial has ended: with its last result, or None if it never reported; `error` if it failed."""
+
+    def state(self) -> dict[str, Any]:
+        """All that must survive a restart, as JSON values."""
+        raise undefined(self, "state(), which returns all that it has learned as JSON values, for a resume")
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` returned; what is proposed then is what would have been proposed without the restart."""
+        raise undefined(self, "restore_state(state), which takes back what state() returned")
+
+
+class SearchAlg(Learning):
     """Proposes trials until it is finished."""
 
     max_pending_trials: int = 1
@@ -53,20 +71,6 @@ class SearchAlg:
     def is_finished(self) -> bool:
         """Whether `next_trial` will never return a trial again."""
         raise undefined(self, "is_finished()")
-
-    def on_trial_result(self, trial_id: str, result: Result) -> None:
-        """Hears of each result."""
-
-    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
-        """Hears once that a trial has ended: with its last result, or None if it never reported; `error` if it failed."""
-
-    def state(self) -> dict[str, Any]:
-        """All that must survive a restart, as JSON values."""
-        raise undefined(self, "state(), which returns all that it has learned as JSON values, for a resume")
-
-    def restore_state(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` returned."""
-        raise undefined(self, "restore_state(state), which takes back what state() returned")
 
 
 class NoSearch(SearchAlg):

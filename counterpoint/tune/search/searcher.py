@@ -10,13 +10,13 @@ from typing import Any
 
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.result import DEFAULT_METRIC, Result, number_in
-from counterpoint.tune.search.search_alg import undefined
+from counterpoint.tune.search.search_alg import Learning, undefined
 
 FINISHED = "FINISHED"
 """Returned by `suggest` instead of a configuration: there will be none any more."""
 
 
-class Searcher:
+class Searcher(Learning):
     """Suggests configurations. `metric` and `mode` are lists where there are several objectives."""
 
     FINISHED = FINISHED
@@ -43,20 +43,6 @@ class Searcher:
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """A configuration for the trial; None if there is none now; FINISHED if there will be none."""
         raise undefined(self, "suggest(trial_id), which returns a configuration")
-
-    def on_trial_result(self, trial_id: str, result: Result) -> None:
-        """Hears of each result."""
-
-    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
-        """Hears once that a trial has ended: with its last result, or None if it never reported; `error` if it failed."""
-
-    def state(self) -> dict[str, Any]:
-        """All that must survive a restart, as JSON values."""
-        raise undefined(self, "state(), which returns all that it has learned as JSON values, for a resume")
-
-    def restore_state(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` returned; what is suggested then is what would have been suggested without the restart."""
-        raise undefined(self, "restore_state(state), which takes back what state() returned")
 
 
 def objectives(searcher: Searcher) -> list[tuple[str, str]]:
