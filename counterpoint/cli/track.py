@@ -23,19 +23,6 @@ from counterpoint.transport.configuration.explain import validate
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.process.notify import Heartbeat, notify_ready
 
-USAGE = """usage: counterpoint track [--job DIRECTORY] [--to tensorboard|trackio|wandb]... [--project NAME] [--offline]
-                          [--name NAME] [--follow]
-
-Sends the metrics of all runs of the job: those that it has, and those that follow while it runs. What a sink has already is not
-sent again. Ends once the job has ended and everything is sent.
-  --job DIRECTORY  the job's output directory; the only job at or below the working directory unless given.
-                   DIRECTORY may stand alone, too
-  --to SINK        where to; may be given more than once. Unless given: what [tracking] of the job's file says
-  --project NAME   the project at W&B and Trackio; `counterpoint` unless given
-  --offline        W&B: write files below DIRECTORY/tracking/wandb, for `wandb sync`
-  --name NAME      the job's name there; that of its directory unless given
-  --follow         go on after the job has ended, until a signal"""
-
 LOOK_SECONDS = 2.0
 
 TRAINED = "trainer/metrics.jsonl"
@@ -44,10 +31,8 @@ TRAINED = "trainer/metrics.jsonl"
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns 0, or 1 if a sink lacks something."""
-    if "-h" in arguments or "--help" in arguments:
-        print(USAGE)
-        return 0
-    given = _parse(arguments)
+    given = _parser().parse_args(arguments)
+    given.job = job_of(given)
     if not run_ids_in(given.job) and not any((given.job / name).exists() for name in (JOB_FILE, TRAINED)):
         raise UserError(f"{given.job} holds no job; expected the output directory of one")
     tracking = _tracking(given)
@@ -113,20 +98,27 @@ def _tracking(given: argparse.Namespace) -> TrackingConfig:
     return validate(TrackingConfig, table, origin=str(given.job / JOB_FILE))
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    """Raises `UserError`, with the usage."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint track",
+        description="Sends the metrics of all runs of the job: those that it has, and those that follow while it runs. What a "
+        "sink has already is not sent again. Ends once the job has ended and everything is sent.",
+        allow_abbrev=False,
+    )
     add_job(parser, positional=True)
-    parser.add_argument("--to", action="append", choices=sorted(SINKS), default=[])
-    parser.add_argument("--project")
-    parser.add_argument("--offline", action="store_true")
-    parser.add_argument("--name")
-    parser.add_argument("--follow", action="store_true")
-    try:
-        given, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(f"track: {error}\n{USAGE}") from None
-    if unknown:
-        raise UserError(f"track: {unknown[0]}: unexpected\n{USAGE}")
-    given.job = job_of(given)
-    return given
+    parser.add_argument(
+        "--to",
+        action="append",
+        choices=sorted(SINKS),
+        default=[],
+        help="where to; may be given more than once. Unless given: what [tracking] of the job's file says",
+    )
+    parser.add_argument("--project", metavar="NAME", help="at W&B and Trackio (default: counterpoint)")
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="W&B: write files below DIRECTORY/tracking/wandb, for `wandb sync`",
+    )
+    parser.add_argument("--name", help="the job's name there (default: that of its directory)")
+    parser.add_argument("--follow", action="store_true", help="go on after the job has ended, until a signal")
+    return parser
