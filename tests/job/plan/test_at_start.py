@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 import tomllib
-from dataclasses import asdict
+from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +20,6 @@ from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import to_toml
 from counterpoint.job.plan import at_start
 from counterpoint.job.plan.at_start import with_choice
-from counterpoint.job.plan.plan import choose_for
-from counterpoint.job.plan.planned import Planned
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.job.write_job import write_job
 
@@ -66,10 +67,12 @@ def needed(job: JobConfig, layers: bool | int, memory: int) -> int:
     return sum(rank_parts(Path(job.model), trainer, runs, trainer.max_tokens, memory).values())
 
 
-def choose_here(planned: Planned, directory: Path, memory: int) -> dict[str, Any]:
-    """Chooses as the child does."""
-    choice = choose_for(planned, directory, memory)
-    return asdict(choice) | {"words": str(choice)}
+def run_here(_name: str, _command: list[str], _seconds: float, *, given: bytes, **_: Any) -> SimpleNamespace:
+    """Runs the child's program in this process, which has imported torch already."""
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(io.StringIO()) as said:
+        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        at_start.main()
+    return SimpleNamespace(code=0, output=said.getvalue())
 
 
 def give_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *mebibytes: int) -> None:
@@ -96,7 +99,7 @@ def test_as_few_layers_are_computed_again_as_suffice(
         said: list[str] = []
         give_cards(tmp_path, monkeypatch, mebibytes, mebibytes)
         chosen = with_choice(job, said.append, left_running=False)
-        monkeypatch.setattr(at_start, "_choose", choose_here)  # the first was chosen by a child
+        monkeypatch.setattr(at_start, "run", run_here)  # the first was chosen by a child
         value = chosen.trainer.activation_checkpointing
         assert any(value is each or (type(value) is int and value == each) for each in expected), (mebibytes, value)
         assert len(said) == 2
@@ -173,6 +176,7 @@ def test_a_trainer_whose_torch_knows_no_gpu_is_left_alone(
     if torch.version.cuda is not None:
         pytest.skip("torch knows GPUs here")
     give_cards(tmp_path, monkeypatch, 1024, 1024)
+    monkeypatch.setattr(at_start, "run", run_here)
     job = job_of(tmp_path, model, device="auto")
     assert with_choice(job, list[str]().append, left_running=False) is job
 
