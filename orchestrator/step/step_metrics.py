@@ -26,6 +26,12 @@ ENVIRONMENT_PREFIX = "environment/"
 MAX_ENVIRONMENT_METRICS = 64
 """Most metrics of one environment in a line: those that come first."""
 
+SINGLE_TURNS = 8
+"""The first turns, which have a metric each. Later ones share one with as many turns as came before, and so on."""
+
+LAST_TURNS = 1024
+"""The turns after this one share one metric: an environment has at most 16 of them."""
+
 MAX_NAME = 64
 """Characters of a metric's name, which is cut there."""
 
@@ -96,12 +102,14 @@ def _completed(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
-    players: dict[str, list[float]] = {}
+    parts: dict[str, list[float]] = {}
     for rollout in completed:
         assert rollout.reward is not None
         rewards.setdefault(rollout.environment, []).append(rollout.reward)
         for player, reward in rollout.player_rewards.items():
-            players.setdefault(f"{rollout.environment}/player/{player}", []).append(reward)
+            parts.setdefault(f"{rollout.environment}/player/{player}", []).append(reward)
+        for turn, reward in enumerate(() if rollout.turn_rewards is None else rollout.turn_rewards.tolist(), start=1):
+            parts.setdefault(f"{rollout.environment}/turn/{turns_of(turn)}", []).append(reward)
     everything = np.asarray([reward for values in rewards.values() for reward in values])
     metrics = {
         "reward/mean": float(everything.mean()),
@@ -110,8 +118,16 @@ def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
         "reward/max": float(everything.max()),
     }
     return metrics | {
-        f"reward/{name}/mean": float(np.mean(values)) for name, values in sorted((rewards | players).items())
+        f"reward/{name}/mean": float(np.mean(values)) for name, values in sorted((rewards | parts).items())
     }
+
+
+def turns_of(turn: int) -> str:
+    """Returns which turns a metric is of that has turn number `turn`, counted from 1: `1` to `8`, `9-16`, ..., `1025-`."""
+    if turn <= SINGLE_TURNS:
+        return str(turn)
+    before = min(1 << (turn - 1).bit_length() - 1, LAST_TURNS)
+    return f"{before + 1}-{2 * before if before < LAST_TURNS else ''}"
 
 
 def answer_metrics(completed: Sequence[Rollout]) -> dict[str, float]:

@@ -36,6 +36,13 @@ PLAYER_REWARD = Metric(
     "mean reward of a player that has one of its own",
     labels=("environment", "player"),
 )
+TURN_REWARD = Metric(
+    "counterpoint_turn_reward_mean",
+    "gauge",
+    "mean reward of the turns of a number, of rollouts whose turns have rewards",
+    labels=("environment", "turn"),
+    most_series=1024,
+)
 ENVIRONMENT_METRIC = Metric(
     "counterpoint_environment_metric_mean",
     "gauge",
@@ -262,6 +269,12 @@ LINES = (
     LineName("reward/<environment>/mean", "of the environment's completed rollouts", ENVIRONMENT_REWARD),
     LineName("reward/<environment>/player/<player>/mean", "of each player that has a reward of its own", PLAYER_REWARD),
     LineName(
+        "reward/<environment>/turn/<turn>/mean",
+        "of the turns of that number, from 1, in the completed rollouts whose turns have rewards: `1` to `8`, then `9-16`, "
+        "`17-32` and so on to `513-1024`, and `1025-`",
+        TURN_REWARD,
+    ),
+    LineName(
         "environment/<environment>/<metric>/mean",
         "of `rollout.metrics` over the completed rollouts that have it: 64 names of 64 characters an environment, others are "
         "left out",
@@ -434,7 +447,7 @@ LINES = (
 
 METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
-    ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
+    ENVIRONMENT_REWARD, PLAYER_REWARD, TURN_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
     CAUGHT, FAILURES, LENGTH_MEAN, CUT, CUT_IN, CUT_REWARD, NO_DIFFERENCE, REPEATED, SHARED, STALENESS_MEAN,
     STALENESS_MAX, LOSSLESS, LOST, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES,
     BRANCH_SAMPLES, BRANCH_FACTOR, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,

@@ -20,6 +20,7 @@ from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.printable import printable
 from counterpoint.transport.records import OpponentTurn, Rollout
 from tests.orchestrator.toy_model import make_toy_model
+from tests.serve.rollouts.jobs import OF_TURNS
 from tests.support.rollouts import make_rollout, make_turn
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J[red]not markup[/red]\rreward 1\u202eevil\u202c\nrollout 9-9 of run one"
@@ -101,6 +102,17 @@ def test_players_and_opponents_are_shown_where_they_spoke(
     assert spoke == ["opponent frozen", *policy]
     assert [line.strip() for line in lines if line.strip() in ("hm", "oh", "ah")] == ["hm", "oh", "ah"]
     assert any(line.startswith("turn 1 of 2, white, completion") for line in lines)
+
+
+def test_a_turn_has_its_reward_and_advantage_beside_it(
+    tmp_path: Path, chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_step(tmp_path, "one", 1, [spoken(chat, 1, "one", "two", reward=-0.75, **OF_TURNS)], chat)
+    lines = shown(capsys, tmp_path, "--best").splitlines()
+    assert [line for line in lines if line.startswith(("turn 1 of 2, completion", "turn 2 of 2, answer"))] == [
+        "turn 1 of 2, completion: 4 tokens, stop, policy 2, reward 0.25, advantage +0.5",
+        "turn 2 of 2, answer: 4 tokens, stop, policy 2, reward -1, advantage +0",
+    ]
 
 
 def test_the_worst_and_its_filter(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

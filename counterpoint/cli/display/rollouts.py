@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoint.job.reading.rollouts.conversation import messages_of, without_end
-from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord
+from counterpoint.job.reading.rollouts.rollout_records import RolloutRecord, finite_number
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.printable import clipped, printable
 
@@ -110,6 +110,10 @@ def print_rollout(
         )
         if untrained := turn.get("untrained_tokens"):
             how += f", {untrained} tokens untrained"
+        if (reward_of_turn := finite_number(turn.get("reward"))) is not None:
+            how += f", reward {reward_of_turn:.6g}"
+        if (advantage := finite_number(turn.get("advantage"))) is not None:
+            how += f", advantage {_signed(advantage)}"
         say(f"{title}, {name}: {how}", completion, "green")
     if most is not None and len(turns) > most:
         heading(f"and {len(turns) - most} turns more")

@@ -274,6 +274,31 @@ async def test_evaluations_come_first_with_their_interval(reader: Open, tmp_path
         assert drawn == [[3, 4], [1, 2], [5, 6]]
 
 
+async def test_the_reward_by_turn_is_one_chart_an_environment(reader: Open, tmp_path: Path) -> None:
+    directory = small_job(tmp_path / "job")
+    metrics = directory / "run_run-0000" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line |= {f"reward/game/turn/{turn}/mean": number / place for place, turn in enumerate(("9-16", "1", "2"), 1)}
+    write_lines(metrics, lines)
+    async with reader(directory, path=RUN) as page:
+        titles = page.page.locator(".chart-title")
+        await expect(titles.filter(has_text="game: reward by turn")).to_have_count(1)
+        chart = page.page.get_by_role("img", name=re.compile("^game: reward by turn"))
+        await expect(chart).to_be_visible()
+        made = await page.page.evaluate(
+            "import('./views/metric_charts.js').then(({ chartsOf }) => chartsOf(['reward/mean', 'reward/a/turn/9-16/mean',"
+            " 'reward/a/turn/2/mean', 'reward/b/turn/1/mean', 'loss']))"
+        )
+        assert [(spec["title"], [metric["label"] for metric in spec["metrics"]]) for spec in made["first"]] == [
+            ("Reward", ["mean"]),
+            ("a: reward by turn", ["turn 2", "turn 9-16"]),
+            ("b: reward by turn", ["turn 1"]),
+            ("Loss", ["loss"]),
+        ]
+        assert made["sections"] == []
+
+
 async def test_a_logarithmic_axis_without_points_or_with_a_zoom_that_begins_at_0_is_drawn(
     reader: Open, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from counterpoint.sweep.lock import step_lock
 from tests.orchestrator.toy_model import make_toy_model
 from tests.serve.browser.reader import Reader
 from tests.serve.browser.test_accessibility import findings
-from tests.serve.rollouts.jobs import name_model, spoken, write_step
+from tests.serve.rollouts.jobs import OF_TURNS, name_model, spoken, write_step
 from tests.serve.test_cluster_api import Master
 from tests.serve.test_population_api import experiment, trial, write_results
 from tests.serve.test_tenants_api import write_service
@@ -88,6 +88,23 @@ async def test_the_worst_rollout_opens_and_its_tokens_are_coloured(reader: Open,
         await page.page.get_by_role("button", name="Mismatch").click()
         await expect(page.page.get_by_text("training.token_export is off").first).to_be_visible()
         await stays_text(page)
+
+
+async def test_a_turns_reward_and_advantage_stand_beside_it(reader: Open, tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    model = make_toy_model(tmp_path / "model")
+    name_model(directory, model)
+    chat = Chat(model)
+    write_step(directory, "one", 1, [spoken(chat, 7, "one", "two", **OF_TURNS), spoken(chat, 8, "three")], chat)
+    async with reader(directory, path="/jobs/job/runs/one/steps/1/rollouts/0") as page:
+        facts = page.page.locator(".turn-facts")
+        await expect(facts.first).to_contain_text("reward 0.2500 · advantage 0.5000")
+        await expect(facts.last).to_contain_text("reward \N{MINUS SIGN}1 · advantage 0")
+        assert await findings(page) == []
+    async with reader(directory, path="/jobs/job/runs/one/steps/1/rollouts/1") as page:
+        await expect(page.page.locator(".turn-facts")).to_have_count(1)
+        assert "reward" not in await page.page.locator(".turn-facts").inner_text()
 
 
 async def test_a_rollout_is_a_conversation_with_the_right_answer_beside_it(reader: Open, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import orjson
 
 from counterpoint.environments.chat import Chat
@@ -17,6 +19,12 @@ from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_rollout, make_turn
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202eevil\u202c\x00 & <img src=x onerror=alert(1)>"
+
+OF_TURNS: dict[str, Any] = {
+    "turn_rewards": np.array([0.25, -1.0], np.float32),
+    "turn_advantages": np.array([0.5, 0.0], np.float32),
+}
+"""The rewards and advantages of a rollout's two turns."""
 
 
 def write_step(

@@ -12,7 +12,7 @@ from counterpoint.environments.chat import Chat
 from counterpoint.job.reading.rollouts import line_index, view
 from counterpoint.serve.api import rollout_search, rollouts
 from tests.serve.api_client import Client, api
-from tests.serve.rollouts.jobs import HOSTILE, spoken, write_lines, write_step
+from tests.serve.rollouts.jobs import HOSTILE, OF_TURNS, spoken, write_lines, write_step
 
 RUN = "/jobs/job/runs/one"
 
@@ -71,6 +71,23 @@ async def test_what_was_dropped_and_no_step_has_recorded_yet_is_step_0(job: Path
             assert answer["parts"]["error"]["text"] == "KeyError: 'x'"
             assert answer["parts"]["answer"]["text"] == name
         assert (await listed(client))[0][0] == 3, "the newest is a step's"
+
+
+async def test_a_turn_has_its_own_reward_and_advantage_where_the_record_has_them(tmp_path: Path, chat: Chat) -> None:
+    (tmp_path / "job").mkdir()
+    write_step(tmp_path / "job", "one", 1, [spoken(chat, 1, "one", "two", **OF_TURNS), spoken(chat, 2, "three")], chat)
+    strange = {
+        "rollout_id": "9-1",
+        "environment": "toy",
+        "turns": [{"reward": "1", "advantage": [1]}, {"reward": True}],
+    }
+    write_lines(tmp_path / "job", "one", 2, orjson.dumps(strange) + b"\n")
+    async with api(tmp_path / "job") as client:
+        found = []
+        for place in ("1/rollouts/0", "1/rollouts/1", "2/rollouts/0"):
+            _, answer = await client.get(f"{RUN}/steps/{place}")
+            found.append([(turn["reward"], turn["advantage"]) for turn in answer["parts"]["turns"]])
+    assert found == [[(0.25, 0.5), (-1.0, 0.0)], [(None, None)], [(None, None), (1.0, None)]]
 
 
 async def test_one_rollout_is_shown_turn_by_turn_and_as_text(job: Path) -> None:

@@ -103,6 +103,10 @@ class TurnView(Config):
     """`stop`, `length` or `abort`."""
     server: str
     """The server that answered."""
+    reward: float | None
+    """The reward of this turn; None if no turn of the rollout has one."""
+    advantage: float | None
+    """The advantage of this turn; None if all turns have the rollout's."""
 
 
 class OpponentTurnView(Config):
@@ -239,7 +243,7 @@ def _turn(turn: dict[str, Any], budget: _Budget) -> TurnView:
             name: whole_number(turn.get(name))
             for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "untrained_tokens", "policy_version")
         },
-        temperature=finite_number(turn.get("temperature")),
+        **{name: finite_number(turn.get(name)) for name in ("temperature", "reward", "advantage")},
         finish_reason=name_of(turn.get("finish_reason")),
         server=name_of(turn.get("server")),
     )

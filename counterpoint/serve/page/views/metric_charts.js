@@ -24,6 +24,9 @@ export const FIRST = [
 const EVALUATED = /^evaluation\/([^/]+)\/(reward\/mean|pass@\d+)$/;
 const MOST_EVALUATED = 6;
 
+/** The mean reward of the turns of a number, or of a range of numbers, in an environment. */
+const OF_TURNS = /^reward\/([^/]+)\/turn\/([^/]+)\/mean$/;
+
 /** The words of a section, by the first part of its metrics' names: a map, since a name may be `constructor`. */
 const SECTIONS = new Map(Object.entries({
   batch: "Batch", environment: "Environments", evaluation: "Evaluations", event_loop_lag: "Event loop: lag", event_loop_late: "Event loop: late moments",
@@ -58,6 +61,9 @@ export function chartsOf(available) {
     for (const { name } of metrics) used.add(name);
     return { key: spec.title, unit: "", help: "", ...spec, format: formatOf(metrics[0]?.name ?? ""), metrics: metrics.slice(0, 16) };
   }).filter((chart) => chart.metrics.length > (chart.pattern ? 1 : 0));
+  const ofTurns = rewardsOfTurns(names);
+  for (const { name } of ofTurns.flatMap((chart) => chart.metrics)) used.add(name);
+  first.splice(first.filter(({ title }) => title.startsWith("Reward")).length, 0, ...ofTurns);
   const sections = new Map();
   for (const name of names.filter((one) => !used.has(one)).sort((a, b) => a.localeCompare(b, "en", { numeric: true }))) {
     const [prefix, ...rest] = name.split("/");
@@ -78,6 +84,16 @@ function evaluations(names) {
     const metrics = [{ name, label, ...(Object.values(interval).every((end) => names.includes(end)) ? interval : {}) }];
     return { key: name, title: `${evaluation}: ${label}`, unit: "", help: "Of the evaluation, with its 95 % interval over the choice of examples", format: formatOf(name), metrics };
   });
+}
+
+/** A chart for each environment whose turns have rewards, with a curve for each number of a turn. */
+function rewardsOfTurns(names) {
+  const environments = new Map();
+  for (const [name, environment, turn] of names.map((one) => OF_TURNS.exec(one)).filter((match) => match !== null)) environments.set(environment, [...(environments.get(environment) ?? []), { name, label: `turn ${turn}` }]);
+  return [...environments].slice(0, MOST_EVALUATED).map(([environment, metrics]) => ({
+    key: `turns of ${environment}`, title: `${environment}: reward by turn`, unit: "", help: "Mean over the turns of that number, in rollouts whose turns have rewards", format: number,
+    metrics: metrics.sort((a, b) => a.label.localeCompare(b.label, "en", { numeric: true })),
+  }));
 }
 
 /** A part of a metric's name as a heading: `masked_share` as `Masked share`. */

@@ -126,6 +126,8 @@ function turnSection(turn, index, completion, isRaw) {
     turn.prompt_tokens !== null && `${whole(turn.prompt_tokens)} prompt tokens${turn.cached_tokens ? `, ${whole(turn.cached_tokens)} cached` : ""}`,
     turn.completion_tokens !== null && `${whole(turn.completion_tokens)} written${turn.untrained_tokens ? `, ${whole(turn.untrained_tokens)} untrained` : ""}`,
     turn.temperature !== null && `temperature ${number(turn.temperature)}`,
+    turn.reward !== null && `reward ${number(turn.reward)}`,
+    turn.advantage !== null && `advantage ${number(turn.advantage)}`,
     turn.finish_reason && `ended by ${turn.finish_reason}`,
     turn.server,
   ].filter(Boolean);
