@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from counterpoint.environments.sampling import SamplingConfig as SamplingConfig
     from counterpoint.environments.sandbox.python_sandbox import Sandbox as Sandbox
     from counterpoint.environments.sandbox.python_sandbox import SandboxUnavailable as SandboxUnavailable
+    from counterpoint.environments.tools.definition import ToolResult as ToolResult
     from counterpoint.environments.tools.environment import ToolEnvironment as ToolEnvironment
     from counterpoint.environments.tools.play import play_with_tools as play_with_tools
     from counterpoint.environments.workers.load import load_environment as load_environment

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score
 from counterpoint.environments.chat import Message
 from counterpoint.environments.data.load import load_rows
 from counterpoint.environments.data.rows import lacks, unwritable
@@ -106,13 +106,16 @@ class SingleTurn:
         reply = await model.parse(turn)
         state["completion"] = reply.content
 
-    async def score(self, example: Example, rollout: Rollout) -> float:
+    async def score(self, example: Example, rollout: Rollout) -> Score:
         """Returns the rubric's total. The rollout's metrics have it, too, and each part."""
+        return await self._score_answer(example, rollout)
+
+    async def _score_answer(self, example: Example, rollout: Rollout) -> float:
         scored = await self._rubric.score(example, rollout.state["completion"], rollout.state)
         rollout.metrics = {**rollout.metrics, **scored.metrics}
         return scored.reward
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """See `Environment`."""
         raise NotImplementedError("single-turn scores each rollout by itself")
 

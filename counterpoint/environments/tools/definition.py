@@ -54,13 +54,24 @@ class ToolUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool returns to give the turn that called it a reward."""
+
+    content: Any
+    """What the model reads, as if the tool had returned it alone."""
+    reward: float
+    """The reward of this call. A turn gets the sum over its calls."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFunction:
     """A tool and how it is called."""
 
     definition: Tool
     """The definition as `Chat.start` takes it."""
     call: Callable[[dict[str, Any], dict[str, Any]], Awaitable[Any]]
-    """The function that takes the arguments and the rollout's state. Returns text, or anything that JSON can say."""
+    """The function that takes the arguments and the rollout's state. Returns text, anything that JSON can say, or either in a
+    `ToolResult`."""
 
     @property
     def name(self) -> str:

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score
 from counterpoint.environments.chat import Message
 from counterpoint.environments.tools.definition import ToolFunction
-from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics
+from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics, with_answer
 from counterpoint.environments.tools.toolbox import Toolbox
 from counterpoint.transport.records import Rollout
 
@@ -71,15 +71,18 @@ class ToolEnvironment:
             reply = await play_with_tools(model, self.messages(example), all_tools, state, self._limits)
         state["answer"] = "" if reply.calls or reply.malformed else reply.content
 
-    async def score(self, example: Example, rollout: Rollout) -> float:
+    async def score(self, example: Example, rollout: Rollout) -> Score:
         """See `Environment`."""
         rollout.metrics.update(tool_metrics(rollout.state))
-        return await self.reward(example, rollout, rollout.state["answer"])
+        return with_answer(rollout, await self.reward(example, rollout, rollout.state["answer"]))
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """See `Environment`."""
         raise NotImplementedError("an environment with tools scores each rollout by itself")
 
     async def reward(self, example: Example, rollout: Rollout, answer: str) -> float:
-        """Returns the reward. `answer` is the last turn's text, empty where that still called a tool."""
+        """Returns the reward. `answer` is the last turn's text, empty where that still called a tool.
+
+        If tools gave turns rewards (`ToolResult`), it is the last turn's, and the rollout's is the sum.
+        """
         raise NotImplementedError

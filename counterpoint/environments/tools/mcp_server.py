@@ -23,6 +23,7 @@ from counterpoint.environments.chat import Tool
 from counterpoint.environments.tools.definition import (
     ToolError,
     ToolFunction,
+    ToolResult,
     ToolUnavailable,
     make_definition,
     without_titles,
@@ -46,6 +47,9 @@ MAX_RESULT_CHARACTERS = 1 << 20
 """The length of one result. The rollout's limits bound what the model is told of it."""
 
 MAX_TOKEN_BYTES = 4096
+
+REWARD = "counterpoint/reward"
+"""The key in `_meta` of a result under which a server gives the turn that called it a reward."""
 
 
 class McpConfig(Config):
@@ -74,6 +78,9 @@ class McpConfig(Config):
 
     session: Literal["shared", "rollout"] = "shared"
     """`rollout`: each rollout has a session (and a program) of its own, for servers that keep state."""
+
+    rewards: bool = False
+    """The server's results may give turns rewards (docs/rewards.md). Else those are not read: it is trusted with texts alone."""
 
     start_seconds: float = Field(default=60.0, gt=0)
     """How long it may take to connect, and how long a call waits for a lost connection to come back."""
@@ -206,12 +213,12 @@ class McpServer:
         return [self._function(each.name, _definition(each, self.config.prefix)) for each in chosen]
 
     def _function(self, name: str, definition: Tool) -> ToolFunction:
-        async def call(arguments: dict[str, Any], state: dict[str, Any]) -> str:
+        async def call(arguments: dict[str, Any], state: dict[str, Any]) -> str | ToolResult:
             return await self._call(name, arguments)
 
         return ToolFunction(definition, call)
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str | ToolResult:
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED
 
@@ -235,7 +242,8 @@ class McpServer:
             text = text_of(result)[:MAX_RESULT_CHARACTERS]
             if result.is_error:
                 raise ToolError(text or "the tool failed, and said nothing")
-            return text
+            has_reward = self.config.rewards and result.meta is not None and REWARD in result.meta
+            return ToolResult(text, result.meta[REWARD]) if has_reward else text
         if self._client is client:  # Further calls wait for the next connection.
             self._client, self._problem = None, _describe(problem)
             self._connected.clear()

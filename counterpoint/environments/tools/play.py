@@ -4,19 +4,25 @@
 
 Whatever goes wrong in a call (an exception, a deadline, a tool that does not exist, arguments that are not JSON) is told to the
 model as the call's result. Only a tool that cannot work at all (`ToolUnavailable`) fails the rollout: that is no fault of the
-model. `state["tools"]` counts it all; `tool_metrics` makes metrics of that.
+model. `state["tools"]` counts it all; `tool_metrics` makes metrics of that. A turn gets the rewards that the results of its calls
+carry (`ToolResult`); `with_answer` adds that of the last one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+import reprlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from counterpoint.environments.base import Model, Reply, ToolCall
+from counterpoint.environments.base import Model, Reply, Score, ToolCall
 from counterpoint.environments.chat import Message
-from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, as_text
+from counterpoint.environments.reward import Reward
+from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolResult, ToolUnavailable, as_text
+from counterpoint.transport.records import Rollout
 
 COUNTS = "tools"
 """The key of a rollout's state that holds the counts."""
@@ -46,10 +52,12 @@ async def play_with_tools(
     tools: Sequence[ToolFunction],
     state: dict[str, Any],
     limits: ToolLimits | None = None,
+    turn_reward: Callable[[str], Awaitable[float]] | None = None,
 ) -> Reply:
     """Plays until the model calls no tool or `limits.max_turns` are used up; returns what its last turn says.
 
-    Calls of one turn run at the same time.
+    Calls of one turn run at the same time. `turn_reward` says, of the text of each turn but the last, what it is worth besides
+    the rewards of its calls. Raises `ValueError` for a reward that is no finite number.
     """
     limits = limits or ToolLimits()
     by_name = _by_name(tools)
@@ -65,10 +73,12 @@ async def play_with_tools(
             counts["malformed"] += 1
         if counts["turns"] >= limits.max_turns or not (reply.calls or reply.malformed):
             return reply
-        said, observed = (
-            _message(reply, model.chat.decode(turn.completion_ids.tolist())),
-            await _observe(reply, by_name, state, limits),
-        )
+        text = model.chat.decode(turn.completion_ids.tolist())
+        said, (observed, rewards) = _message(reply, text), await _observe(reply, by_name, state, limits)
+        if turn_reward is not None:
+            rewards.append(await turn_reward(text))
+        if rewards:
+            model.reward(math.fsum(rewards), turn)
         history += [said, *observed]
         try:
             prompt_ids = model.chat.extend(turn, observed, definitions, said.get("tool_calls", ()))
@@ -97,35 +107,56 @@ def _by_name(tools: Sequence[ToolFunction]) -> dict[str, ToolFunction]:
 
 async def _observe(
     reply: Reply, by_name: Mapping[str, ToolFunction], state: dict[str, Any], limits: ToolLimits
-) -> list[Message]:
-    """Makes the calls and returns the messages that answer them."""
+) -> tuple[list[Message], list[float]]:
+    """Makes the calls. Returns the messages that answer them, and the rewards that their results carry."""
     if not reply.calls:
         # No call has been made that a message of a tool could answer.
         text = f"No tool was called. {reply.malformed}"
-        return [{"role": "user", "content": _cut(text, limits.observation_characters)}]
+        return [{"role": "user", "content": _cut(text, limits.observation_characters)}], []
     tasks = [asyncio.create_task(_call(call, by_name, state, limits)) for call in reply.calls]
     try:
-        texts = await asyncio.gather(*tasks)
+        results = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+    texts = [result.content for result in results]
     if reply.malformed:
         texts[-1] = f"{texts[-1]}\n\n{reply.malformed}"
-    return [
+    messages: list[Message] = [
         {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
         for call, text in zip(reply.calls, texts, strict=True)
     ]
+    pairs = zip(reply.calls, results, strict=True)
+    return messages, [_reward(call.name, result.reward) for call, result in pairs if result.reward is not None]
 
 
-async def _call(call: ToolCall, by_name: Mapping[str, ToolFunction], state: dict[str, Any], limits: ToolLimits) -> str:
-    """Returns what a tool returned, or what went wrong, as text."""
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a call came to: text for the model, and a reward if the tool gave one, which nobody has checked."""
+
+    content: Any
+    reward: object = None
+
+
+def _reward(tool: str, reward: object) -> float:
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise ValueError(f"tool {tool!r}: its result has the reward {reprlib.repr(reward)}; expected a finite number")
+    return float(reward)
+
+
+async def _call(
+    call: ToolCall, by_name: Mapping[str, ToolFunction], state: dict[str, Any], limits: ToolLimits
+) -> _Told:
+    """Returns what a tool returned, or what went wrong."""
     counts = state[COUNTS]
     counts["calls"][call.name] = counts["calls"].get(call.name, 0) + 1
     ours = asyncio.current_task()
     assert ours is not None
     try:
         async with asyncio.timeout(limits.call_seconds) as deadline:
-            return _cut(as_text(await by_name[call.name].call(call.arguments, state)), limits.observation_characters)
+            returned = await by_name[call.name].call(call.arguments, state)
+            told = returned if isinstance(returned, ToolResult) else _Told(returned)
+            return _Told(_cut(as_text(told.content), limits.observation_characters), told.reward)
     except asyncio.CancelledError as error:
         if ours.cancelling():
             raise
@@ -139,7 +170,7 @@ async def _call(call: ToolCall, by_name: Mapping[str, ToolFunction], state: dict
         text = f"no result within {limits.call_seconds:g} s"
     else:
         text = str(problem) if isinstance(problem, ToolError) else f"{type(problem).__name__}: {_say(problem)}"
-    return _cut(f"error: {text}", limits.observation_characters)
+    return _Told(_cut(f"error: {text}", limits.observation_characters))
 
 
 def _say(error: BaseException) -> str:
@@ -155,6 +186,12 @@ def _cut(text: str, limit: int) -> str:
         half = limit // 2
         text = text[:half] + _CUT.format(len(text) - 2 * half, len(text)) + "\n" + text[len(text) - half :]
     return text.encode(errors="replace").decode()
+
+
+def with_answer(rollout: Rollout, reward: float) -> Score:
+    """Returns what `score` is to return if the last turn, the answer, is worth `reward`: a number if no turn has a reward yet."""
+    given = rollout.turn_rewards
+    return reward if given is None else Reward(turns=[*given.tolist()[:-1], reward])
 
 
 def tool_metrics(state: Mapping[str, Any]) -> dict[str, float]:

@@ -56,6 +56,7 @@ ANSWERS: dict[str, types.CallToolResult] = {
         resource(types.TextResourceContents(uri="log://1", text="disk is full")), is_error=True
     ),
     "silent_failure": answer(is_error=True),
+    "worth": types.CallToolResult(content=[text("well done")], _meta={"counterpoint/reward": 0.5}),
 }
 
 

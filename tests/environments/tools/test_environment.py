@@ -11,8 +11,9 @@ from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.lifecycle import started
 from counterpoint.environments.registry import _check_shape
+from counterpoint.environments.reward import own_bounds
 from counterpoint.environments.scripted import play
-from counterpoint.environments.tools.definition import tool_from
+from counterpoint.environments.tools.definition import ToolResult, tool_from
 from counterpoint.environments.tools.environment import ToolEnvironment
 from counterpoint.environments.tools.hermes import write_hermes
 from counterpoint.environments.workers.load import load_environment
@@ -77,6 +78,43 @@ async def test_rows_tools_and_a_rubric_from_a_configuration(chat: Chat, tmp_path
         assert rollout.metrics["tools/calculator/calls"] == 1
         without = await play(environment, 0, chat, "5")
     assert without.reward == 0.0
+
+
+async def found(what: str) -> ToolResult:
+    """Says that the call was right."""
+    return ToolResult(what, 0.25)
+
+
+async def test_the_answers_reward_is_the_last_turns_and_the_sum_the_rollouts(chat: Chat) -> None:
+    rollout = await play(Sums([tool_from(found)]), 0, chat, write_hermes("found", {"what": "it"}), "4")
+    assert rollout.turn_rewards is not None
+    assert (rollout.turn_rewards.tolist(), rollout.reward) == ([0.25, 1.0], 1.25)
+
+
+async def test_a_rubric_of_turns_scores_each_but_the_last(chat: Chat, tmp_path: Path) -> None:
+    arguments = {
+        "data": {"rows": [{"question": "2 + 2", "answer": "4", "tests": []}]},
+        "rubric": [{"kind": "exact"}],
+        "turn_rubric": [{"kind": "regex", "name": "adds", "pattern": r"2 \+ 2", "weight": 0.5}],
+        "tools": ["calculator", f"{__name__}:found"],
+    }
+    environment = load_environment(EnvironmentConfig(name="sums", kind="tools", args=arguments))
+    assert own_bounds(environment) is None
+    async with started(environment, EnvironmentContext("sums", tmp_path, tmp_path, 0)):
+        calls = [
+            write_hermes("calculator", {"expression": "2 + 2"}),
+            write_hermes("calculator", {"expression": "5"}) + write_hermes("found", {"what": "it"}),
+        ]
+        rollout = await play(environment, 0, chat, *calls, "4")
+        assert rollout.turn_rewards is not None
+        assert (rollout.turn_rewards.tolist(), rollout.reward) == ([0.5, 0.25, 1.0], 1.75)
+        assert (rollout.metrics["turns/adds"], rollout.metrics["turns/total"]) == (0.5, 0.25)
+        assert (rollout.metrics["exact"], rollout.metrics["tools/turns"]) == (1.0, 3)
+        at_once = await play(environment, 0, chat, "4")
+        assert (at_once.turn_rewards, at_once.reward) == (None, 1.0)
+    arguments["turn_rubric"] = [{"kind": "exact", "answers_column": "anser"}]
+    with pytest.raises(ValueError, match=r"turn_rubric: part 'exact': .*'anser'; did you mean 'answer'"):
+        load_environment(EnvironmentConfig(name="sums", kind="tools", args=arguments))
 
 
 def test_a_key_that_rows_with_tools_do_not_take() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from counterpoint.environments.tools import mcp_server
-from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolUnavailable
+from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolResult, ToolUnavailable
 from counterpoint.environments.tools.mcp_server import McpConfig, McpServer
 from counterpoint.environments.tools.toolbox import Toolbox
 from tests.support.ports import free_port
@@ -124,6 +124,9 @@ async def test_each_part_of_an_answer_reaches_the_model_once() -> None:
                 said[tool.name] = await tool.call({}, {})
             except ToolError as error:
                 said[tool.name] = f"error: {error}"
+        assert said["worth"] == "well done", "nobody has said that its rewards count"
+        server.config = server.config.model_copy(update={"rewards": True})
+        said["worth"] = await by_name(server.tools)["worth"].call({}, {})
     finally:
         await server.close()
     assert said == {
@@ -138,6 +141,7 @@ async def test_each_part_of_an_answer_reaches_the_model_once() -> None:
         "link": "[link to db://7: Row 7 (text/plain) the 7th]",
         "failure": 'error: {"code": 17, "reason": "full"}',
         "failure_with_file": "error: [resource log://1]\ndisk is full",
+        "worth": ToolResult("well done", 0.5),
         "silent_failure": "error: the tool failed, and said nothing",
         "number": "41",
         "word": "41",

@@ -12,12 +12,13 @@ import pytest
 
 from counterpoint.environments.base import Reply
 from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.reward import Reward
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.environments.tools.built_in import calculator_tool
-from counterpoint.environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
+from counterpoint.environments.tools.definition import ToolFunction, ToolResult, ToolUnavailable, tool_from
 from counterpoint.environments.tools.hermes import write_hermes
-from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics
-from counterpoint.transport.records import Turn
+from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics, with_answer
+from counterpoint.transport.records import Rollout, Turn
 
 ASK = [{"role": "user", "content": "2 + 3?"}]
 
@@ -57,7 +58,15 @@ async def gone() -> None:
     raise ToolUnavailable("the server of 'gone' does not answer")
 
 
-TOOLS = [calculator_tool(), *(tool_from(function) for function in (boom, hang, quit_python, cancel, long, half, gone))]
+async def worth(reward: str) -> ToolResult:
+    """Rewards its call with a number, or with what is none."""
+    return ToolResult({"said": reward}, reward if reward == "text" else float(reward))  # type: ignore[arg-type]
+
+
+TOOLS = [
+    calculator_tool(),
+    *(tool_from(function) for function in (boom, hang, quit_python, cancel, long, half, gone, worth)),
+]
 
 
 async def run(chat: Chat, *answers: str, limits: ToolLimits | None = None, tools: list[ToolFunction] = TOOLS) -> Any:
@@ -191,3 +200,39 @@ def test_the_state_is_json() -> None:
     state: dict[str, Any] = {"tools": {"turns": 1, "malformed": 0, "calls": {"a": 1}, "errors": {"a": 1}}}
     assert tool_metrics(json.loads(json.dumps(state)))["tools/a/errors"] == 1
     assert tool_metrics({}) == {}
+
+
+async def test_a_turn_gets_what_its_calls_are_worth(chat: Chat) -> None:
+    calls = "".join(write_hermes("worth", {"reward": each}) for each in ("0.5", "-0.25"))
+    model = ScriptedModel(chat, [write_hermes("calculator", {"expression": "1"}), calls, "done"])
+    await play_with_tools(model, ASK, TOOLS, {})
+    given = model.turn_rewards.array()
+    assert given is not None
+    assert given.tolist() == [0.0, 0.25, 0.0]
+    (text,) = chat.transcribe([model.turns[-1].prompt_ids.tolist()])
+    assert text.count('{"said": "0.5"}') == 1, "the model reads the content alone"
+    rollout = Rollout("0-0", 0, "tools", 0, model.turns, turn_rewards=given)
+    assert with_answer(rollout, 2.0) == Reward(turns=[0.0, 0.25, 2.0])
+    assert with_answer(Rollout("0-0", 0, "tools", 0, model.turns), 2.0) == 2.0
+
+
+@pytest.mark.parametrize("reward", ["nan", "inf", "text"])
+async def test_a_reward_of_a_tool_that_is_none_fails_the_rollout(chat: Chat, reward: str) -> None:
+    with pytest.raises(ValueError, match=f"tool 'worth': its result has the reward .*{reward}.*; expected a finite"):
+        await run(chat, write_hermes("worth", {"reward": reward}), "done")
+
+
+async def test_each_turn_but_the_last_is_worth_what_its_text_is_and_its_calls(chat: Chat) -> None:
+    seen = []
+
+    async def turn_reward(text: str) -> float:
+        seen.append(text)
+        return 1.0
+
+    call = write_hermes("worth", {"reward": "0.5"})
+    model = ScriptedModel(chat, [call, write_hermes("worth", {}), "done"])
+    await play_with_tools(model, ASK, TOOLS, {}, turn_reward=turn_reward)
+    given = model.turn_rewards.array()
+    assert given is not None
+    assert given.tolist() == [1.5, 1.0, 0.0]
+    assert seen == [call, write_hermes("worth", {})]
