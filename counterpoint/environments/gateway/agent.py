@@ -2,8 +2,8 @@
 
 The program finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, or `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, and
 the example as JSON on its standard input. Its end is the rollout's. The reward is what `score` says, else the last line of the
-program's standard output or, where the job asks for that, what it wrote to the file `AGENT_REWARD_FILE`. `docs/gateway.md`
-explains its use.
+program's standard output or, where the job asks for that, what it wrote to the file `AGENT_REWARD_FILE`, or gave its turns.
+`docs/gateway.md` explains its use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score
 from counterpoint.environments.data.load import load_rows
 from counterpoint.environments.data.rows import DataError, unwritable
 from counterpoint.environments.gateway.agent_process import AgentResult, run_agent, started
@@ -28,7 +28,7 @@ from counterpoint.environments.gateway.server import Gateway
 from counterpoint.environments.gateway.session import Limits
 from counterpoint.environments.gateway.warm import WarmProgram
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
-from counterpoint.environments.reward import number_in
+from counterpoint.environments.reward import Reward, number_in
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.files.untrusted import read_bytes
 from counterpoint.transport.records import Rollout
@@ -62,6 +62,7 @@ class AgentEnvironment:
         reward_file: bool = False,
         requests_waiting: int = 1024,
         warm: bool = False,
+        turn_rewards: bool = False,
     ) -> None:
         """Checks the arguments.
 
@@ -72,10 +73,12 @@ class AgentEnvironment:
         rollout. With `agent_sampling` the agent's own sampling parameters are used. With `reward_file` the agent is given the
         path of a file for its reward, as is whatever it starts. Of a rollout's requests 64 are answered at once, and
         `requests_waiting` wait for that; more are refused. With `warm` the command is a Python interpreter and a file, and each
-        rollout is a fork of a process that has imported what the file imports at its top.
+        rollout is a fork of a process that has imported what the file imports at its top. With `turn_rewards` the agent, and
+        whatever it starts, may give its turns rewards at the gateway.
         """
-        if not isinstance(warm, bool):
-            raise ValueError(f"warm = {warm!r}: expected true or false")
+        for name, value in (("warm", warm), ("turn_rewards", turn_rewards)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} = {value!r}: expected true or false")
         if type(requests_waiting) is not int or requests_waiting < 0:
             raise ValueError(f"requests_waiting = {requests_waiting!r}: expected a whole number of at least 0")
         if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
@@ -92,7 +95,9 @@ class AgentEnvironment:
         self.state_keys = reported if self._score is None else None
         self.reward_bounds = (0.0, 1.0) if self._score is None else None
         self._reward_file = reward_file
-        self._gateway = Gateway(Limits(requests_waiting=requests_waiting), agent_sampling=agent_sampling)
+        self._gateway = Gateway(
+            Limits(requests_waiting=requests_waiting), agent_sampling=agent_sampling, turn_rewards=turn_rewards
+        )
 
     async def start(self, context: EnvironmentContext) -> None:
         """See `Environment`."""
@@ -149,20 +154,22 @@ class AgentEnvironment:
                 state |= {"refused": list(session.errors), "times": session.times.metrics(begun)}
                 _check(result, calls=len(session.turns), refused=state["refused"])
             if self._score is None:
-                state["reward"] = _reward(own / "reward" if self._reward_file else None, result.output)
+                file = own / "reward" if self._reward_file else None
+                state["reward"] = _reward(file, result.output, is_needed=not session.has_rewards)
         finally:
             await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
 
-    async def score(self, example: Example, rollout: Rollout) -> float:
+    async def score(self, example: Example, rollout: Rollout) -> Score:
         """Returns what `score` says, or the reward that the agent reported. The program's times are metrics."""
         rollout.metrics |= rollout.state["times"]
         if self._score is None:
-            return float(rollout.state["reward"])
+            said: float | None = rollout.state["reward"]
+            return Reward() if said is None else said
         scored: Any = self._score(example, rollout)
-        reward: float = await scored if inspect.isawaitable(scored) else scored
+        reward: Score = await scored if inspect.isawaitable(scored) else scored
         return reward
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """See `Environment`."""
         raise NotImplementedError("agent scores each rollout by itself")
 
@@ -199,14 +206,20 @@ def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
         )
 
 
-def _reward(file: Path | None, output: str) -> float:
-    """Returns the reward in the last line of the output, and in the file if there is one. Raises `ValueError` if they differ."""
+def _reward(file: Path | None, output: str, *, is_needed: bool = True) -> float | None:
+    """Returns the reward in the last line of the output, and in the file if there is one. Raises `ValueError` if they differ.
+
+    None if neither has one, and none is needed.
+    """
     line = output.strip().rpartition("\n")[2]
     said = {"the last line of the agent's output": line}
     if file is not None:
         with suppress(FileNotFoundError):
             written = read_bytes(file, _MOST_REWARD_BYTES).decode(errors="replace")
             said = {"AGENT_REWARD_FILE": written} | (said if _is_number(line) else {})
+            is_needed = True
+    if not (is_needed or _is_number(line)):
+        return None
     rewards = {where: number_in(text) for where, text in said.items()}
     for where, text in said.items():
         if rewards[where] is None:

@@ -32,7 +32,7 @@ from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.requests import Asked
 from counterpoint.environments.gateway.responses import MODEL, events
 from counterpoint.environments.gateway.responses_answer import responses_events
-from counterpoint.environments.gateway.session import Limits, Session
+from counterpoint.environments.gateway.session import Limits, RewardRefused, Session
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.http.connections import BoundedConnections
 from counterpoint.transport.http.requests import bearer_token, refused_coding
@@ -61,10 +61,16 @@ _KEPT_ENDED = 4096
 class Gateway:
     """Serves the sessions of one owner, who closes it."""
 
-    def __init__(self, limits: Limits | None = None, *, agent_sampling: bool = False) -> None:
-        """Uses an agent's temperature, top_p, top_k and min_p with `agent_sampling`, and ignores them without it."""
+    def __init__(
+        self, limits: Limits | None = None, *, agent_sampling: bool = False, turn_rewards: bool = False
+    ) -> None:
+        """Uses an agent's temperature, top_p, top_k and min_p with `agent_sampling`, and ignores them without it.
+
+        With `turn_rewards` an agent may give its turns rewards, and so may whatever it runs.
+        """
         self._limits = limits or Limits()
         self._agent_sampling = agent_sampling
+        self._turn_rewards = turn_rewards
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         """The sessions, by the digest of their ids, so that the time of a look-up tells nothing about an id."""
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
@@ -80,14 +86,26 @@ class Gateway:
 
     @asynccontextmanager
     async def session(self, model: Model) -> AsyncIterator[Session]:
-        """An endpoint whose requests are calls of `model`, during the block."""
+        """An endpoint whose requests are calls of `model`, during the block.
+
+        Raises `RewardRefused` at the block's end if the agent sent a reward that could not be taken.
+        """
         await self._start()
         identity, key = secrets.token_urlsafe(18), f"cp-{secrets.token_urlsafe(24)}"
-        session = Session(model, f"{self._url}/{identity}/v1", key, self._limits, agent_sampling=self._agent_sampling)
+        session = Session(
+            model,
+            f"{self._url}/{identity}/v1",
+            key,
+            self._limits,
+            agent_sampling=self._agent_sampling,
+            turn_rewards=self._turn_rewards,
+        )
         place = _digest(identity)
         self._sessions[place] = session
         try:
             yield session
+            if session.refused_reward:
+                raise RewardRefused(f"the agent sent a reward that cannot be taken: {session.refused_reward}")
         finally:
             del self._sessions[place]
             self._ended[place] = _digest(key)
@@ -152,13 +170,15 @@ class Gateway:
             return web.json_response({"object": "list", "data": [served]})
         if request.method == "GET" and path == f"v1/models/{MODEL}":
             return web.json_response(served)
-        if path not in PATHS:
+        if path not in PATHS and path != _REWARD:
             raise GatewayRefused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":
             raise GatewayRefused(f"{request.method} is not allowed here; POST is", status=405)
         async with session.admitted():
-            fields = parse_body(await body_of(request, session.limits.body_bytes))
-            answer, asked = await answer_to(session, path, fields)
+            content = await body_of(request, session.limits.body_bytes)
+            if path == _REWARD:
+                return web.json_response(session.reward(content))
+            answer, asked = await answer_to(session, path, parse_body(content))
         return await sent(request, path, answer, asked)
 
     def _authorized(self, identity: str, key: str) -> Session:
@@ -175,6 +195,7 @@ class Gateway:
         return session
 
 
+_REWARD = "v1/reward"
 _MESSAGES = "v1/messages"
 _COUNT = f"{_MESSAGES}/count_tokens"
 _RESPONSES = "v1/responses"

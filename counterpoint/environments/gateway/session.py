@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +19,8 @@ from counterpoint.environments.gateway.anthropic_answer import anthropic_answer
 from counterpoint.environments.gateway.constraints import check_kept, read_demanded
 from counterpoint.environments.gateway.conversation import Histories
 from counterpoint.environments.gateway.errors import GatewayRefused
-from counterpoint.environments.gateway.fields import named_as
+from counterpoint.environments.gateway.fields import check_names, named_as, refuse
+from counterpoint.environments.gateway.json_body import parse_body
 from counterpoint.environments.gateway.messages import template_messages
 from counterpoint.environments.gateway.requests import (
     Asked,
@@ -67,10 +69,23 @@ class Limits:
     """The turns of the session, in all."""
 
 
+class RewardRefused(ValueError):
+    """An agent sent a reward that cannot be taken. Its rollout fails: without it, it would be trained on other rewards."""
+
+
 class Session:
     """The endpoint of one rollout. `Gateway.session` makes it."""
 
-    def __init__(self, model: Model, base_url: str, api_key: str, limits: Limits, *, agent_sampling: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        base_url: str,
+        api_key: str,
+        limits: Limits,
+        *,
+        agent_sampling: bool,
+        turn_rewards: bool = False,
+    ) -> None:
         self.base_url = base_url
         """The `OPENAI_BASE_URL` of an agent."""
         self.anthropic_url = base_url.removesuffix("/v1")
@@ -87,6 +102,13 @@ class Session:
         self.times = AgentTimes()
         """When requests were in progress."""
         self.has_ended = False
+        self.has_rewards = False
+        """Whether the agent has given a turn a reward."""
+        self.refused_reward = ""
+        """Why the first reward that could not be taken was refused; empty if there is none."""
+        self._takes_rewards = turn_rewards
+        self._by_id: dict[str, Turn] = {}
+        """The turns by the ids of their answers, of answers that are one turn."""
         self._model = model
         self._agent_sampling = agent_sampling
         self._conversations = Histories(model.chat)
@@ -131,7 +153,7 @@ class Session:
         choices = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         write = partial(chat_answer, choices, self._model.chat, log_probabilities=log_probabilities)
-        return await self._written(choices, write), request.asked
+        return self._named(await self._written(choices, write), choices), request.asked
 
     async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of the Responses API."""
@@ -142,13 +164,13 @@ class Session:
             [choice] = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         write = partial(responses_answer, choice, fields, self._model.chat, log_probabilities=log_probabilities)
-        return await self._written([choice], write), request.asked
+        return self._named(await self._written([choice], write), [choice]), request.asked
 
     async def message(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of Anthropic's Messages API."""
         with self._of_anthropic(fields) as request:
             [choice] = await self._ended_with_session(self._chat(request))
-        return anthropic_answer(choice), request.asked
+        return self._named(anthropic_answer(choice), [choice]), request.asked
 
     async def count_tokens(self, fields: dict[str, Any]) -> dict[str, int]:
         """Returns how many tokens the prompt of such a request has, as Anthropic's API answers. Raises `GatewayRefused`."""
@@ -173,6 +195,43 @@ class Session:
         chat = self._model.chat
         request = completion_request(fields, self._model.sampling, chat.vocabulary, agent_sampling=self._agent_sampling)
         return await self._ended_with_session(self._complete(request)), request.asked
+
+    def reward(self, content: bytes) -> dict[str, Any]:
+        """Gives a turn the `reward` in this JSON object, and returns both.
+
+        `turn` is its number in `turns`, or its answer's id; the newest turn gets it if that is left out. Raises `GatewayRefused`,
+        and notes that in `refused_reward` unless the environment takes no rewards.
+        """
+        if not self._takes_rewards:
+            raise GatewayRefused("no rewards of turns are taken here; args.turn_rewards = true takes them", status=403)
+        try:
+            fields = parse_body(content)
+            check_names(fields, ("turn", "reward"), {}, {})
+            turn, number = self._turn_of(fields.get("turn")), fields.get("reward")
+            if not isinstance(number, int | float) or isinstance(number, bool):
+                refuse("reward", number, "expected a number")
+            value = _as_float(number)
+            try:
+                self._model.reward(value, turn)
+            except ValueError as error:
+                raise GatewayRefused(str(error), parameter="reward") from error
+            except RuntimeError as error:
+                raise _ended() from error
+        except GatewayRefused as refusal:
+            self.refused_reward = self.refused_reward or clipped(refusal.message, _LONGEST_ERROR)
+            raise
+        self.has_rewards = True
+        return {"turn": next(index for index, each in enumerate(self.turns) if each is turn), "reward": value}
+
+    def _turn_of(self, named: object) -> Turn:
+        """Returns the turn of a number or an answer's id; the newest for None. Raises `GatewayRefused`."""
+        if named is None and self.turns:
+            return self.turns[-1]
+        if isinstance(named, str) and named in self._by_id:
+            return self._by_id[named]
+        if type(named) is int and 0 <= named < len(self.turns):
+            return self.turns[named]
+        refuse("turn", named, f"expected a number below {len(self.turns)}, or the id of an answer with one choice")
 
     async def end(self) -> None:
         """Ends the requests in progress; later ones are refused."""
@@ -233,7 +292,7 @@ class Session:
         asked = request.asked
         chat, log_probabilities = self._model.chat, asked.log_probabilities
         write = partial(completion_answer, choices, chat, prompts=len(prompts), log_probabilities=log_probabilities)
-        return await self._written(choices, write)
+        return self._named(await self._written(choices, write), choices)
 
     async def _choices(
         self, prompts: Sequence[Sequence[int]], request: ChatRequest | CompletionRequest
@@ -257,8 +316,15 @@ class Session:
             if isinstance(errors, ExceptionGroup):
                 raise _refusal(errors.exceptions[0]) from errors
             raise
-        self.turns += made
-        return [task.result() for task in tasks]
+        choices = [task.result() for task in tasks]
+        self.turns += [choice.turn for choice in choices]
+        return choices
+
+    def _named(self, answer: dict[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
+        """Returns an answer, whose id names its turn from now on if it is one."""
+        if len(choices) == 1:
+            self._by_id[answer["id"]] = choices[0].turn
+        return answer
 
     async def _choice(
         self, prompt: Sequence[int], request: ChatRequest | CompletionRequest, made: list[Turn]
@@ -325,6 +391,14 @@ async def _off_the_loop(
 def _warn_of_constraints() -> None:
     """Logs it once: every rollout of such an agent constrains."""
     _logger.warning(_UNTRAINED)
+
+
+def _as_float(number: float) -> float:
+    """Returns a number as a float; one that is too large is infinite."""
+    try:
+        return float(number)
+    except OverflowError:  # an integer of over 308 digits
+        return math.inf
 
 
 def _ended() -> GatewayRefused:

@@ -11,6 +11,7 @@ import pytest
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.gateway.agent import AgentEnvironment, AgentRefused
+from counterpoint.environments.reward import as_rewards
 from counterpoint.environments.scripted import ScriptedModel
 from counterpoint.orchestrator.step.step_metrics import environment_metrics
 from counterpoint.transport.records import Rollout
@@ -42,8 +43,9 @@ async def played(environment: AgentEnvironment, chat: Chat, *answers: str) -> tu
     try:
         example = environment.example(0)
         await environment.rollout(example, model, state)
-        rollout = Rollout("0-0", 0, "agent", 0, model.turns, state=state)
-        rollout.reward = await environment.score(example, rollout)
+        rollout = Rollout("0-0", 0, "agent", 0, model.turns, state=state, turn_rewards=model.turn_rewards.array())
+        score = await environment.score(example, rollout)
+        rollout.reward, _, rollout.turn_rewards = as_rewards(score, environment.score, rollout)
     finally:
         await environment.close()
     return rollout, model
@@ -71,6 +73,44 @@ async def test_the_programs_own_time_is_told_apart_from_calls_of_the_model(chat:
     assert 0.3 <= times[START] <= times[OWN] - 0.2
     assert times[OWN] < times[SECONDS]
     assert agent_times([environment_metrics([rollout])]) == {"agent": pytest.approx(times)}
+
+
+GIVE = """
+def give(turn, reward):
+    body = json.dumps({"turn": turn, "reward": reward}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/reward", body, headers))
+"""
+
+
+@pytest.mark.parametrize(("last", "reward"), [("print('done')", 0.75), ("print(0.75)", 0.75), ("", 0.75)])
+async def test_a_program_gives_its_turns_rewards(chat: Chat, last: str, reward: float) -> None:
+    code = GIVE + ONE_CALL + ONE_CALL + "give(1, 0.5); give(0, 0.25)\n" + last
+    rollout, _ = await played(agent(code, turn_rewards=True), chat, "x", "y")
+    assert rollout.turn_rewards is not None
+    assert (rollout.turn_rewards.tolist(), rollout.reward) == ([0.25, 0.5], reward)
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "error"),
+    [
+        ("give(0, 0.5); print(1.0)", {}, r"score returned 1\.0, and the rewards of the turns add up to 0\.5"),
+        ("give(0, 0.5); print('nan')", {}, "the last line"),
+        ("give(0, 1.0); give(0, 1.0)", {}, "Its newest refused request: 400: turn 0 has the reward"),
+        ("try: give(7, 1.0)\nexcept Exception: print(1.0)", {}, "a reward that cannot be taken: turn is 7"),
+        ("give(0, 0.5)", {"turn_rewards": False}, "403: .*args.turn_rewards"),
+        ("give(0, 0.5); print('done')", {"score": f"{__name__}:half"}, r"score returned 0\.25, and the rewards"),
+    ],
+)
+async def test_rewards_that_do_not_fit_fail_the_rollout(
+    chat: Chat, code: str, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=error):
+        await played(agent(GIVE + ONE_CALL + code, **({"turn_rewards": True} | arguments)), chat, "x")
+
+
+def half(example: object, rollout: Rollout) -> float:
+    return 0.25
 
 
 FILE = "open(os.environ['AGENT_REWARD_FILE'], 'w').write({!r})\n"
