@@ -17,7 +17,16 @@ import verifiers.v1 as vf
 from verifiers.v1.runtimes import subprocess as local_runtime
 
 from counterpoint.environments.base import Model
+from counterpoint.environments.verifiers_library.own_loop import on_loop
 from counterpoint.environments.verifiers_library.policy_client import PolicyClient, Seat
+from counterpoint.environments.verifiers_library.turn_rewards import (
+    OF_TURN,
+    NoSuchTurn,
+    note_steps,
+    turn_rewards,
+    watch_openenv,
+)
+from counterpoint.transport.records import Turn
 
 POLICY = vf.TrainClientConfig(base_url="http://policy.invalid/v1", api_key_var="COUNTERPOINT_HAS_NO_KEY")
 """The endpoint that stands for the policy. Of the library's two kinds this one returns whole answers, also to a program that
@@ -41,6 +50,7 @@ class LibraryServing:
 
     async def open(self, directory: Path) -> None:
         """Starts the resources. What the library writes for programs on this machine goes below `directory`."""
+        watch_openenv(self._env)
         local_runtime.CACHE_DIR = directory
         local_runtime.SubprocessRuntime.scripts_dir = str(directory / "scripts")
         async with AsyncExitStack() as starting:
@@ -85,6 +95,7 @@ class LibraryServing:
                 player = model.player(players[trace.id])
             seats[trace.id] = self._client.open(trace.id, player, loop)
 
+        note_steps(seats)
         try:
             episode = await self._env.run_episode(task, self._context, on_trace=sit)
         finally:
@@ -96,7 +107,12 @@ class LibraryServing:
         said = {id(node.message) for trace in trained for node in trace.nodes if node.sampled}
         if not _leave_untrained_but(said, seats.values()):
             raise EpisodeFailed("no agent that is trained called the model")
-        return _result(episode, trained, players)
+        result = _result(episode, trained, players)
+        try:
+            await on_loop(loop, _give(model, turn_rewards(trained, seats)))
+        except NoSuchTurn as error:
+            raise EpisodeFailed(str(error)) from error
+        return result
 
     def _is_trained(self, trace: Any) -> bool:
         if not trace.agent.trainable or trace.agent.config.client != POLICY:
@@ -124,6 +140,11 @@ def _leave_untrained_but(said: set[int], seats: Iterable[Seat]) -> bool:
     return any_trained
 
 
+async def _give(model: Model, rewards: Iterable[tuple[Turn, float]]) -> None:
+    for turn, reward in rewards:
+        model.reward(reward, turn)
+
+
 def _result(episode: Any, trained: list[Any], players: Mapping[str, str]) -> dict[str, Any]:
     for trace in trained:
         if missing := [name for name, reward in trace.rewards.items() if reward is None]:
@@ -139,14 +160,15 @@ def _result(episode: Any, trained: list[Any], players: Mapping[str, str]) -> dic
 
 
 def _metrics(episode: Any, trained: list[Any]) -> dict[str, float]:
-    """Rewards before their weights, metrics, and how runs ended: means over the runs of an agent.
+    """Rewards before their weights, but for those of turns, metrics, and how runs ended: means over the runs of an agent.
 
     Of an episode with several agents they are named by agent.
     """
     values: dict[str, list[float]] = {}
     for trace in episode.traces:
         prefix = f"{trace.agent.name}/" if len({each.agent.name for each in episode.traces}) > 1 else ""
-        rewards = {f"reward/{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
+        given = {name: each for name, each in trace.rewards.items() if each is not None and not OF_TURN.fullmatch(name)}
+        rewards = {f"reward/{name}": reward.score for name, reward in given.items()}
         metrics = {name: value for name, value in trace.metrics.items() if value is not None}
         ends = {"turns": trace.num_turns, "truncated": trace.is_truncated, "timed_out": trace.is_timeout}
         for name, value in (ends | rewards | metrics).items():

@@ -43,6 +43,8 @@ class Seat:
     """What the agent wrote, in order."""
     messages: dict[int, Any] = field(default_factory=dict)
     """The library's message of a turn, by the turn's `id()`. A turn that no answer came of has none."""
+    steps: list[tuple[Turn, float]] = field(default_factory=list)
+    """The rewards of OpenEnv's steps, each with the turn that made the step."""
     is_closed: bool = False
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingOverrides) -> Turn:

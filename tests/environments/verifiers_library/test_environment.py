@@ -39,6 +39,7 @@ async def played(environment: Verifiers, model: ScriptedModel, index: int = 0) -
     await environment.rollout(example, model, state)
     assert json.loads(json.dumps(state)) == state
     rollout = Rollout("0-0", 0, "library", index, model.turns, state=state)
+    rollout.turn_rewards = model.turn_rewards.array()
     rewards = as_rewards(await environment.score(example, rollout), environment.score, rollout)
     rollout.reward, rollout.player_rewards, rollout.turn_rewards = rewards
     assert find_fault(rollout) is None
