@@ -187,11 +187,13 @@ def gradient_clipped(seen: Seen) -> Iterator[Found]:
 
 
 def held_out(seen: Seen) -> Iterator[Found]:
-    """A reward that rises while an evaluation's score has fallen below the interval of its best."""
+    """A reward that rises while a score of an evaluation has fallen below the interval of its best, once each."""
+    told = set[str]()
     for name in seen.names:
-        if not name.startswith("evaluation/") or not name.endswith("/high"):
+        score, _, end = name.rpartition("/")
+        evaluation = score.split("/")[1] if score.startswith("evaluation/") else ""
+        if end != "high" or not evaluation or evaluation in told:
             continue
-        score = name.removesuffix("/high")
         highs, lows, scores = (dict(seen.points(each)) for each in (name, f"{score}/low", score))
         steps = sorted(highs.keys() & lows.keys() & scores.keys())
         if len(steps) < 2:
@@ -201,13 +203,13 @@ def held_out(seen: Seen) -> Iterator[Found]:
         before = [value for step, value in rewards if step <= best][-NEW:]
         after = [value for step, value in rewards if step <= last][-NEW:]
         if before and after and highs[last] < lows[best] and median(after) > median(before):
-            about = score.removeprefix("evaluation/")
+            told.add(evaluation)
             reason = (
-                f"{about} fell from {scores[best]:.3g} to {scores[last]:.3g}, below its interval, while the reward rose from "
-                f"{median(before):.3g} to {median(after):.3g}"
+                f"{score.removeprefix('evaluation/')} fell from {scores[best]:.3g} to {scores[last]:.3g}, below its interval, "
+                f"while the reward rose from {median(before):.3g} to {median(after):.3g}"
             )
             advice = f"look at answers with a high reward for what the reward pays and the task does not; go back to step {best}"
-            yield Found(Sign.HELD_OUT, scores[last] - scores[best], reason, advice, about)
+            yield Found(Sign.HELD_OUT, scores[last] - scores[best], reason, advice, evaluation)
 
 
 def trade_off(seen: Seen) -> Iterator[Found]:

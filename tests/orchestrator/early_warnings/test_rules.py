@@ -118,13 +118,14 @@ def evaluated(scores: Mapping[int, float], reward: Metric = learning) -> Seen:
     for step in range(1, STEPS + 1):
         score = scores.get(step)
         line = {} if score is None else {name: score, f"{name}/low": score - 0.05, f"{name}/high": score + 0.05}
+        line |= {name.replace("reward", "pass@1"): value for name, value in line.items()}
         again.add({"step": step, "reward/mean": dict(found.points("reward/mean"))[step], **line})
     return again
 
 
 def test_a_score_that_falls_below_its_interval_while_the_reward_rises() -> None:
     (found,) = found_in(evaluated({20: 0.5, 60: 0.6, 100: 0.45}))
-    assert (found.sign, found.about) == (Sign.HELD_OUT, "unseen/reward")
+    assert (found.sign, found.about) == (Sign.HELD_OUT, "unseen")
     assert found.figure == pytest.approx(-0.15)
     assert "step 60" in found.advice
     assert found_in(evaluated({20: 0.5, 60: 0.6, 100: 0.52})) == []  # within the intervals
