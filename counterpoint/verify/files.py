@@ -8,23 +8,20 @@ import re
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import orjson
+from typing import BinaryIO
 
 MOST_LINE_BYTES = 256 * 2**20
-"""Most bytes of a line that is read."""
-
-MOST_JSON_BYTES = 16 * 2**20
 
 _STEP = re.compile(r"step_([1-9][0-9]{0,14}|0)")
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class Unreadable(ValueError):
-    """A file is none that is read. The message says why, without its name."""
+    """A file is none that is read, or has not the format that is documented. The message says why, without its name."""
 
 
 class Directory:
@@ -35,25 +32,23 @@ class Directory:
 
     def open(self, name: str) -> BinaryIO:
         """Opens a file. Raises `Unreadable` for a link on the way or what is no file, `FileNotFoundError` without one."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         *parents, last = name.split("/")
         place = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for parent in parents:
-                inner = os.open(parent, flags | os.O_DIRECTORY, dir_fd=place)
-                os.close(place)
-                place = inner
-            descriptor = os.open(last, flags, dir_fd=place)
+                outer, place = place, os.open(parent, _FLAGS | os.O_DIRECTORY, dir_fd=place)
+                os.close(outer)
+            file = os.fdopen(os.open(last, _FLAGS, dir_fd=place), "rb")
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise Unreadable(f"is a link, or cannot be read: {error.strerror}") from None
+            raise Unreadable(f"it is a link or a directory, or cannot be read: {error.strerror}") from None
         finally:
             os.close(place)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise Unreadable("is no regular file")
-        return os.fdopen(descriptor, "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise Unreadable("it is no regular file")
+        return file
 
     def has(self, name: str) -> bool:
         """Whether something lies there."""
@@ -61,10 +56,9 @@ class Directory:
 
     def steps(self, name: str) -> list[int]:
         """Returns the published steps in a directory, in order."""
-        try:
+        names: list[str] = []
+        with suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(self.path / name)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         found = [int(match[1]) for each in names if (match := _STEP.fullmatch(each))]
         return sorted(step for step in found if self.has(f"{name}/step_{step}/STABLE"))
 
@@ -73,32 +67,11 @@ class Directory:
         with self.open(name) as file:
             while line := file.readline(MOST_LINE_BYTES + 1):
                 if len(line) > MOST_LINE_BYTES:
-                    raise Unreadable(f"has a line of more than {MOST_LINE_BYTES} bytes")
+                    raise Unreadable(f"it has a line of more than {MOST_LINE_BYTES} bytes")
                 yield line
-
-    def json(self, name: str) -> dict[str, Any]:
-        """Returns a file's JSON object. Raises as `open`, and `Unreadable` for anything else."""
-        with self.open(name) as file:
-            data = file.read(MOST_JSON_BYTES + 1)
-        if len(data) > MOST_JSON_BYTES:
-            raise Unreadable(f"has more than {MOST_JSON_BYTES} bytes")
-        return object_of(data)
 
     def is_being_written(self) -> bool:
         """Whether a process holds the lock of the run's orchestrator. Takes nothing."""
-        try:
-            with self.open("orchestrator.lock") as file:
-                return bool(_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0] != fcntl.F_UNLCK)
-        except (FileNotFoundError, Unreadable):
-            return False
-
-
-def object_of(data: bytes) -> dict[str, Any]:
-    """Returns a JSON object. Raises `Unreadable` for anything else."""
-    try:
-        value = orjson.loads(data)
-    except (orjson.JSONDecodeError, RecursionError):
-        raise Unreadable("is not JSON") from None
-    if not isinstance(value, dict):
-        raise Unreadable("is no JSON object")
-    return value
+        with suppress(FileNotFoundError, Unreadable), self.open("orchestrator.lock") as file:
+            return bool(_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0] != fcntl.F_UNLCK)
+        return False

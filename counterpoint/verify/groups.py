@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from counterpoint.verify.chain import FILE, Receipt
+from counterpoint.verify.chain import FILE
+from counterpoint.verify.formats import Examples, Line, Receipt
 from counterpoint.verify.order import Order
-from counterpoint.verify.records import Recorded
 from counterpoint.verify.report import Report
 
 
@@ -27,27 +27,27 @@ class Groups:
     def take(self, receipt: Receipt, report: Report) -> dict[int, tuple[str, int]]:
         """Checks the groups of the next receipt, and returns environment and example of each shipped one that is known."""
         if self._next is None:
-            self._is_whole = receipt.step == 1 and receipt.first_begun == 0
-            self._next = receipt.first_begun
-        if receipt.first_begun != self._next:
+            self._is_whole = receipt.step == 1 and receipt.begun.first == 0
+            self._next = receipt.begun.first
+        if receipt.begun.first != self._next:
             what = (
-                f"its groups begin with {receipt.first_begun}; expected {self._next}: data was skipped or drawn twice"
+                f"its groups begin with {receipt.begun.first}; expected {self._next}: data was skipped or drawn twice"
             )
             report.damage(FILE, what, receipt.step)
-        for number, (name, example) in enumerate(receipt.begun, receipt.first_begun):
+        for number, (name, example) in enumerate(receipt.begun.examples, receipt.begun.first):
             self._open[number] = name, example
             self._check_order(receipt, number, name, example, report)
-        self._next = receipt.first_begun + len(receipt.begun)
+        self._next = receipt.begun.first + len(receipt.begun.examples)
         shipped: dict[int, tuple[str, int]] = {}
         for number in receipt.shipped:
             if (known := self._open.pop(number, None)) is not None:
                 shipped[number] = known
-            elif self._is_whole or number >= receipt.first_begun:
+            elif self._is_whole or number >= receipt.begun.first:
                 report.damage(
                     FILE, f"group {number} ships, and shipped or dropped out before, or never began", receipt.step
                 )
         for number in receipt.unfinished:
-            if number not in self._open and (self._is_whole or number >= receipt.first_begun):
+            if number not in self._open and (self._is_whole or number >= receipt.begun.first):
                 report.damage(FILE, f"group {number} is unfinished, and shipped or dropped out before", receipt.step)
         # The others were dropped, such as stale or failed ones.
         unfinished = set(receipt.unfinished)
@@ -57,39 +57,32 @@ class Groups:
         return shipped
 
     def _check_order(self, receipt: Receipt, number: int, name: str, example: int, report: Report) -> None:
-        described = receipt.examples.get(name, {})
-        size, position = described.get("size"), self._drawn[name]
+        described, position = receipt.examples.get(name, Examples(0)), self._drawn[name]
         self._drawn[name] += 1
         if not self._is_whole:
             report.unchecked["the order of data of a run whose first receipts are missing (groups)"] += 1
-        elif described.get("curriculum") or "weights" in str(described.get("fingerprint")):
+        elif described.curriculum or "weights" in (described.fingerprint or ""):
             report.unchecked["the order of data of an environment with a curriculum or weights (groups)"] += 1
-        elif type(size) is not int or size < 1:
+        elif described.size < 1:
             report.damage(FILE, f"group {number} is of environment {name!r}, whose size is not said", receipt.step)
-        elif (expected := Order(f"{receipt.rules.get('seed')}/{name}", size).at(position)) != example:
+        elif (expected := Order(f"{receipt.rules.seed}/{name}", described.size).at(position)) != example:
             what = f"group {number} has example {example} of {name!r}; the order of data says {expected}"
             report.damage(FILE, what, receipt.step)
         else:
             report.checked["examples in the order of data"] += 1
 
 
-def check_shipped(
-    receipt: Receipt, shipped: dict[int, tuple[str, int]], recorded: list[Recorded], report: Report
-) -> None:
+def check_shipped(receipt: Receipt, shipped: dict[int, tuple[str, int]], lines: list[Line], report: Report) -> None:
     """Compares a step's records with the groups that its receipt says to have shipped."""
     file = f"rollouts/step_{receipt.step}/rollouts.jsonl"
     found: list[int] = []
-    for each in recorded:
-        group = each.line.get("group_id")
-        if each.line.get("dropped") is not None or group not in receipt.shipped:
-            if each.line.get("dropped") is None:
-                report.damage(file, f"its group {group} did not ship with this step", receipt.step, each.name)
-            continue
+    for line in lines:
+        group = line.group_id
         if not found or found[-1] != group:
             found.append(group)
-        said = each.line.get("environment"), each.line.get("example_index")
+        said = line.environment, line.example_index
         if group in shipped and said != shipped[group]:
             what = f"it is of example {said[1]} of {said[0]!r}; its group began with {shipped[group]}"
-            report.damage(file, what, receipt.step, each.name)
+            report.damage(file, what, receipt.step, line.rollout_id)
     if found != receipt.shipped:
         report.damage(file, "its groups are not those that shipped, or not in their order", receipt.step)

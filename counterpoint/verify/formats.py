@@ -1,0 +1,133 @@
+"""The formats that the checker reads, as `docs/receipts.md` and `docs/contracts.md` describe them: what is used of each."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from msgspec import DecodeError, Struct, ValidationError, json
+
+from counterpoint.verify.files import Unreadable
+
+FORMAT = 1
+
+
+class Overlong(Struct):
+    """The penalty for completions that are too long."""
+
+    longest: int
+    buffer: int
+    penalty: float
+
+
+class Advantage(Struct):
+    """How advantages are computed."""
+
+    length_penalty: float
+    overlong: Overlong | None = None
+
+
+class Filter(Struct):
+    """A filter; each kind has some of the values."""
+
+    kind: str
+    mode: str
+    log_probability_below: float | None = None
+    share_above: float = 0.0
+    ngram: int = 1
+    window: int = 1
+    minimum: int = 1
+
+
+class Rules(Struct):
+    """The configuration in force, as far as it is computed with."""
+
+    advantage: Advantage
+    filters: list[Filter]
+    max_off_policy_steps: int
+    seed: int
+
+
+class Begun(Struct):
+    """The groups that began since the receipt before."""
+
+    first: int
+    examples: list[tuple[str, int]]
+
+
+class Examples(Struct):
+    """The examples of one environment."""
+
+    size: int
+    fingerprint: str | None = None
+    curriculum: bool = False
+
+
+class Receipt(Struct):
+    """One step's receipt."""
+
+    format: int
+    step: int
+    previous: str
+    batch: str
+    rules: Rules
+    begun: Begun
+    shipped: list[int]
+    unfinished: list[int]
+    examples: dict[str, Examples]
+    weights: dict[str, str]
+    rollouts: list[str]
+    records: str
+
+
+class Turn(Struct):
+    """A turn of a record."""
+
+    completion_tokens: int
+    untrained_tokens: int
+    policy_version: int
+    player: str = ""
+
+
+class Line(Struct):
+    """A rollout's record."""
+
+    rollout_id: str
+    group_id: int
+    environment: str
+    example_index: int
+    reward: float | None
+    advantage: float
+    advantage_kind: str
+    turns: list[Turn]
+    player_rewards: dict[str, float] = {}
+    player_advantages: dict[str, float] = {}
+    turn_advantages: list[float] | None = None
+    error: str | None = None
+    filtered_by: str | None = None
+    dropped: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether nothing keeps it from being trained."""
+        return self.error is None and self.filtered_by is None and self.dropped is None
+
+
+class Recorded(Struct):
+    """A rollout's record, and its frame of `tokens.bin`, if there is one."""
+
+    line: Line
+    frame: bytes | None
+
+
+Read = TypeVar("Read", Receipt, Line)
+
+
+def read(data: bytes, kind: type[Read]) -> Read:
+    """Returns the object in a line of JSON. Raises `Unreadable`."""
+    try:
+        found = json.decode(data, type=kind)
+    except (DecodeError, ValidationError, RecursionError) as error:
+        raise Unreadable(f"it is no {kind.__name__.lower()} of format {FORMAT}: {error}") from None
+    if isinstance(found, Receipt) and found.format != FORMAT:
+        raise Unreadable(f"its format is {found.format}; this checker reads {FORMAT}")
+    return found
