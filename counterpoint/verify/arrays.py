@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from counterpoint.verify.files import Directory, Unreadable
 
-_DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
 _PLACE = struct.Struct("<QQ")
 _MOST_FRAMES = 2**18
 _MOST_HEADER_BYTES = 2**28
-_REQUIRED = ("token_ids", "loss_mask", "log_probabilities", "advantages", "offsets")
+_OF_TOKENS = {"token_ids": "int32", "loss_mask": "uint8", "log_probabilities": "float32", "advantages": "float32"}
+_OF_BATCH = _OF_TOKENS | {"offsets": "int64"}
+_OF_FRAME = {"kept": "int32", "token_ids": "int32", "log_probabilities": "float32", "untrained": "uint8"}
 _IN_DIGEST = ("token_ids", "log_probabilities", "advantages")
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -38,7 +39,7 @@ class Batch:
     def sample(self, index: int) -> Arrays:
         """Returns the columns of one sample."""
         start, stop = self.columns["offsets"][index : index + 2].tolist()
-        return {name: self.columns[name][start:stop] for name in _REQUIRED[:-1]}
+        return {name: self.columns[name][start:stop] for name in _OF_TOKENS}
 
 
 def completions(frame: bytes) -> list[Arrays] | None:
@@ -50,19 +51,16 @@ def completions(frame: bytes) -> list[Arrays] | None:
         (length,) = struct.unpack_from("<I", frame, 12)
         _, specified = msgpack.unpackb(frame[16 : 16 + length])
         offset, arrays = 8 + _aligned(8 + length), {}
-        for name, each in specified.items():
-            arrays[name] = _array(each, memoryview(frame)[offset:])
+        for name, dtype in _OF_FRAME.items():
+            arrays[name] = _array(specified[name], memoryview(frame)[offset:], dtype)
             offset += _aligned(arrays[name].nbytes)
-        kept, ids, values_T, untrained = (
-            arrays[name] for name in ("kept", "token_ids", "log_probabilities", "untrained")
-        )
         turns, start = [], 0
-        for first, last, total in kept.tolist():
+        for first, last, total in arrays.pop("kept").reshape(-1, 3).tolist():
             if first + last != total:
                 return None
             part = slice(start, start := start + total)
-            turns.append({"ids": ids[part], "log_probabilities": values_T[part], "untrained": untrained[part]})
-    except (KeyError, TypeError, AttributeError, ValueError, struct.error, msgpack.UnpackException) as error:
+            turns.append({name: values[part] for name, values in arrays.items()})
+    except (LookupError, TypeError, ValueError, struct.error, msgpack.UnpackException) as error:
         raise Unreadable(f"a frame of tokens is damaged: {error}") from None
     return turns
 
@@ -73,11 +71,11 @@ def read_batch(run: Directory, name: str) -> Batch:
         try:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except ValueError:
-            raise Unreadable("is empty") from None
+            raise Unreadable("it is empty") from None
     frames = _frames(data)
     header = next(islice(frames, 1, None), memoryview(b""))
     if header.nbytes > _MOST_HEADER_BYTES:
-        raise Unreadable("has a header that is too long")
+        raise Unreadable("it has a header that is too long")
     unpacker = msgpack.Unpacker(max_buffer_size=max(1, header.nbytes), max_array_len=16, max_map_len=0, max_ext_len=0)
     unpacker.feed(header)
     try:
@@ -85,21 +83,26 @@ def read_batch(run: Directory, name: str) -> Batch:
             case [str(), int(step), int(count), int(), bool(), *_]:
                 samples = [tuple(row[:5]) for row in islice(unpacker, count)]
             case _:
-                raise Unreadable("does not begin with a batch's preamble")
+                raise Unreadable("it does not begin with a batch's preamble")
         digest = blake2b(header[: unpacker.tell()], digest_size=16)
-        specified = list(islice(unpacker, len(_REQUIRED)))
-        columns = {name: _array(each, frame) for name, each, frame in zip(_REQUIRED, specified, frames, strict=False)}
+        specified = islice(unpacker, len(_OF_BATCH))
+        columns = {
+            name: _array(each, frame, _OF_BATCH[name])
+            for name, each, frame in zip(_OF_BATCH, specified, frames, strict=False)
+        }
         for each in _IN_DIGEST:
             digest.update(columns[each].data)
         batch = Batch(digest.hexdigest(), step, samples, columns)
         tokens, offsets = len(columns["token_ids"]), columns["offsets"]
-        lengths = {len(columns[each]) for each in _REQUIRED[:-1]}
+        lengths = {len(columns[each]) for each in _OF_TOKENS}
         if lengths != {tokens} or len(offsets) != len(samples) + 1 or len(samples) != count:
-            raise Unreadable("has columns of different lengths")
+            raise Unreadable("it has columns of different lengths")
         if offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets) <= 0).any():
-            raise Unreadable("has samples that do not follow one another")
-    except (KeyError, TypeError, IndexError, ValueError, msgpack.UnpackException) as error:
-        raise error if isinstance(error, Unreadable) else Unreadable(f"is damaged: {error}") from None
+            raise Unreadable("it has samples that do not follow one another")
+    except Unreadable:
+        raise
+    except (LookupError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise Unreadable(f"it is damaged: {error}") from None
     return batch
 
 
@@ -120,26 +123,17 @@ def _frames(data: memoryview) -> Iterator[memoryview]:
                 first, length = _PLACE.unpack_from(data, begin + number * _PLACE.size)
                 yield data[first : first + length]
         else:
-            raise Unreadable("is no batch")
+            raise Unreadable("it is no batch")
     except struct.error:
-        raise Unreadable("ends within a frame") from None
+        raise Unreadable("it ends within a frame") from None
 
 
-def _array(specified: Any, data: memoryview) -> npt.NDArray[Any]:
-    """Returns an array of which `specified` is dtype, shape and bytes."""
+def _array(specified: Any, data: memoryview, dtype: str) -> npt.NDArray[Any]:
+    """Returns the numbers of an array of which `specified` is dtype, shape and bytes, in one dimension."""
     match specified:
-        case [str(dtype), list(shape), int(nbytes)] if dtype in _DTYPES and 0 <= nbytes <= len(data):
-            try:
-                return np.frombuffer(data[:nbytes], np.dtype(dtype).newbyteorder("<")).reshape(_sizes(shape))
-            except (TypeError, ValueError) as error:
-                raise Unreadable(f"has an array that is damaged: {error}") from None
-    raise Unreadable("has an array of another length than it says")
-
-
-def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError("sizes below 0")
-    return tuple(shape)
+        case [str(said), list(), int(nbytes)] if said == dtype and 0 <= nbytes <= len(data):
+            return np.frombuffer(data[:nbytes], np.dtype(dtype).newbyteorder("<"))
+    raise Unreadable(f"it has an array that is not the one of {dtype} that is expected")
 
 
 def _aligned(length: int) -> int:

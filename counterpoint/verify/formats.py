@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TypeVar
 
 from msgspec import DecodeError, Struct, ValidationError, json
@@ -86,6 +87,8 @@ class Turn(Struct):
     untrained_tokens: int
     policy_version: int
     player: str = ""
+    load: str = ""
+    advantage: float | None = None
 
 
 class Line(Struct):
@@ -101,7 +104,6 @@ class Line(Struct):
     turns: list[Turn]
     player_rewards: dict[str, float] = {}
     player_advantages: dict[str, float] = {}
-    turn_advantages: list[float] | None = None
     error: str | None = None
     filtered_by: str | None = None
     dropped: str | None = None
@@ -119,7 +121,23 @@ class Recorded(Struct):
     frame: bytes | None
 
 
-Read = TypeVar("Read", Receipt, Line)
+class Probe(Struct):
+    """What is read of a broadcast's `probe.json`."""
+
+    digests: dict[str, dict[str, str]]
+
+    @property
+    def digest(self) -> str:
+        """The hash by which a receipt names the weights."""
+        named = [
+            f"{precision} {layer} {value}\n"
+            for precision, each in self.digests.items()
+            for layer, value in each.items()
+        ]
+        return sha256("".join(sorted(named)).encode()).hexdigest()
+
+
+Read = TypeVar("Read", Receipt, Line, Probe)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:

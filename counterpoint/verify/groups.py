@@ -10,7 +10,7 @@ from collections import Counter
 
 from counterpoint.verify.chain import FILE
 from counterpoint.verify.formats import Examples, Line, Receipt
-from counterpoint.verify.order import Order
+from counterpoint.verify.order import example_at
 from counterpoint.verify.report import Report
 
 
@@ -65,7 +65,7 @@ class Groups:
             report.unchecked["the order of data of an environment with a curriculum or weights (groups)"] += 1
         elif described.size < 1:
             report.damage(FILE, f"group {number} is of environment {name!r}, whose size is not said", receipt.step)
-        elif (expected := Order(f"{receipt.rules.seed}/{name}", described.size).at(position)) != example:
+        elif (expected := example_at(position, described.size, f"{receipt.rules.seed}/{name}")) != example:
             what = f"group {number} has example {example} of {name!r}; the order of data says {expected}"
             report.damage(FILE, what, receipt.step)
         else:

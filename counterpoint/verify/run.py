@@ -6,12 +6,12 @@ from pathlib import Path
 
 from counterpoint.verify.advantages import check_advantages
 from counterpoint.verify.chain import receipts
-from counterpoint.verify.files import Directory, Unreadable
+from counterpoint.verify.files import Directory
 from counterpoint.verify.formats import Rules
 from counterpoint.verify.groups import Groups, check_shipped
 from counterpoint.verify.records import read_records
 from counterpoint.verify.report import BEING_WRITTEN, NO_RECEIPTS, Report
-from counterpoint.verify.training import check_ages, check_batch, check_filters
+from counterpoint.verify.training import check_ages, check_batch, check_filters, check_loads, check_weights
 
 MOST_RULES = 4
 """The rules of a run that a rollout may have been finalized by: the newest ones, since it waits a few steps at most."""
@@ -29,28 +29,35 @@ def verify(path: Path, head: str | None = None) -> Report:
         return report
     groups = Groups()
     rules: list[Rules] = []
-    weights: dict[str, set[str]] = {}
+    weights: dict[str, list[str]] = {}
+    loads: dict[str, int] = {}
     for receipt in receipts(run, report, head):
         if receipt.rules not in rules[:1]:
             rules = [receipt.rules, *rules][:MOST_RULES]
         for version, digest in receipt.weights.items():
-            weights.setdefault(version, set()).add(digest)
+            weights.setdefault(version, []).append(digest)
         shipped = groups.take(receipt, report)
         recorded = read_records(run, receipt, report)
         if recorded is None:
             continue
         trained = [each for each in recorded if each.line.dropped is None]
         lines = [each.line for each in trained]
-        check_shipped(receipt, shipped, lines, report)
-        check_ages(receipt.step, lines, rules, weights, report)
-        check_advantages(receipt.step, lines, rules, report)
         try:
+            check_shipped(receipt, shipped, lines, report)
+            check_ages(receipt.step, lines, rules, weights, report)
+            check_loads(receipt.step, lines, loads, report)
+            check_advantages(receipt.step, lines, rules, report)
             check_filters(receipt.step, trained, rules, report)
             check_batch(run, receipt, trained, report)
-        except Unreadable as error:
-            report.damage(f"rollouts/step_{receipt.step}/tokens.bin", str(error), receipt.step)
-    if twice := sum(len(digests) > 1 for digests in weights.values()):
-        report.unchecked["versions of weights that were published again with another digest"] += twice
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # values of any size and kind, `Unreadable` too
+            what = f"nothing can be computed with it: {error}"
+            report.damage(f"rollouts/step_{receipt.step}", what, receipt.step)
+    check_weights(run, weights, report)
     if not report.steps and not report.findings:
         report.damage(
             ".", "this run has no receipts: it is older than these, or has committed no step", code=NO_RECEIPTS

@@ -9,12 +9,12 @@ import numpy as np
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
 from counterpoint.verify.arrays import Arrays, Batch, completions, read_batch
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Filter, Line, Receipt, Recorded, Rules
+from counterpoint.verify.formats import Filter, Line, Probe, Receipt, Recorded, Rules, read
 from counterpoint.verify.report import Report
 
 
 def check_ages(
-    step: int, recorded: Sequence[Line], rules: Sequence[Rules], weights: dict[str, set[str]], report: Report
+    step: int, recorded: Sequence[Line], rules: Sequence[Rules], weights: dict[str, list[str]], report: Report
 ) -> None:
     """Checks that each turn's weights are a version that staleness allowed, and counts those with a known digest."""
     limit = max(rule.max_off_policy_steps for rule in rules)
@@ -30,6 +30,33 @@ def check_ages(
                 report.checked["turns of weights with a digest"] += 1
             else:
                 report.unchecked["turns of weights whose digest no receipt has"] += 1
+
+
+def check_loads(step: int, recorded: Sequence[Line], loads: dict[str, int], report: Report) -> None:
+    """Checks that each load of weights at a server, by the server's own count, has one version. `loads` has those known."""
+    for each in recorded:
+        for number, turn in enumerate(each.turns):
+            process, _, count = turn.load.partition(":")
+            if not process:
+                report.unchecked["turns whose server does not say by which load of weights"] += 1
+            elif loads.setdefault(f"{process}:{count.partition('-')[0]}", turn.policy_version) != turn.policy_version:
+                what = f"turn {number} is of version {turn.policy_version}, and its server's load {turn.load:.60} of another"
+                report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, each.rollout_id)
+
+
+def check_weights(run: Directory, weights: dict[str, list[str]], report: Report) -> None:
+    """Compares the broadcasts that are still there with the digests in receipts, and counts versions that had several."""
+    for version in run.steps("broadcast"):
+        name, known = f"broadcast/step_{version}/probe.json", weights.get(str(version))
+        try:
+            if known and read(next(run.lines(name), b""), Probe).digest != known[-1]:
+                report.damage(name, "its digests are not those that a receipt has of this version", version)
+        except FileNotFoundError:
+            continue
+        except Unreadable as error:
+            report.damage(name, str(error), version)
+    if twice := sum(len({*digests}) > 1 for digests in weights.values()):
+        report.unchecked["versions of weights that were published again with another digest"] += twice
 
 
 def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules], report: Report) -> None:
@@ -67,7 +94,7 @@ def _filter_of(line: Line, turns: list[Arrays] | None, base: dict[str, float], f
             every = np.concatenate([turn["log_probabilities"][turn["untrained"] == 0] for turn in turns])
             caught = bool((every < config.log_probability_below).sum() > config.share_above * len(every))
         else:
-            caught = any(_repeats(config, turn["ids"][turn["untrained"] == 0].tolist()) for turn in turns)
+            caught = any(_repeats(config, turn["token_ids"][turn["untrained"] == 0].tolist()) for turn in turns)
         if caught:
             return config.kind
     return None
@@ -98,7 +125,7 @@ def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], 
     try:
         batch = read_batch(run, name)
     except (Unreadable, FileNotFoundError) as error:
-        report.damage(name, f"it {error}", step)
+        report.damage(name, str(error), step)
         return
     if (batch.digest, batch.step) != (receipt.batch, step):
         report.damage(name, f"its digest is {batch.digest} of step {batch.step}; the receipt has {receipt.batch}", step)
@@ -119,7 +146,11 @@ def _difference(batch: Batch, indices: Sequence[int], each: Recorded) -> str | N
     line = each.line
     parts = [batch.sample(index) for index in indices]
     masks = [part["loss_mask"] != 0 for part in parts]
-    said = [line.advantage, *line.player_advantages.values(), *(line.turn_advantages or ())]
+    said = [
+        line.advantage,
+        *line.player_advantages.values(),
+        *(turn.advantage for turn in line.turns if turn.advantage is not None),
+    ]
     values = np.array(said, np.float32)
     if not all(np.isin(part["advantages"][mask], values).all() for part, mask in zip(parts, masks, strict=True)):
         return "its advantages are not those of its record"
@@ -129,8 +160,8 @@ def _difference(batch: Batch, indices: Sequence[int], each: Recorded) -> str | N
     if sum(map(np.count_nonzero, masks)) != sum(turn.completion_tokens - turn.untrained_tokens for turn in line.turns):
         return "it trains another number of tokens than its turns have"
     turns = completions(each.frame) if each.frame is not None and len(parts) == 1 else None
-    for column, key in (("token_ids", "ids"), ("log_probabilities", "log_probabilities")) if turns else ():
-        recorded = np.concatenate([turn[key][turn["untrained"] == 0] for turn in turns or ()])
+    for column in ("token_ids", "log_probabilities") if turns else ():
+        recorded = np.concatenate([turn[column][turn["untrained"] == 0] for turn in turns or ()])
         if not np.array_equal(parts[0][column][masks[0]], recorded):
             return f"its {column} are not those of tokens.bin"
     return None

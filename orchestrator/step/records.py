@@ -80,6 +80,7 @@ def rollout_record(
                 "policy_version": turn.policy_version,
                 "finish_reason": turn.finish_reason,
                 "server": turn.server,
+                "load": turn.load,
                 "temperature": turn.temperature,
                 "player": turn.player,
                 **{name: float(column.mean()) if column.size else None for name, column in turn.columns.items()},

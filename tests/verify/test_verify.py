@@ -48,7 +48,7 @@ def test_the_checker_imports_nothing_of_the_product() -> None:
             for name in names:
                 assert not name.startswith("counterpoint") or name.startswith("counterpoint.verify."), (path, name)
     lines = [line for path in Path("counterpoint/verify").rglob("*.py") for line in path.read_text().splitlines()]
-    assert len([line for line in lines if line.strip()]) <= 900, "small enough to be read"
+    assert len([line for line in lines if line.strip()]) <= 950, "small enough to be read"
 
 
 def test_a_run_with_kills_is_sound(run_dir: Path) -> None:

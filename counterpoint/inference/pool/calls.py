@@ -115,7 +115,7 @@ async def ignores_temperature(client: ServerClient, model: str) -> bool:
 
 def as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
     """Returns a checked answer as a turn, from the server at `url` with the weights of `version`."""
-    cached = completion.cached_tokens
+    cached, origin = completion.cached_tokens, completion.origin
     return Turn(
         prompt_ids=request.prompt_ids,
         completion_ids=completion.token_ids,
@@ -128,6 +128,7 @@ def as_turn(request: GenerateRequest, completion: Completion, version: int, url:
         temperature=request.sampling.temperature,
         # Within its limits, whatever the server answers: a number for people fails no request.
         cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
+        load="" if origin is None else f"{origin.instance}:{origin.first}-{origin.last}",
         alternatives=completion.alternatives,
     )
 
