@@ -3,7 +3,7 @@
 The client runs on uvloop, as in the daemon, and a real answer of the binary route, routed experts included, comes from
 another process over loopback. The bare read is the fastest that one thread of Python can do: non-blocking sockets and
 `recv_into` arrays that exist, mapped, before the clock starts. The client uses memory again to which no caller refers any
-more; the bare read into new arrays shows the time that the kernel takes to clear their pages.
+more.
 
 A callback of uvloop cannot be timed from outside. An upper bound is the CPU time of its thread between two wakings of a coroutine
 that sleeps for a millisecond at a time: one callback or a hundred. Unlike the lag, it leaves out the time for which other
@@ -79,11 +79,9 @@ class Measured:
     wakings: Sequence[Sequence[Waking]]
     """Those of each round of the client."""
     bare_seconds: Sequence[float]
-    """The duration of each round into arrays that exist."""
-    new_seconds: Sequence[float]
-    """The duration of each round into new arrays."""
+    """The duration of each bare round."""
     longest_calls: Sequence[float]
-    """CPU seconds of the longest call of each bare round into arrays that exist."""
+    """CPU seconds of the longest call of each bare round."""
 
     def less(self, stalls: Stalls) -> Measured:
         """Returns the same with lag and wakings less the times in which the machine stood still."""
@@ -100,7 +98,6 @@ async def _receive(url: str, rounds: int) -> Measured:
     bare = _BareReader(url, response_bytes)
     bare.one_round()
     bare_seconds: list[float] = []
-    new_seconds: list[float] = []
     longest_calls: list[float] = []
     wakings: list[list[Waking]] = []
     freeze_gc()
@@ -113,11 +110,10 @@ async def _receive(url: str, rounds: int) -> Measured:
             await asyncio.sleep(PAUSE_SECONDS)  # The sample that a span held up is taken after it.
             bare_seconds.append(bare.one_round())
             longest_calls.append(bare.longest_call)
-            new_seconds.append(bare.one_round(into_new=True))
             await asyncio.sleep(PAUSE_SECONDS)
     bare.close()
     await pool.release()
-    return Measured(response_bytes, trace, wakings, bare_seconds, new_seconds, longest_calls)
+    return Measured(response_bytes, trace, wakings, bare_seconds, longest_calls)
 
 
 async def _one_round(pool: Served) -> None:
@@ -164,22 +160,19 @@ class _BareReader:
         self.longest_call = 0.0
         """CPU seconds of the longest call of the last round that read."""
 
-    def one_round(self, into_new: bool = False) -> float:
-        """Returns the seconds from the requests to the last byte, read into existing arrays or into new ones."""
+    def one_round(self) -> float:
+        """Returns the seconds from the requests to the last byte, read into arrays that exist."""
         filled = [0] * RESPONSES
         missing = RESPONSES * self._length
         self.longest_call = 0.0
         started = time.perf_counter()
-        arrays = self._arrays
-        if into_new:
-            arrays = [np.empty(self._length, dtype=np.uint8).data for _ in self._connections]
         for connection in self._connections:
             connection.sendall(f"GET {RAW_PATH}/{self._length} HTTP/1.1\r\n\r\n".encode())
         while missing:
             for key, _ in self._selector.select():
                 assert isinstance(key.fileobj, socket.socket)
                 began = time.thread_time()
-                count = key.fileobj.recv_into(arrays[key.data][filled[key.data] :])
+                count = key.fileobj.recv_into(self._arrays[key.data][filled[key.data] :])
                 self.longest_call = max(self.longest_call, time.thread_time() - began)
                 assert count, "the server closed a connection"
                 filled[key.data] += count
@@ -197,14 +190,10 @@ def _case(measured: Measured) -> Case:
     idle_span, *spans = measured.trace.spans
     idle, lag = measured.trace.distribution(idle_span), measured.trace.distribution(*spans)
     seconds = [span.seconds for span in spans]
-    rate, bare_rate, new_rate = (
-        RESPONSES * measured.response_bytes / 1e6 / statistics.median(each)
-        for each in (seconds, measured.bare_seconds, measured.new_seconds)
+    rate, bare_rate = (
+        RESPONSES * measured.response_bytes / 1e6 / statistics.median(each) for each in (seconds, measured.bare_seconds)
     )
-    shares, shares_of_new = (
-        tuple(other / through for other, through in zip(others, seconds, strict=True))
-        for others in (measured.bare_seconds, measured.new_seconds)
-    )
+    shares = tuple(other / through for other, through in zip(measured.bare_seconds, seconds, strict=True))
     busy = [LagDistribution.of((waking.busy for waking in each), INTERVAL_SECONDS) for each in measured.wakings]
     longest = tuple(1e3 * each.max for each in busy)
     return Case(
@@ -214,11 +203,9 @@ def _case(measured: Measured) -> Case:
             Figure("one response", measured.response_bytes / 1e6, "MB"),
             Figure("rate through the client", rate, "MB/s"),
             Figure("bare socket read, into arrays that exist", bare_rate, "MB/s"),
-            Figure("bare socket read, into new arrays", new_rate, "MB/s"),
             Figure(
                 "share of the bare rate, median round", statistics.median(shares), "", 0.7, "at least", rounds=shares
             ),
-            Figure("the same of that into new arrays", statistics.median(shares_of_new), ""),
             Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
             Figure("lag, idle: max", 1e3 * idle.max, "ms"),
             Figure("lag, receiving: p99", 1e3 * lag.p99, "ms"),

@@ -19,7 +19,7 @@ from perf.chaos.report import say
 from perf.commands import PerfError
 
 KINDS = {
-    "job": ("perf.chaos.of_a_job", 30, "a job of three runs: orchestrators, trainer, vLLM; about a minute a round"),
+    "job": ("perf.chaos.job", 30, "a job of three runs: orchestrators, trainer, vLLM; about a minute a round"),
     "tinker": (
         "perf.chaos.tinker_client",
         30,
