@@ -46,8 +46,9 @@ class Resources(Config):
         **unknown: Any,
     ) -> None:
         """Takes the amounts in Ray Tune's order. Raises `ValueError` for one that is none, and for a name that there is not."""
+        custom_resources, extra_custom_resources = custom_resources or {}, extra_custom_resources or {}
         given = locals()
-        amounts: dict[str, Any] = {name: given[name] for name in type(self).model_fields if given[name] is not None}
+        amounts: dict[str, Any] = {name: given[name] for name in type(self).model_fields}
         super().__init__(**amounts, **unknown)
 
     def cpu_total(self) -> float:

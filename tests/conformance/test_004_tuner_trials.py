@@ -38,6 +38,7 @@ def test_resources_are_those_of_the_document() -> None:
         ("trial_id", "../elsewhere", "letters, digits"),
         ("resources", 3, "expected tune.Resources"),
         ("resources", {"cpus": 1}, "there is no 'cpus'"),
+        ("resources", {"cpu": None}, "valid number"),
         ("stopping_criterion", 7, "expected a dict"),
         ("stopping_criterion", {"loss": "3"}, "the number at which to stop"),
         ("stopping_criterion", {"loss": float("nan")}, "no result reaches"),
