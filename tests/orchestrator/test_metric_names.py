@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from counterpoint.environments.config import EnvironmentConfig
@@ -105,9 +106,9 @@ def test_a_run_writes_and_shows_the_names_of_the_catalogue(
 
 
 def optional_rollouts() -> list[Any]:
-    """Rollouts with what the toy has not: players' rewards, metrics, a cached answer, none from inference, four examples."""
+    """Rollouts with what the toy has not: rewards of players and turns, metrics, a cached answer, no answer, four examples."""
     unanswered = make_rollout()
     unanswered.error, unanswered.inference_failed = "InferenceError: no answer", True
-    playing = make_rollout(player_rewards={"white": 1.0}, metrics={"length": 3.0})
+    playing = make_rollout(player_rewards={"white": 1.0}, metrics={"length": 3.0}, turn_rewards=np.ones(1, np.float32))
     playing.turns = [replace(turn, cached_tokens=1) for turn in playing.turns]
     return [unanswered, playing, *map(make_rollout, range(1, 5))]
