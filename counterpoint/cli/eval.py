@@ -197,13 +197,17 @@ async def _play(
 
 
 def evaluation_table(results: Sequence[EvaluationResult]) -> Table:
-    """Returns a row for each metric, with those of single environments if an evaluation has several."""
+    """Returns a row for each metric, with those of single environments if an evaluation has several, and those of turns."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("evaluation", "metric") else "right", no_wrap=True)
     for result in results:
         several = len(result.config.environments) > 1
-        shown = {name: each for name, each in result.estimates.items() if several or name in result.config.own_metrics}
+        shown = {
+            name: each
+            for name, each in result.estimates.items()
+            if several or name in result.config.own_metrics or "/reward/turn/" in name
+        }
         counts = [str(result.line[key]) for key in ("examples", "rollouts/completed", "rollouts/failed")]
         if not shown:
             table.add_row(printable(result.config.name), "failed", "", "", *counts)

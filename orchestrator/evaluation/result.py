@@ -15,6 +15,7 @@ from typing import Any
 from counterpoint.environments.reward import RewardBounds
 from counterpoint.orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
 from counterpoint.orchestrator.evaluation.lines import MOST_FAILED
+from counterpoint.orchestrator.step.step_metrics import turns_of
 from counterpoint.run.evaluations import EvaluationConfig
 from counterpoint.transport.config import Config
 from counterpoint.transport.printable import clipped
@@ -34,7 +35,8 @@ class EvaluationResult:
     config: EvaluationConfig
     step: int
     estimates: dict[str, Estimate]
-    """The estimate of each metric: `reward/mean`, `pass@1`, and the same after `<environment>/`."""
+    """The estimate of each metric: `reward/mean`, `pass@1`, the same after `<environment>/`, and there
+    `reward/turn/<turns>/mean`, where turns have rewards."""
     failed: int
     line: dict[str, Any]
     """The line of `evaluations.jsonl`."""
@@ -99,6 +101,7 @@ def result_of(
             estimates |= {f"{environment.name}/{name}": each for name, each in _estimates(config, own, bounds).items()}
     else:  # the same numbers
         estimates |= {f"{config.environments[0].name}/{name}": each for name, each in estimates.items()}
+    estimates |= _by_turn(rollouts, bounds)
     failed = [rollout for rollout in rollouts if rollout.error is not None]
     versions = [turn.policy_version for rollout in rollouts for turn in rollout.turns]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
@@ -147,6 +150,22 @@ def _estimates(
         ]
         estimates[f"pass@{k}"] = proportion(passed)
     return estimates
+
+
+def _by_turn(rollouts: Sequence[Rollout], bounds: Mapping[str, RewardBounds | None]) -> dict[str, Estimate]:
+    """Estimates the mean reward of the turns with a number, of the completed rollouts of each environment."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for rollout in rollouts:
+        if rollout.error is None and rollout.turn_rewards is not None:
+            for number, reward in enumerate(rollout.turn_rewards.tolist(), start=1):
+                examples = found.setdefault((rollout.environment, turns_of(number)), {})
+                examples.setdefault(rollout.example_index, []).append(reward)
+    return {
+        f"{environment}/reward/turn/{turns}/mean": mean(
+            [math.fsum(rewards) / len(rewards) for rewards in examples.values()], bounds.get(environment)
+        )
+        for (environment, turns), examples in found.items()
+    }
 
 
 def _common(bounds: Mapping[str, RewardBounds | None], rollouts: Sequence[Rollout]) -> RewardBounds | None:

@@ -52,8 +52,6 @@ def rollout_record(
     Without `texts` the turns have no text. Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
     """
     saved = saved_state(rollout)
-    named = (("reward", rollout.turn_rewards), ("advantage", rollout.turn_advantages))
-    by_turn = [(name, values.tolist()) for name, values in named if values is not None]
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
@@ -84,17 +82,26 @@ def rollout_record(
                 "temperature": turn.temperature,
                 "player": turn.player,
                 **{name: float(column.mean()) if column.size else None for name, column in turn.columns.items()},
-                **{name: values[index] for name, values in by_turn},
+                **own,
                 "prompt": text and text.prompt,
                 "completion": text and text.completion,
             }
-            for index, (turn, text) in enumerate(
-                zip(rollout.turns, texts or repeat(None, len(rollout.turns)), strict=True)
+            for turn, text, own in zip(
+                rollout.turns, texts or repeat(None, len(rollout.turns)), _of_turns(rollout), strict=True
             )
         ],
         "opponent_turns": rollout.opponent_turns,
         "state": _recorded_state(rollout, saved.state, state_columns),
     }
+
+
+def _of_turns(rollout: Rollout) -> Iterable[dict[str, float]]:
+    """Yields what each turn has of its own: a reward, an advantage, or neither."""
+    named = {"reward": rollout.turn_rewards, "advantage": rollout.turn_advantages}
+    found = {name: values.tolist() for name, values in named.items() if values is not None}
+    if not found:
+        return repeat({}, len(rollout.turns))
+    return [dict(zip(found, own, strict=True)) for own in zip(*found.values(), strict=True)]
 
 
 def _recorded_state(rollout: Rollout, encoded: bytes, names: Sequence[str]) -> dict[str, Any] | orjson.Fragment:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import tomli_w
@@ -39,6 +40,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.run.evaluations import EvaluationConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.records import Rollout
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.children import start_instead
 from tests.support.fake_inference import PROBE_TOKENS, FakeInference, probe_answer
@@ -217,6 +219,31 @@ def test_a_result_without_a_completed_rollout_is_not_a_score_of_zero(inference_f
     console.print(evaluation_table([result]))
     assert ("pass@1" if completed else "failed  ") in console.export_text()
     assert ("failed; 3 of 3 rollouts failed" in result.in_words()) is not completed
+
+
+def test_a_result_has_the_rewards_of_turns_by_their_number() -> None:
+    config = EvaluationConfig.model_validate(EVALUATION)
+
+    def attempt(example: int, index: int, *rewards: float, error: str | None = None) -> Rollout:
+        turn_rewards = np.array(rewards, np.float32) if rewards else None
+        return make_rollout(example, index, environment="held-out", turn_rewards=turn_rewards, error=error)
+
+    rollouts = [
+        attempt(0, 0, 1.0, 0.5), attempt(0, 1, 0.0), attempt(1, 0, *[0.25] * 9), attempt(1, 1),
+        attempt(2, 0, 9.0, error="its loop failed"), attempt(2, 1, *[0.25] * 12),
+    ]  # fmt: skip
+    result = result_of(config, {}, 3, rollouts, 0.0, 1.0, {"held-out": (0.0, 1.0)})
+    by_turn = {name: each for name, each in result.estimates.items() if "turn" in name}
+    assert list(by_turn) == [f"held-out/reward/turn/{turns}/mean" for turns in [*range(1, 9), "9-16"]]
+    values = [each.value for each in by_turn.values()]
+    assert values == pytest.approx([(0.5 + 0.25 + 0.25) / 3, (0.5 + 0.25 + 0.25) / 3, *[0.25] * 7])
+    assert all(0.0 <= (each.low or 0.0) <= each.value <= (each.high or 1.0) <= 1.0 for each in by_turn.values())
+    assert "evaluation/toy-eval/held-out/reward/turn/9-16/mean/low" in result.metrics()
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(evaluation_table([result]))
+    assert "held-out/reward/turn/1/mean" in console.export_text()
+    plain = result_of(config, {}, 3, [attempt(0, 0), attempt(0, 1)], 0.0, 1.0, {})
+    assert not any("turn" in name for name in plain.line["metrics"])
 
 
 def test_a_server_that_is_said_to_run_is_not_awaited_for_long(tmp_path: Path) -> None:
