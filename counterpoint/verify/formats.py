@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TypeVar
 
-from msgspec import DecodeError, Struct, ValidationError, json
+from msgspec import Struct, json
 
 from counterpoint.verify.files import Unreadable
 
@@ -144,7 +144,7 @@ def read(data: bytes, kind: type[Read]) -> Read:
     """Returns the object in a line of JSON. Raises `Unreadable`."""
     try:
         found = json.decode(data, type=kind)
-    except (DecodeError, ValidationError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is no {kind.__name__.lower()} of format {FORMAT}: {error}") from None
     if isinstance(found, Receipt) and found.format != FORMAT:
         raise Unreadable(f"its format is {found.format}; this checker reads {FORMAT}")

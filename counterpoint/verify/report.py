@@ -69,7 +69,12 @@ class Report:
 
     def values(self) -> dict[str, Any]:
         """Returns the report as plain values, for JSON."""
-        return asdict(self) | {"sound": self.code == SOUND}
+        plain = {
+            "findings": list(map(asdict, self.findings)),
+            "checked": dict(self.checked),
+            "unchecked": dict(self.unchecked),
+        }
+        return {"run": self.run, "code": self.code, "steps": self.steps, "head": self.head, "more": self.more, **plain}
 
     def text(self) -> str:
         """Returns the report for a person."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ def config_of(output_dir: Path, **fields: Any) -> RunConfig:
 class RecordedRun:
     """A process of the run: `play` takes steps, and leaving it at any time is a kill."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, *, faulty: bool = False, players: bool = False) -> None:
+        """With `faulty` rollouts fail, loop, or are left untrained now and then; with `players` two have rewards each."""
+        self.config, self._faulty, self._players = config, faulty, players
         checkpoint = load_newest(config)
         newest = checkpoint.step if checkpoint is not None else 0
         rewind(config.run_dir, newest)
@@ -94,7 +96,10 @@ class RecordedRun:
 
     async def _play(self, steps: int) -> None:
         while steps:
-            for instruction in self._scheduler.handle(self._events.popleft()):
+            # The dispatcher ships in a task, after it has taken up all instructions.
+            for instruction in sorted(
+                self._scheduler.handle(self._events.popleft()), key=lambda each: type(each) is ShipBatch
+            ):
                 steps -= await self._execute(instruction)
 
     async def _execute(self, instruction: Instruction) -> bool:
@@ -108,7 +113,8 @@ class RecordedRun:
                     self._rollout(group_id, index, environment, example, version) for index in range(size)
                 ]
                 for each in self._groups[group_id]:
-                    self._events.append(RolloutEnded(group_id, each.rollout_id, RolloutOutcome.COMPLETED, version))
+                    outcome_of = RolloutOutcome.COMPLETED if each.error is None else RolloutOutcome.FAILED
+                    self._events.append(RolloutEnded(group_id, each.rollout_id, outcome_of, version))
             case FinalizeGroup(group_id):
                 outcome = self._finalizer(self._groups[group_id], False)
                 self._groups[group_id] = list(outcome.rollouts)
@@ -137,8 +143,26 @@ class RecordedRun:
         first = [draw.randrange(50) for _ in range(draw.randrange(1, 6))]
         second = [draw.randrange(50) for _ in range(2)]
         turns = [make_turn(prompt, first, version), make_turn([*prompt, *first, 7], second, version)]
-        reward = draw.randrange(8) / 4
-        return Rollout(f"{group_id}-{index}", group_id, environment, example, turns=turns, reward=reward)
+        reward = draw.choice([0.0, 0.0, 0.25, 1.0, 1.0, 1.5])
+        rollout = Rollout(f"{group_id}-{index}", group_id, environment, example, turns=turns, reward=reward)
+        if self._players:
+            turns[:] = [replace(turn, player=player) for turn, player in zip(turns, ("one", "two"), strict=True)]
+            rollout.player_rewards = {"one": reward, "two": draw.random()}
+        if self._faulty:
+            match draw.randrange(12):
+                case 0:
+                    rollout.error = "it broke"
+                case 1:
+                    for turn in turns:
+                        turn.leave_untrained()
+                case 2:
+                    turns[0] = replace(make_turn(prompt, [5] * 40, version), player=turns[0].player)
+                    turns[1] = replace(
+                        make_turn([9, 9], [6, 7], version, log_probabilities=[-20, -20]), player=turns[1].player
+                    )
+                case 3:
+                    rollout.reward = float("nan")
+        return rollout
 
 
 def publish_weights(run_dir: Path, version: int) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
+from counterpoint.cli.main import main
 from counterpoint.orchestrator.receipts.chain import head_of
-from counterpoint.verify.report import BROKEN_CHAIN, DAMAGED, NO_RECEIPTS, SOUND
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.verify.report import BEING_WRITTEN, BROKEN_CHAIN, DAMAGED, NO_RECEIPTS, SOUND
 from counterpoint.verify.run import verify
 from tests.verify.forgeries import FORGERIES, ONLY_BY_HEAD, lines_of, records
 from tests.verify.recorded import RecordedRun, config_of
@@ -71,6 +75,54 @@ def test_a_kill_between_commit_and_append_loses_no_receipt(recorded: Path, run_d
     RecordedRun(config_of(run_dir.parent)).play(1)
     assert path.read_bytes().splitlines(keepends=True)[:-1] == lines
     assert verify(run_dir).steps == STEPS + 1
+
+
+ENFORCED = [
+    {"kind": "gibberish", "mode": "enforce", "log_probability_below": -9.0},
+    {"kind": "repetition", "mode": "enforce"},
+    {"kind": "zero_advantage"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "players"),
+    [
+        ({"advantage": {"kind": "standardised", "length_penalty": 0.3}}, False),
+        ({"advantage": {"kind": "leave_one_out", "overlong": {"longest": 5, "buffer": 3}}}, False),
+        ({"advantage": {"kind": "batch_standardised"}, "filters": ENFORCED[:2]}, False),
+        ({"advantage": {"kind": "group_mean_batch_scaled"}, "filters": ENFORCED, "seed": 3}, True),
+        ({"environments": [{"name": "a", "kind": "none:None", "ratio": 2}, {"name": "b", "kind": "none:None"}]}, True),
+    ],
+)
+def test_a_run_of_any_kind_is_sound(tmp_path: Path, fields: dict[str, Any], players: bool) -> None:
+    config = config_of(tmp_path, **fields)
+    for steps in (3, 2):
+        RecordedRun(config, faulty=True, players=players).play(steps)
+    report = verify(config.run_dir)
+    assert report.code == SOUND, report.text()
+    assert report.checked["advantages"] > 20
+    assert report.checked["filters"] == report.checked["advantages"]
+    assert report.checked["batches"] == 5
+
+
+@pytest.mark.slow
+def test_a_change_of_the_rules_accuses_nobody(tmp_path: Path) -> None:
+    for kind in ("group_mean", "standardised"):
+        RecordedRun(config_of(tmp_path, advantage={"kind": kind})).play(2)
+    report = verify(tmp_path / "run_one")
+    assert report.code == SOUND, report.text()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_older_than_receipts_has_them_from_its_resume_on(run_dir: Path) -> None:
+    (run_dir / "receipts.jsonl").unlink()
+    for step in (5, 6):
+        (run_dir / f"checkpoints/step_{step}/receipt.json").unlink()
+    RecordedRun(config_of(run_dir.parent)).play(2)
+    report = verify(run_dir)
+    assert (report.code, report.steps) == (SOUND, 2), report.text()
+    assert any("before 7" in what for what in report.unchecked)
 
 
 def test_a_run_without_receipts_is_said(tmp_path: Path) -> None:
@@ -140,3 +192,85 @@ def test_a_broken_chain_is_named(run_dir: Path, forge: Callable[[list[bytes]], l
     (run_dir / "receipts.jsonl").write_bytes(b"".join(line + b"\n" for line in forge(lines)))
     shutil.rmtree(run_dir / "checkpoints")
     assert verify(run_dir, head).code == BROKEN_CHAIN
+
+
+@pytest.mark.slow
+def test_a_kill_between_records_and_commit_leaves_neither_gap_nor_double(run_dir: Path) -> None:
+    """The records of the step that was not committed are removed by the resume, and it is taken again."""
+    shutil.copytree(run_dir / "rollouts/step_6", run_dir / "rollouts/step_7")
+    assert verify(run_dir).code == SOUND
+    RecordedRun(config_of(run_dir.parent)).play(1)
+    report = verify(run_dir)
+    assert (report.code, report.steps) == (SOUND, STEPS + 1), report.text()
+
+
+@pytest.mark.parametrize("left", ["checkpoints", "rollouts"])
+def test_receipts_that_were_cut_off_are_missed(run_dir: Path, left: str) -> None:
+    path = run_dir / "receipts.jsonl"
+    path.write_bytes(b"".join(lines_of(path)[:3]))
+    for copy in run_dir.glob("checkpoints/*/receipt.json"):
+        copy.unlink()
+    shutil.rmtree(run_dir / ({"checkpoints", "rollouts"} - {left}).pop())
+    assert verify(run_dir).code == BROKEN_CHAIN
+
+
+@pytest.mark.slow
+def test_hostile_files_end_no_verification(run_dir: Path) -> None:
+    """Bytes of any kind anywhere: a report, and never an exception."""
+    draw = random.Random(7)
+    files = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and path.stat().st_size]
+    for number in range(60):
+        path = draw.choice(files)
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        match number % 4:
+            case 0:
+                del data[draw.randrange(len(data)) :]
+            case 1:
+                data[draw.randrange(len(data))] = draw.randrange(256)
+            case 2:
+                data += b"[" * 100_000
+            case _:
+                place = draw.randrange(len(data))
+                data[place : place + 8] = b"\xff" * 8
+        path.write_bytes(data)
+        assert verify(run_dir).text()
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["receipts.jsonl", "rollouts/step_3/rollouts.jsonl", "rollouts/step_3", "rollouts"])
+def test_no_link_is_followed(run_dir: Path, tmp_path: Path, name: str) -> None:
+    """Not even one to the same content: it leads out of the directory."""
+    (run_dir / name).rename(tmp_path / "elsewhere")
+    (run_dir / name).symlink_to(tmp_path / "elsewhere")
+    assert verify(run_dir).code != SOUND
+
+
+def test_a_fifo_is_not_waited_for(run_dir: Path) -> None:
+    for name in ("receipts.jsonl", "rollouts/step_2/tokens.bin"):
+        (run_dir / name).unlink()
+        os.mkfifo(run_dir / name)
+    assert verify(run_dir).code == BROKEN_CHAIN
+
+
+def test_a_run_that_is_being_written_is_left_alone(run_dir: Path) -> None:
+    holder = take_lock(run_dir / "orchestrator.lock", "taken")
+    assert verify(run_dir).code == BEING_WRITTEN
+    os.close(holder)
+    assert verify(run_dir).code == SOUND
+
+
+@pytest.mark.slow
+def test_the_command(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "control").mkdir()
+    assert main(["verify", str(run_dir.parent), "--json"]) == SOUND
+    head = orjson.loads(capsys.readouterr().out)["head"]
+    assert main(["verify", str(run_dir), "--head", head]) == SOUND
+    assert "run one, 6 steps: sound" in capsys.readouterr().out
+    assert main(["verify", str(run_dir), "--head", "0" * 64]) == BROKEN_CHAIN
+    (run_dir / "rollouts/step_2/rollouts.jsonl").write_bytes(b"\x1b[2J{}\n")
+    assert main(["verify", str(run_dir)]) == DAMAGED
+    assert "\x1b" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", str(run_dir), "--head", "no hash"])
+    assert main(["verify", str(run_dir.parent), "--run", "other"]) == 2
