@@ -50,6 +50,8 @@ UNBIASED_ADVANTAGE = "leave_one_out"
 ADVANTAGES: dict[str, str] = {
     "leave_one_out": "Never.",
     "group_mean": "Never: `n` rollouts a group scale it by `(n - 1) / n`, alike for every example.",
+    "turn_returns": "Never, with a discount of 1.",
+    "anchor_states": "Never, with a discount of 1, if a state says nothing of what is sampled from it on.",
     "standardised": "Where rewards have more than two values or examples differ in difficulty, since those whose rewards differ "
     "little count more, whatever the size of the step.",
     "batch_standardised": "Where examples differ in difficulty: the rewards of one shift and scale those of the others.",
@@ -61,7 +63,7 @@ LOSSES: tuple[LossRow, ...] = (
     UNBIASED_LOSS,
     LossRow(
         {"kind": "rloo", "clip_low": 1, "clip_high": 1e6},
-        "Never with one advantage a rollout; it gives each turn the mean of the advantages of all.",
+        "Never with one advantage a rollout; those of turns are refused beside it.",
     ),
     LossRow(
         {"kind": "rloo"},

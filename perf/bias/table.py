@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from counterpoint.run.config import DISCOUNTED
 from perf.bias.rows import ADVANTAGES, LOSSES, SELECTIONS, UNBIASED_ADVANTAGE, UNBIASED_LOSS, LossRow
 from perf.bias.update import Case, Selection
 from perf.bias.verdicts import verdict
@@ -14,8 +15,10 @@ STALENESS = (0, 1, 2)
 
 def cell(advantage: str, loss: LossRow, staleness: int, selection: Selection) -> str:
     """Returns the verdict on a combination in words. Raises `ValueError` if a function fails."""
-    if advantage == "batch_standardised" and selection == "zero":
-        return "refused"  # counterpoint/run/config.py refuses this filter beside it
+    if (advantage == "batch_standardised" and selection == "zero") or (
+        advantage in DISCOUNTED and loss.config.mixes_tokens
+    ):
+        return "refused"  # by counterpoint/run/config.py
     return str(verdict(Case(advantage, loss.config, staleness, selection)))
 
 

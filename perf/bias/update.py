@@ -196,7 +196,8 @@ def _rollout(index: int, trajectory: Trajectory, ages: Sequence[int], leave_cut:
         if leave_cut and trajectory.cut:
             turn.leave_untrained()
         turns.append(turn)
-    return Rollout(f"0-{index}", 0, "process", 0, turns=turns, reward=float(trajectory.reward))
+    rewards = np.array([step.reward for step in trajectory.steps], np.float32)
+    return Rollout(f"0-{index}", 0, "process", 0, turns=turns, reward=float(trajectory.reward), turn_rewards=rewards)
 
 
 def _coefficients(loss: Loss, config: LossConfig, samples: Sequence[Sequence[_Token]]) -> tuple[list[Fraction], bool]:

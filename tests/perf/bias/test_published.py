@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import blake2b
 from typing import Any
 
@@ -17,10 +18,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from counterpoint.advantages import AdvantageInputs, AdvantageOutputs
 from counterpoint.run.loss import LossConfig
 from counterpoint.trainer.losses.contract import LossInputs
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.losses.objectives import token_weights
+from perf.bias.processes import LONGEST, PROCESSES, Weights, gradient_of, true_gradient
+from perf.bias.rows import UNBIASED_LOSS
+from perf.bias.update import Case, expected_update
+from perf.bias.verdicts import verdict
 
 LAGS = (0, 1, 2, 4, 8)
 SIZES = ((3, 2, 3), (4, 2, 3), (3, 3, 3), (4, 2, 4))
@@ -145,3 +151,62 @@ def test_martingales_table() -> None:
     assert {name: tuple(each.values()) for name, each in counts.items()} == {
         name: published for name, (_, published) in PUBLISHED.items()
     }
+
+
+def means_by_turn(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """The natural advantage of turns, which has a bias: each reward minus the others' mean of that turn number, then summed.
+
+    The reward of a last turn is the outcome, compared with the others' outcomes; those of earlier turns with the earlier turns of
+    those that have them.
+    """
+    advantages = []
+    for own, rewards in enumerate(inputs.turn_rewards):
+        others = [each for index, each in enumerate(inputs.turn_rewards) if index != own]
+        above = [float(rewards[-1]) - sum(float(other[-1]) for other in others) / len(others)]
+        for turn in reversed(range(len(rewards) - 1)):
+            there = [float(other[turn]) for other in others if turn < len(other) - 1]
+            above.insert(0, above[0] + float(rewards[turn]) - sum(there) / max(1, len(there)))
+        advantages.append(above)
+    return AdvantageOutputs(advantages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_bonus_for_another_turn_of_verls_issue_7244(size: int) -> None:
+    """https://github.com/verl-project/verl/issues/7244: who decides on another turn gets the mean intermediate reward subtracted.
+
+    So the bias is the gradient of minus that mean for each turn beyond the first, at the probability of taking it. With the
+    rollout's own left out, the mean is 0 if no other took the turn.
+    """
+    path = f"{__name__}:{means_by_turn.__name__}"
+    update = expected_update(Case(path, UNBIASED_LOSS.config, group_size=size))
+    assert update.exact
+    true = true_gradient()
+    expected: Weights = {}
+    for trajectories in PROCESSES:
+        probabilities = [each.probability([0] * LONGEST) for each in trajectories]
+        for turn in range(LONGEST - 1):
+            going_on = [turn < len(each.steps) - 1 for each in trajectories]
+            reached = sum(p for p, goes_on in zip(probabilities, going_on, strict=True) if goes_on)
+            if not reached:
+                continue
+            total = sum(
+                p * each.steps[turn].reward
+                for p, each, goes_on in zip(probabilities, trajectories, going_on, strict=True)
+                if goes_on
+            )
+            mean = total / reached * (1 - (1 - reached) ** (size - 1))
+            for p, each, goes_on in zip(probabilities, trajectories, going_on, strict=True):
+                if goes_on:
+                    for step in each.steps[: turn + 1]:
+                        key = step.state, step.action
+                        expected[key] = expected.get(key, Fraction(0)) - p * mean / len(PROCESSES)
+    bias = {key: update.gradient[key] - true[key] for key in true}
+    assert bias == gradient_of(expected)
+    assert bias["two: go on?", 1] < 0 > bias["three: go on?", 1]
+
+
+@pytest.mark.slow
+def test_a_baseline_that_is_decided_before_the_turn_has_no_bonus() -> None:
+    for staleness in range(3):
+        assert str(verdict(Case("turn_returns", UNBIASED_LOSS.config, staleness))) == "unbiased"
