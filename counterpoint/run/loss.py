@@ -195,7 +195,7 @@ class LossConfig(Config):
     def mixes_tokens(self) -> bool:
         """Whether a token is weighed by the advantages of all tokens of its sample: a ratio of the sample has a gradient."""
         objective = KINDS[self.kind].objective if self.kind in KINDS else None
-        return objective in ("clipped", "softened") and self.ratio_level != "token"
+        return objective in ("clipped", "softened") and self.ratio_level in ("sequence", "sequence_mean")
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> LossConfig:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import product
+from typing import get_args
 
 import pytest
 
-from counterpoint.run.loss import LossConfig
+from counterpoint.run.loss import LossConfig, RatioLevel
 from perf.bias.exact import recovered
 from perf.bias.processes import POLICIES, PROCESSES, true_gradient
 from perf.bias.rows import UNBIASED_LOSS, LossRow
@@ -104,6 +106,15 @@ def spread(kind: str, groups: int) -> Fraction:
 def test_more_rollouts_a_step_mend_the_token_mean_and_not_the_mean_over_samples() -> None:
     assert spread("dapo", 2) < spread("dapo", 1) * Fraction(3, 4)
     assert spread("grpo", 2) == spread("grpo", 1) > 5
+
+
+@pytest.mark.slow
+def test_the_losses_that_mix_the_advantages_of_turns_are_those_that_are_refused_beside_them() -> None:
+    """On policy, with each level of the ratio: of a sample with a gradient, each token has the mean of its advantages."""
+    sums = {"normalisation": "sample", "normalisation_length": 1}
+    for kind, level in product(("grpo", "sapo", "aipo"), get_args(RatioLevel)):
+        config = LossConfig.model_validate({"kind": kind, "ratio_level": level, **sums})
+        assert config.mixes_tokens == verdict(Case("turn_returns", config)).is_biased, (kind, level)
 
 
 @pytest.mark.slow

@@ -144,8 +144,9 @@ def test_a_loss_that_mixes_the_tokens_of_a_sample_takes_no_advantages_of_turns(t
             ValidationError, match=rf"training\.loss\.kind = '{loss}' with ratio_level = .* weighs each token by all"
         ):
             make_run(tmp_path, {}, training=training, **given)
-        by_token = training | {"loss": {"kind": loss, "ratio_level": "token"}}
-        make_run(tmp_path, {}, training=by_token, **given)
+        for level in ("token", "sequence_mean_token"):  # with each token's own gradient
+            by_token = training | {"loss": {"kind": loss, "ratio_level": level}}
+            make_run(tmp_path, {}, training=by_token, **given)
     by_weight = {"loss": {"kind": "cispo", "ratio_level": "sequence"}}
     assert not make_run(tmp_path, {}, training=by_weight, advantage={"kind": "turn_returns"}).training.loss.mixes_tokens
 
