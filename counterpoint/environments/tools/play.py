@@ -14,6 +14,7 @@ import asyncio
 import math
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -139,9 +140,10 @@ class _Told:
 
 
 def _reward(tool: str, reward: object) -> float:
-    if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise ValueError(f"tool {tool!r}: its result has the reward {reprlib.repr(reward)}; expected a finite number")
-    return float(reward)
+    with suppress(OverflowError):  # an integer of over 308 digits
+        if isinstance(reward, Real) and math.isfinite(float(reward)):
+            return float(reward)
+    raise ValueError(f"tool {tool!r}: its result has the reward {reprlib.repr(reward)}; expected a finite number")
 
 
 async def _call(

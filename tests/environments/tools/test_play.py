@@ -60,7 +60,8 @@ async def gone() -> None:
 
 async def worth(reward: str) -> ToolResult:
     """Rewards its call with a number, or with what is none."""
-    return ToolResult({"said": reward}, reward if reward == "text" else float(reward))  # type: ignore[arg-type]
+    strange: dict[str, Any] = {"text": reward, "a long integer": 10**400}
+    return ToolResult({"said": reward}, strange[reward] if reward in strange else float(reward))
 
 
 TOOLS = [
@@ -216,9 +217,9 @@ async def test_a_turn_gets_what_its_calls_are_worth(chat: Chat) -> None:
     assert with_answer(Rollout("0-0", 0, "tools", 0, model.turns), 2.0) == 2.0
 
 
-@pytest.mark.parametrize("reward", ["nan", "inf", "text"])
+@pytest.mark.parametrize("reward", ["nan", "inf", "text", "a long integer"])
 async def test_a_reward_of_a_tool_that_is_none_fails_the_rollout(chat: Chat, reward: str) -> None:
-    with pytest.raises(ValueError, match=f"tool 'worth': its result has the reward .*{reward}.*; expected a finite"):
+    with pytest.raises(ValueError, match=r"tool 'worth': its result has the reward .*; expected a finite"):
         await run(chat, write_hermes("worth", {"reward": reward}), "done")
 
 
