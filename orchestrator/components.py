@@ -35,6 +35,7 @@ from counterpoint.orchestrator.opponents import opponents_of
 from counterpoint.orchestrator.other_servers import check_sampling
 from counterpoint.orchestrator.policy import PolicyWatcher
 from counterpoint.orchestrator.receipts.chain import ReceiptChain
+from counterpoint.orchestrator.receipts.receipt import code_of
 from counterpoint.orchestrator.reports import Reports
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.playing import Playing
@@ -193,7 +194,7 @@ class Components:
             merge_chunk=merge_chunk,
             transcribe=_transcriber(config, loaded.chat),
             warn=Watch(config.output_dir, config.run_id).take,
-            receipts=ReceiptChain(config.run_dir),
+            receipts=ReceiptChain(config.run_dir, code_of(config.environments)),
             with_rewards=config.training.value_head is not None,
         )
         parts = RunParts(

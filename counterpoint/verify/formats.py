@@ -78,6 +78,7 @@ class Receipt(Struct):
     weights: dict[str, str]
     rollouts: list[str]
     records: str
+    code: dict[str, str] = {}
 
 
 class Turn(Struct):

@@ -31,9 +31,13 @@ def verify(path: Path, head: str | None = None) -> Report:
     rules: list[Rules] = []
     weights: dict[str, list[str]] = {}
     loads: dict[str, int] = {}
+    code: dict[str, str] | None = None
     for receipt in receipts(run, report, head):
         if receipt.rules not in rules[:1]:
             rules = [receipt.rules, *rules][:MOST_RULES]
+        if code not in (None, receipt.code):
+            report.unchecked["what a change of an environment's code changed (steps)"] += 1
+        code = receipt.code
         for version, digest in receipt.weights.items():
             weights.setdefault(version, []).append(digest)
         shipped = groups.take(receipt, report)

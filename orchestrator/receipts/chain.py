@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,19 @@ _MOST_PROBE_BYTES = 16 * 2**20
 class ReceiptChain:
     """The receipts of one run. Blocks when it is made: reads the end of the file. Not for two threads at once."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, code: Mapping[str, str] | None = None) -> None:
+        """`code` are the hashes of the environments' code (`code_of`), which each receipt has."""
         self._path = run_dir / RECEIPTS_FILE
         self._broadcast = run_dir / "broadcast"
         self._head = next((head_of(raw) for _, raw, line in lines_from_end(self._path) if line is not None), "")
+        self._code = dict(code or {})
         self._seen: dict[int, tuple[int, int]] = {}
         """The broadcasts whose weights a receipt names: inode and time of the last change of `probe.json`, by version."""
 
     def receipt(self, run_id: str, step: int, facts: dict[str, Any]) -> bytes:
         """Returns the next receipt, without a newline. It is in the chain once `append` has it."""
         head = {"format": FORMAT, "step": step, "run": run_id, "previous": self._head}
-        return orjson.dumps(head | facts | {"weights": self._new_weights()})
+        return orjson.dumps(head | facts | {"code": self._code, "weights": self._new_weights()})
 
     def append(self, receipt: bytes, *, durable: bool) -> None:
         """Appends a committed receipt. Blocks. Raises `OSError`: a resume then restores the line."""

@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import orjson
 
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import BUILT_IN
 from counterpoint.run.config import RunConfig
 
 FORMAT = 1
@@ -34,6 +40,30 @@ def rules_of(config: RunConfig) -> dict[str, Any]:
             "seed": config.seed,
         },
     }
+
+
+def code_of(environments: Sequence[EnvironmentConfig]) -> dict[str, str]:
+    """Returns by environment SHA-256 of the file that has its class, as it is on the disk now. Imports nothing. Blocks.
+
+    Without those whose file is not found, such as in an archive.
+    """
+    files = {each.name: _file_of(BUILT_IN.get(each.kind, each.kind).partition(":")[0]) for each in environments}
+    return {
+        name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for name, file in files.items()
+        if file is not None and Path(file).is_file()
+    }
+
+
+def _file_of(module: str) -> str | None:
+    """Returns the file of a module, found without importing the packages that it is in."""
+    places: Sequence[str] = [*sys.path, os.getcwd()]
+    file, parts = None, module.split(".")
+    for depth in range(1, len(parts) + 1):
+        if (spec := PathFinder.find_spec(".".join(parts[:depth]), places)) is None:
+            return None
+        places, file = spec.submodule_search_locations or (), spec.origin
+    return file
 
 
 def groups_of(shipped: Sequence[int], begun: Sequence[tuple[str, int]], scheduler: Mapping[str, Any]) -> dict[str, Any]:

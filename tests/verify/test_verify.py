@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import random
 import shutil
@@ -14,7 +15,9 @@ import orjson
 import pytest
 
 from counterpoint.cli.main import main
+from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.orchestrator.receipts.chain import head_of
+from counterpoint.orchestrator.receipts.receipt import code_of
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.verify.report import BEING_WRITTEN, BROKEN_CHAIN, DAMAGED, NO_RECEIPTS, SOUND
 from counterpoint.verify.run import verify
@@ -123,6 +126,18 @@ def test_a_run_that_is_older_than_receipts_has_them_from_its_resume_on(run_dir: 
     report = verify(run_dir)
     assert (report.code, report.steps) == (SOUND, 2), report.text()
     assert any("before 7" in what for what in report.unchecked)
+
+
+def test_the_code_of_an_environment_is_named_without_importing_it() -> None:
+    kinds = {
+        "a": "reverse-text",
+        "b": "tests.orchestrator.toy_environment:Toy",
+        "c": "no.such:Thing",
+        "d": "json.no:Thing",
+    }
+    found = code_of([EnvironmentConfig(name=name, kind=kind) for name, kind in kinds.items()])
+    files = {"a": "counterpoint/environments/tasks/reverse_text.py", "b": "tests/orchestrator/toy_environment.py"}
+    assert found == {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def test_a_run_without_receipts_is_said(tmp_path: Path) -> None:

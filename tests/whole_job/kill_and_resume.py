@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+from counterpoint.verify.report import SOUND
+from counterpoint.verify.run import verify
 from tests.support.running_job import STEPS, RunningJob, assert_nothing_is_left, steps_of, write_config
 from tests.support.vllm_server import ServerProcess
 
@@ -57,6 +59,8 @@ def assert_resumes(job: RunningJob, steps: int = STEPS) -> None:
     records = records_of(job.output_dir)
     assert sorted(records) == every, sorted(records)
     assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
+    report = verify(job.output_dir / "run_killed")
+    assert (report.code, report.steps) == (SOUND, steps), report.text()
 
 
 def records_of(output_dir: Path) -> dict[int, str]:
