@@ -10,6 +10,7 @@ Where none fits, the number's own value is taken, and the result says that it is
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 
@@ -27,6 +28,7 @@ _ROUNDINGS = 64
 """Roundings, in units of the last place, that a result may have met on its way."""
 
 
+@cache
 def recovered(value: float, digits: int = 53) -> Recovered:
     """Returns the fraction that a number stands for, which was computed with a significand of so many bits: 53, or 24."""
     fraction = Fraction(value).limit_denominator(LARGEST_DENOMINATOR[digits])

@@ -31,6 +31,8 @@ class Verdict:
 
     def __str__(self) -> str:
         least, most = min(self.ratios), max(self.ratios)
+        if least == most == 0:
+            return "no update"
         if self.is_biased:
             return f"biased: {self._shown(least)} to {self._shown(most)}"
         if self.exact and least == 1:

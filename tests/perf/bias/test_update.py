@@ -80,6 +80,7 @@ def test_verdicts_in_words() -> None:
     assert str(Verdict((half, half), exact=True)) == "scaled: 1/2"
     assert str(Verdict((half, one), exact=True)) == "biased: 1/2 to 1"
     assert str(Verdict((-half, -half), exact=True)) == "biased: -1/2 to -1/2"
+    assert str(Verdict((Fraction(0), Fraction(0)), exact=True)) == "no update"
     assert str(Verdict((one, one + Fraction(1, 10**12)), exact=False)) == "scaled: ~1.000"
     assert str(Verdict((half, one), exact=False)) == "biased: ~0.500 to ~1.000"
 
