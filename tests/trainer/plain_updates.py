@@ -83,9 +83,8 @@ class PlainLoop:
                 cost = penalty * (old[sample] - reference[sample]) if penalty else torch.zeros_like(old[sample])
                 advantages[sample] = advantages[sample] - cost
                 if self.head is not None:
-                    advantages[sample] = plain_gae(
-                        self.head, values[sample].tolist(), (-cost).tolist(), batch.samples[sample].reward
-                    )
+                    received = rewards_of(batch, sample) - cost
+                    advantages[sample] = plain_gae(self.head, values[sample].tolist(), received.tolist())
                     returns[sample] = advantages[sample] + values[sample]
             if self.head is not None and self.head.whiten:
                 every = torch.cat(list(advantages.values()))
@@ -109,9 +108,17 @@ class PlainLoop:
                 self.update(loss / count)
 
 
-def plain_gae(head: ValueHeadConfig, values: list[float], rewards: list[float], reward: float) -> Tensor:
+def rewards_of(batch: Batch, sample: int) -> Tensor:
+    """What is given for each trained token: the rewards of turns, or the sample's for its last one."""
+    place = slice(int(batch.sample_offsets[sample]), int(batch.sample_offsets[sample + 1]))
+    trained = batch.loss_mask_T[place] == 1
+    if "rewards" in batch.columns:
+        return torch.from_numpy(batch.columns["rewards"][place][trained].astype(np.float64))
+    return torch.tensor([0.0] * (int(trained.sum()) - 1) + [batch.samples[sample].reward], dtype=torch.float64)
+
+
+def plain_gae(head: ValueHeadConfig, values: list[float], rewards: list[float]) -> Tensor:
     """By the definition: the discounted sum of all later errors of one step."""
-    rewards = [*rewards[:-1], rewards[-1] + reward]
     following = [*values[1:], 0.0]
     errors = [r + head.discount * after - v for r, after, v in zip(rewards, following, values, strict=True)]
     decay = head.discount * head.gae_lambda

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from counterpoint.run.updates import ValueHeadConfig
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from tests.support.batches import with_changes
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.plain_updates import BETA, CLIP, RATE, PlainLoop, of_constant_advantages
@@ -67,6 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "reference, several updates": ({"reference": True}, 2, 1),
     "value head": ({"head": {"gae_lambda": 0.9, "discount": 0.97}}, 1, 1),
     "value head, unwhitened": ({"head": {"whiten": False, "coefficient": 0.5, "clip": 0.05}}, 2, 2),
+    "value head, rewards of turns": ({"head": {"gae_lambda": 0.9, "discount": 0.97}, "turns": True}, 2, 1),
     "all": ({"reference": True, "penalty": 0.4, "head": {}}, 2, 2),
 }
 
@@ -90,6 +93,10 @@ def test_steps_are_those_of_a_plain_loop(
     plain = PlainLoop(dense_directory, other_directory if "reference" in settings else None, head)
     for number in (1, 2):
         batch = make_batch(number)
+        if "turns" in settings:
+            batch = with_changes(
+                batch, rewards=np.where(batch.loss_mask_T, batch.advantages_T / 2, 0).astype(np.float32)
+            )
         metrics = run.train(batch)
         plain.step(batch, minibatches, epochs, penalty)
         norms = plain.norms[-minibatches * epochs :]

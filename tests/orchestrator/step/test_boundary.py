@@ -222,6 +222,8 @@ async def test_a_batch_that_the_trainer_would_refuse_leaves_no_step(tmp_path: Pa
 async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
     cold = replace(make_turn([1], [2, 3]), temperature=0.5)
     rollouts = [make_rollouts()[0], make_rollout(3, 0, turns=[cold])]
+    of_turns = np.array([0.1], np.float32)
+    rollouts[1].turn_rewards, rollouts[1].turn_advantages = of_turns, -of_turns
     async with MergeProcess() as merge:
         for _ in range(2):
             for one, other in zip(await merge(rollouts), merge_all(rollouts), strict=True):
@@ -230,6 +232,7 @@ async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
                 )  # fmt: skip
                 for name in ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T"):
                     np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+                assert one.turn_rewards == other.turn_rewards
                 assert bool(one.routed_experts) == bool(other.routed_experts)
                 if one.routed_experts:
                     np.testing.assert_array_equal(
