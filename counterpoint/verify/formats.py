@@ -125,7 +125,7 @@ class Recorded(Struct):
 class Probe(Struct):
     """What is read of a broadcast's `probe.json`."""
 
-    digests: dict[str, dict[str, str]]
+    digests: dict[str, dict[str, str]] = {}
 
     @property
     def digest(self) -> str:
@@ -138,7 +138,20 @@ class Probe(Struct):
         return sha256("".join(sorted(named)).encode()).hexdigest()
 
 
-Read = TypeVar("Read", Receipt, Line, Probe)
+class Trained(Struct):
+    """The last step of a trainer's checkpoint, and the digest of its batch."""
+
+    step: int
+    batch: str = ""
+
+
+class State(Struct):
+    """What is read of a trainer's `state.json`."""
+
+    progress: Trained
+
+
+Read = TypeVar("Read", Receipt, Line, Probe, State)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:

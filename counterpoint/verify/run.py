@@ -11,7 +11,14 @@ from counterpoint.verify.formats import Rules
 from counterpoint.verify.groups import Groups, check_shipped
 from counterpoint.verify.records import read_records
 from counterpoint.verify.report import BEING_WRITTEN, NO_RECEIPTS, Report
-from counterpoint.verify.training import check_ages, check_batch, check_filters, check_loads, check_weights
+from counterpoint.verify.training import (
+    check_ages,
+    check_batch,
+    check_filters,
+    check_loads,
+    check_weights,
+    trained_batches,
+)
 
 MOST_RULES = 4
 """The rules of a run that a rollout may have been finalized by: the newest ones, since it waits a few steps at most."""
@@ -27,7 +34,7 @@ def verify(path: Path, head: str | None = None) -> Report:
     if run.is_being_written():
         report.damage(".", "an orchestrator writes this run now; verify it once that has ended", code=BEING_WRITTEN)
         return report
-    groups = Groups()
+    groups, trained_batch = Groups(), trained_batches(Directory(path.parent / "trainer" / report.run), report)
     rules: list[Rules] = []
     weights: dict[str, list[str]] = {}
     loads: dict[str, int] = {}
@@ -35,6 +42,11 @@ def verify(path: Path, head: str | None = None) -> Report:
     for receipt in receipts(run, report, head):
         if receipt.rules not in rules[:1]:
             rules = [receipt.rules, *rules][:MOST_RULES]
+        if (trained_digest := trained_batch.pop(receipt.step, None)) is not None:
+            report.checked["batches that the trainer's checkpoints name"] += 1
+            if trained_digest != receipt.batch:
+                what = f"it has trained another batch, {trained_digest}, than that of the receipt, {receipt.batch}"
+                report.damage(f"trainer/{report.run}/checkpoints/step_{receipt.step}/state.json", what, receipt.step)
         if code not in (None, receipt.code):
             report.unchecked["what a change of an environment's code changed (steps)"] += 1
         code = receipt.code

@@ -9,7 +9,7 @@ import numpy as np
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
 from counterpoint.verify.arrays import Arrays, Batch, completions, read_batch
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Filter, Line, Probe, Receipt, Recorded, Rules, read
+from counterpoint.verify.formats import Filter, Line, Probe, Receipt, Recorded, Rules, State, read
 from counterpoint.verify.report import Report
 
 
@@ -42,6 +42,20 @@ def check_loads(step: int, recorded: Sequence[Line], loads: dict[str, int], repo
             elif loads.setdefault(f"{process}:{count.partition('-')[0]}", turn.policy_version) != turn.policy_version:
                 what = f"turn {number} is of version {turn.policy_version}, and its server's load {turn.load:.60} of another"
                 report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, each.rollout_id)
+
+
+def trained_batches(trainer: Directory, report: Report) -> dict[int, str]:
+    """Returns by step the digest of the batch that the trainer's checkpoints of the run say to have trained."""
+    found: dict[int, str] = {}
+    for step in trainer.steps("checkpoints"):
+        name = f"checkpoints/step_{step}/state.json"
+        try:
+            progress = read(b"".join(trainer.lines(name)), State).progress
+        except (Unreadable, FileNotFoundError) as error:
+            report.damage(f"trainer/{report.run}/{name}", str(error), step)
+        else:
+            found |= {progress.step: progress.batch} if progress.batch else {}
+    return found
 
 
 def check_weights(run: Directory, weights: dict[str, list[str]], report: Report) -> None:
