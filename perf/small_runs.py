@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from counterpoint.environments.tasks.reverse_text import ReverseText
 from counterpoint.models.build import resolve_model
 from counterpoint.orchestrator.early_warnings.rules import found_in
 from counterpoint.orchestrator.early_warnings.seen import Seen
+from counterpoint.orchestrator.evaluation.estimates import mean
 from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from counterpoint.orchestrator.step.advantages import load_advantage
 from counterpoint.orchestrator.step.finalize import finalize_group
@@ -200,9 +200,10 @@ class SmallRun:
 
     def _evaluate(self, version: int) -> dict[str, float]:
         rewards = [each.reward or 0.0 for each in self._play(self._unseen, range(EVALUATED), 1, version)]
-        mean, error = statistics.fmean(rewards), statistics.stdev(rewards) / len(rewards) ** 0.5
-        name = "evaluation/unseen/reward"
-        return {name: mean, f"{name}/low": mean - 1.96 * error, f"{name}/high": mean + 1.96 * error}
+        estimate, name = mean(rewards, (0.0, 1.0)), "evaluation/unseen/reward"
+        assert estimate.low is not None
+        assert estimate.high is not None
+        return {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
 
     def _train(self, batch: Batch) -> dict[str, MetricValue]:
         run = self._learner.runs[0]

@@ -48,8 +48,8 @@ class Found:
 NEW = 5
 """Newest steps whose median is a run's present value."""
 
-SOLVED = 0.9
-"""A mean reward this far from the least to the greatest that was seen leaves little to learn."""
+SOLVED, NEARLY = 0.9, 0.8
+"""A mean reward this far from the least to the greatest that was seen leaves little to learn, or little to rise by."""
 
 MOST_CUT, NOTABLE_CUT, LOWER = 0.9, 0.1, 0.1
 """Shares of cut answers: from the first on they are a problem; from the second on, if their mean reward is lower than the others'
@@ -70,6 +70,9 @@ MOST_MASKED = 0.3
 CLIPPED_STEPS, LEAST_KEPT = 20, 0.5
 """The gradient was clipped at each of so many steps, and in the median to less than this."""
 
+NOTABLE_FALL = 0.05
+"""A score has fallen by this share of its best at least: the best of many is the best by chance, too."""
+
 PLATEAU_STEPS, CERTAIN, LITTLE = (80, NEWEST), 2.0, 0.1
 """Over one of these numbers of steps the reward rises, even by so many standard errors more than it seems, by less than this
 share of the range of rewards."""
@@ -87,11 +90,11 @@ MOST_REPEATED, MOST_ALIKE, MOST_EQUAL = 0.8, 0.8, 0.75
 """Shares: of answers that repeat a sibling's, of answers that another example got, too, and of groups without a difference."""
 
 
-def is_solved(seen: Seen, count: int = NEW) -> bool:
-    """Returns whether the mean reward is nearly the greatest that any rollout had."""
+def is_solved(seen: Seen, count: int = NEW, share: float = SOLVED) -> bool:
+    """Returns whether the mean reward is nearly the greatest that any rollout had, by this share of the way from the least."""
     least, greatest = _range_of_rewards(seen)
     newest = seen.newest("reward/mean", count)
-    return bool(newest) and greatest > least and (median(newest) - least) / (greatest - least) >= SOLVED
+    return bool(newest) and greatest > least and (median(newest) - least) / (greatest - least) >= share
 
 
 def _range_of_rewards(seen: Seen) -> tuple[float, float]:
@@ -202,7 +205,8 @@ def held_out(seen: Seen) -> Iterator[Found]:
         rewards = seen.points("reward/mean")
         before = [value for step, value in rewards if step <= best][-NEW:]
         after = [value for step, value in rewards if step <= last][-NEW:]
-        if before and after and highs[last] < lows[best] and median(after) > median(before):
+        has_fallen = highs[last] < lows[best] and scores[best] - scores[last] >= NOTABLE_FALL * abs(scores[best])
+        if before and after and has_fallen and median(after) > median(before):
             told.add(evaluation)
             reason = (
                 f"{score.removeprefix('evaluation/')} fell from {scores[best]:.3g} to {scores[last]:.3g}, below its interval, "
@@ -255,7 +259,7 @@ def plateau(seen: Seen) -> Iterator[Found]:
     least, greatest = _range_of_rewards(seen)
     for steps in PLATEAU_STEPS:
         values = seen.newest("reward/mean", steps)
-        if not values or is_solved(seen, 2 * NEW):
+        if not values or is_solved(seen, 2 * NEW, NEARLY):
             return
         moved = trend(values)
         if moved.move + CERTAIN * moved.error < LITTLE * (greatest - least):
