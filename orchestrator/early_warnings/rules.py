@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from counterpoint.orchestrator.early_warnings.seen import NEWEST, Seen, Trend, trend
+from counterpoint.orchestrator.early_warnings.seen import NEWEST, FittedLine, Seen, trend
 
 
 class Sign(StrEnum):
@@ -33,7 +33,7 @@ class Sign(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSign:
     """What a rule has found."""
 
     sign: Sign
@@ -103,7 +103,7 @@ def _range_of_rewards(seen: Seen) -> tuple[float, float]:
     return min(lowest, default=0.0), max(highest, default=0.0)
 
 
-def cut(seen: Seen) -> Iterator[Found]:
+def cut(seen: Seen) -> Iterator[FoundSign]:
     """Answers that end at the length limit: nearly all, or some whose reward is lower, and which do not become fewer."""
     least, greatest = _range_of_rewards(seen)
     advice = (
@@ -115,7 +115,7 @@ def cut(seen: Seen) -> Iterator[Found]:
         share = median(shares[-NEW:]) if shares else 0.0
         if share >= MOST_CUT:
             reason = f"{share:.0%} of the answers are cut at their limit: their reward is that of a beginning"
-            yield Found(Sign.CUT, share, reason, advice, environment)
+            yield FoundSign(Sign.CUT, share, reason, advice, environment)
         elif share >= NOTABLE_CUT and share >= 0.75 * median(shares[:NEW]):
             of_cut, of_all = (
                 seen.newest(f"length/{environment}/cut_reward", NEW),
@@ -129,10 +129,10 @@ def cut(seen: Seen) -> Iterator[Found]:
                         f"{share:.0%} of the answers are cut at their limit; their reward is {cut_reward:.3g}, "
                         f"the others' {others:.3g}"
                     )
-                    yield Found(Sign.CUT, share, reason, advice, environment)
+                    yield FoundSign(Sign.CUT, share, reason, advice, environment)
 
 
-def entropy(seen: Seen) -> Iterator[Found]:
+def entropy(seen: Seen) -> Iterator[FoundSign]:
     """Entropy that has collapsed although the reward has not arrived, or that grows, against the run's first steps."""
     first, newest = seen.first("entropy"), seen.newest("entropy", NEW)
     if first is None or not newest or first <= 0:
@@ -143,14 +143,14 @@ def entropy(seen: Seen) -> Iterator[Found]:
         advice = (
             "lower the learning rate, raise sampling.temperature or loss.clip_high, or set loss.entropy_coefficient"
         )
-        yield Found(Sign.ENTROPY, now / first, reason, advice)
+        yield FoundSign(Sign.ENTROPY, now / first, reason, advice)
     elif now > EXPLOSION * first and now > first + EXPLOSION_NATS:
         reason = f"entropy is {now:.3g} nats, {now / first:.1f} times that of the first steps: the policy falls apart"
         advice = "lower the learning rate, and go back to a checkpoint from before; see loss.entropy_coefficient if it is set"
-        yield Found(Sign.ENTROPY, now / first, reason, advice)
+        yield FoundSign(Sign.ENTROPY, now / first, reason, advice)
 
 
-def stale_weights(seen: Seen) -> Iterator[Found]:
+def stale_weights(seen: Seen) -> Iterator[FoundSign]:
     """Importance weights that leave little of the batch, and how much by the staleness of its samples."""
     newest = seen.newest("ess/mean", NEW)
     if not newest or (now := median(newest)) >= LEAST_EFFECTIVE:
@@ -166,10 +166,10 @@ def stale_weights(seen: Seen) -> Iterator[Found]:
         "where it falls with staleness, lower schedule.max_off_policy_steps or the learning rate; where it is low at 1, servers "
         "and trainer disagree: see mismatch_kl, precision, and the servers' weights"
     )
-    yield Found(Sign.STALE_WEIGHTS, now, reason, advice)
+    yield FoundSign(Sign.STALE_WEIGHTS, now, reason, advice)
 
 
-def masked(seen: Seen) -> Iterator[Found]:
+def masked(seen: Seen) -> Iterator[FoundSign]:
     """Tokens without a gradient, since their ratio is beyond the bounds."""
     newest = seen.newest("masked_share", NEW)
     if newest and (now := median(newest)) >= MOST_MASKED:
@@ -177,19 +177,19 @@ def masked(seen: Seen) -> Iterator[Found]:
         advice = (
             "see the clip_ and ratio_ bounds of the loss; then lower the learning rate, updates_per_step or staleness"
         )
-        yield Found(Sign.MASKED, now, reason, advice)
+        yield FoundSign(Sign.MASKED, now, reason, advice)
 
 
-def gradient_clipped(seen: Seen) -> Iterator[Found]:
+def gradient_clipped(seen: Seen) -> Iterator[FoundSign]:
     """A gradient that is clipped at every step."""
     newest = seen.newest("grad_kept", CLIPPED_STEPS)
     if newest and 0 < max(newest) < 1 and (now := median(newest)) < LEAST_KEPT:
         reason = f"the gradient was clipped at each of the newest {CLIPPED_STEPS} steps, to {now:.0%} of its norm"
         advice = "raise training.max_grad_norm above the usual grad_norm, so that it bounds odd batches alone, or scale rewards"
-        yield Found(Sign.GRADIENT_CLIPPED, now, reason, advice)
+        yield FoundSign(Sign.GRADIENT_CLIPPED, now, reason, advice)
 
 
-def held_out(seen: Seen) -> Iterator[Found]:
+def held_out(seen: Seen) -> Iterator[FoundSign]:
     """A reward that rises while a score of an evaluation has fallen below the interval of its best, once each."""
     told = set[str]()
     for name in seen.names:
@@ -213,10 +213,10 @@ def held_out(seen: Seen) -> Iterator[Found]:
                 f"while the reward rose from {median(before):.3g} to {median(after):.3g}"
             )
             advice = f"look at answers with a high reward for what the reward pays and the task does not; go back to step {best}"
-            yield Found(Sign.HELD_OUT, scores[last] - scores[best], reason, advice, evaluation)
+            yield FoundSign(Sign.HELD_OUT, scores[last] - scores[best], reason, advice, evaluation)
 
 
-def trade_off(seen: Seen) -> Iterator[Found]:
+def trade_off(seen: Seen) -> Iterator[FoundSign]:
     """One environment's reward that falls while another's rises."""
     names = {environment: f"reward/{environment}/mean" for environment in seen.between("reward/", "/mean")}
     for falling, rising, fall, rise in _opposed(seen, names):
@@ -226,10 +226,10 @@ def trade_off(seen: Seen) -> Iterator[Found]:
         advice = (
             f"raise its ratio, lower the learning rate, or scale the reward of {rising}, which now decides the updates"
         )
-        yield Found(Sign.TRADE_OFF, fall, reason, advice, falling)
+        yield FoundSign(Sign.TRADE_OFF, fall, reason, advice, falling)
 
 
-def parts(seen: Seen) -> Iterator[Found]:
+def parts(seen: Seen) -> Iterator[FoundSign]:
     """Two parts of a reward that move against one another: the policy gives up one for the other."""
     for environment in seen.between("environment/", "/total/mean"):
         head = f"environment/{environment}/"
@@ -237,7 +237,7 @@ def parts(seen: Seen) -> Iterator[Found]:
         for falling, rising, fall, rise in _opposed(seen, names):
             reason = f"part {falling!r} fell by {-fall:.3g} within {OPPOSED_STEPS} steps, while {rising!r} rose by {rise:.3g}"
             advice = f"weigh {falling!r} more, or make it a condition (`required`), so that {rising!r} cannot be had without it"
-            yield Found(Sign.PARTS, fall, reason, advice, f"{environment}: {falling}")
+            yield FoundSign(Sign.PARTS, fall, reason, advice, f"{environment}: {falling}")
 
 
 def _opposed(seen: Seen, names: dict[str, str]) -> Iterator[tuple[str, str, float, float]]:
@@ -245,7 +245,7 @@ def _opposed(seen: Seen, names: dict[str, str]) -> Iterator[tuple[str, str, floa
     moves = {}
     for each, name in names.items():
         values, every = seen.newest(name, OPPOSED_STEPS), [value for _, value in seen.points(name)]
-        moved = trend(values) if values else Trend(0.0, 0.0)
+        moved = trend(values) if values else FittedLine(0.0, 0.0)
         if abs(moved.certainty) >= SURE and abs(moved.move) >= NOTABLE_MOVE * max(map(abs, every)):
             moves[each] = moved.move
     rising = max(moves, key=lambda each: moves[each], default="")
@@ -254,7 +254,7 @@ def _opposed(seen: Seen, names: dict[str, str]) -> Iterator[tuple[str, str, floa
             yield each, rising, move, moves[rising]
 
 
-def plateau(seen: Seen) -> Iterator[Found]:
+def plateau(seen: Seen) -> Iterator[FoundSign]:
     """A reward that surely has not risen for long, and is far from the greatest."""
     least, greatest = _range_of_rewards(seen)
     for steps in PLATEAU_STEPS:
@@ -268,20 +268,20 @@ def plateau(seen: Seen) -> Iterator[Found]:
             advice = (
                 "see groups/no_difference and entropy first; then another rate, larger groups, or examples within reach"
             )
-            yield Found(Sign.PLATEAU, moved.move, reason, advice)
+            yield FoundSign(Sign.PLATEAU, moved.move, reason, advice)
             return
 
 
-def drift(seen: Seen) -> Iterator[Found]:
+def drift(seen: Seen) -> Iterator[FoundSign]:
     """A policy that is far from its reference."""
     newest = seen.newest("reference_kl", NEW)
     if newest and (now := median(newest)) >= MOST_DRIFT:
         reason = f"the policy is {now:.3g} nats a token from its reference"
         advice = "raise loss.kl_coefficient or reference.reward_coefficient, or lower the learning rate"
-        yield Found(Sign.DRIFT, now, reason, advice)
+        yield FoundSign(Sign.DRIFT, now, reason, advice)
 
 
-def constant_answer(seen: Seen) -> Iterator[Found]:
+def constant_answer(seen: Seen) -> Iterator[FoundSign]:
     """Answers that came to be the same whatever is asked."""
     for environment in seen.between("answers/", "/shared"):
         name = f"answers/{environment}/shared"
@@ -291,35 +291,35 @@ def constant_answer(seen: Seen) -> Iterator[Found]:
             advice = (
                 "look at the best answers (`counterpoint show --best`): a reward that one answer wins asks for no task"
             )
-            yield Found(Sign.CONSTANT_ANSWER, now, reason, advice, environment)
+            yield FoundSign(Sign.CONSTANT_ANSWER, now, reason, advice, environment)
 
 
-def repeated(seen: Seen) -> Iterator[Found]:
+def repeated(seen: Seen) -> Iterator[FoundSign]:
     """Answers that repeat their siblings', so that a group has little to compare, although the reward has not arrived."""
     for environment in seen.between("answers/", "/repeated"):
         newest = seen.newest(f"answers/{environment}/repeated", 2 * NEW)
         if newest and (now := median(newest)) >= MOST_REPEATED and not is_solved(seen):
             reason = f"{now:.0%} of the answers repeat another one of their group"
             advice = "raise sampling.temperature or loss.entropy_coefficient, or lower the learning rate"
-            yield Found(Sign.REPEATED, now, reason, advice, environment)
+            yield FoundSign(Sign.REPEATED, now, reason, advice, environment)
 
 
-def few_differences(seen: Seen) -> Iterator[Found]:
+def few_differences(seen: Seen) -> Iterator[FoundSign]:
     """Groups that teach nothing, step after step, although the reward has not arrived."""
     newest = seen.newest("groups/no_difference", 2 * NEW)
     if newest and (now := median(newest)) >= MOST_EQUAL and not is_solved(seen):
         played = 1 / max(1e-3, 1 - now)
         reason = f"{now:.0%} of the groups show no difference: {played:.0f} groups are played for one that teaches"
         advice = "take easier examples or a curriculum, a larger schedule.group_size, or a reward with more steps"
-        yield Found(Sign.FEW_DIFFERENCES, now, reason, advice)
+        yield FoundSign(Sign.FEW_DIFFERENCES, now, reason, advice)
 
 
-RULES: tuple[Callable[[Seen], Iterator[Found]], ...] = (
+RULES: tuple[Callable[[Seen], Iterator[FoundSign]], ...] = (
     cut, entropy, stale_weights, masked, gradient_clipped, held_out, trade_off, plateau, drift, parts, constant_answer,
     repeated, few_differences,
 )  # fmt: skip
 
 
-def found_in(seen: Seen) -> list[Found]:
+def found_in(seen: Seen) -> list[FoundSign]:
     """Returns what the rules find in the metrics so far."""
     return [found for rule in RULES for found in rule(seen)]

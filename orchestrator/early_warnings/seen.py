@@ -70,7 +70,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class FittedLine:
     """The straight line through values of a metric."""
 
     move: float
@@ -84,7 +84,7 @@ class Trend:
         return self.move / self.error if self.error > 0 else math.copysign(math.inf, self.move) if self.move else 0.0
 
 
-def trend(values: Sequence[float]) -> Trend:
+def trend(values: Sequence[float]) -> FittedLine:
     """Returns the trend of three or more values, by least squares over their order."""
     count = len(values)
     places = [place - (count - 1) / 2 for place in range(count)]
@@ -93,4 +93,4 @@ def trend(values: Sequence[float]) -> Trend:
     slope = sum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
     rest = [value - mean - slope * place for place, value in zip(places, values, strict=True)]
     left = sum(each * each for each in rest)  # `**` would raise where this is infinite
-    return Trend(slope * (count - 1), math.sqrt(left / (count - 2) / spread) * (count - 1))
+    return FittedLine(slope * (count - 1), math.sqrt(left / (count - 2) / spread) * (count - 1))

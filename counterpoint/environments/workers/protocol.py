@@ -206,7 +206,7 @@ def result_of(rollout: Rollout, turns: Sequence[tuple[int, Turn]]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EnvironmentResult:
     """What an environment left in a rollout, as `take_result` reads it."""
 
     state: dict[str, Any]
@@ -215,7 +215,7 @@ class Result:
     """The rewards of turns, by the turn's number at this end."""
 
 
-def take_result(result: object, turns: Sequence[Turn]) -> Result:
+def take_result(result: object, turns: Sequence[Turn]) -> EnvironmentResult:
     """Returns what `result_of` says, and sets the masks of `turns`. Raises `ProtocolError`."""
     match result:
         case [state, metrics, list(masks), list() | None as rewards]:
@@ -235,7 +235,7 @@ def take_result(result: object, turns: Sequence[Turn]) -> Result:
                 by_turn[index] = reward
             case _:
                 raise ProtocolError("a reward that is no finite one of a turn")
-    return Result(decoded(state, "state"), decoded(metrics, "metrics"), None if rewards is None else by_turn)
+    return EnvironmentResult(decoded(state, "state"), decoded(metrics, "metrics"), None if rewards is None else by_turn)
 
 
 def is_message(message: Message, *types: type | tuple[type, ...]) -> bool:

@@ -64,7 +64,7 @@ class RemoteSession:
             for task in self._beside.values():
                 task.cancel()
 
-    def result(self, done: Message) -> protocol.Result:
+    def result(self, done: Message) -> protocol.EnvironmentResult:
         """Returns what a `DONE` says of the rollout; sets masks and gives rewards to turns.
 
         Raises `WorkerError` for what does not fit.
