@@ -311,11 +311,8 @@ def _rewards(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> tuple[
     counts = [not rollout.player_rewards or turn.player == player for turn in rollout.turns]
     rewards = np.where(counts, rollout.turn_rewards, 0).astype(np.float64)
     trained = [(number, turn) for number, turn in zip(numbers, branch.turns, strict=True) if turn.trained_tokens]
-    following = [*(number for number, _ in trained[1:]), len(rewards)]
-    return tuple(
-        (_last_trained(turn), float(rewards[number:stop].sum()))
-        for (number, turn), stop in zip(trained, following, strict=True)
-    )
+    until_next = np.add.reduceat(rewards, [number for number, _ in trained]).tolist()
+    return tuple(zip((_last_trained(turn) for _, turn in trained), until_next, strict=True))
 
 
 def _last_trained(turn: Turn) -> int:

@@ -22,6 +22,7 @@ import pytest
 from counterpoint.environments import lifecycle
 from counterpoint.environments.base import EnvironmentContext, Example, Model
 from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.reward import Reward
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.base import SamplingParameters
@@ -96,6 +97,17 @@ class Noisy(Sound):
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> list[float]:
         return [random.SystemRandom().uniform(0, 1) for _ in rollouts]
+
+
+class Parts(Sound):
+    """Rewards its turn, in parts: the loop and the score say the same."""
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        model.reward(state["right"])
+
+    async def score(self, example: Example, rollout: Rollout) -> Any:
+        return Reward(turns=[rollout.state["right"]])
 
 
 class Once(Sound):
@@ -192,6 +204,8 @@ async def test_an_unsound_environment(tmp_path: Path) -> None:
 async def test_only_what_was_scored_again_counts_as_the_same(tmp_path: Path) -> None:
     sound = await seen_of("Sound", tmp_path)
     assert (sound.scored_again, sound.not_scored_again) == (12, [])
+    parts = await seen_of("Parts", tmp_path)
+    assert (parts.scored_again, parts.changed_scores, parts.not_scored_again) == (12, [], [])
     noisy = await seen_of("Noisy", tmp_path)
     assert (noisy.scored_again, len(noisy.changed_scores)) == (12, 12)
     once = await seen_of("Once", tmp_path)
