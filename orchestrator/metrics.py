@@ -23,8 +23,8 @@ MetricsLine = dict[str, Any]
 """Metric name to number. `step` is always present."""
 
 
-def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
-    """Makes the file hold each step up to `newest_step` once.
+def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine], oldest_step: int = 1) -> None:
+    """Makes the file hold each step from `oldest_step` up to `newest_step` once.
 
     Removes later and torn lines, and adds missing ones from `committed`. Reads the file backwards to the first line of a step
     before those of `committed`: earlier lines reached the disk before these commits. Raises `OSError`, and the checkpoints then
@@ -43,7 +43,7 @@ def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> No
         if isinstance(step, int) and step <= newest_step:
             lines[step] = raw  # of several lines of a step, the first one written is read last
         found = raw + found
-    missing = [step for step in range(before + 1, newest_step + 1) if step not in lines]
+    missing = [step for step in range(max(before + 1, oldest_step), newest_step + 1) if step not in lines]
     if missing:
         logger.warning("%s: the lines of steps %s are lost; no checkpoint kept holds them", path, missing)
     after = b"".join(lines[step] for step in sorted(lines))

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import orjson
 from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.receipts.receipt import FORMAT
 from counterpoint.transport.files.atomic import published_steps
-from counterpoint.transport.files.json_lines import append_bytes, lines_from_end
+from counterpoint.transport.files.json_lines import append_bytes, lines_from_end, read_lines
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
@@ -90,9 +91,13 @@ def digest_of_probe(probe: dict[str, Any]) -> str:
 
 
 def repair(run_dir: Path, newest_step: int) -> None:
-    """Makes the file hold each committed step once, up to `newest_step`. Raises `OSError`."""
+    """Makes the file hold each committed step once, from its first one up to `newest_step`. Raises `OSError`."""
     checkpoints = run_dir / "checkpoints"
     files = [checkpoints / f"step_{step}" / RECEIPT_FILE for step in published_steps(checkpoints)]
     committed = [orjson.loads(file.read_bytes()) for file in files if file.exists()]
-    if committed or (run_dir / RECEIPTS_FILE).exists():  # else a run of before there were receipts
-        metrics.repair(run_dir / RECEIPTS_FILE, newest_step, committed)
+    path = run_dir / RECEIPTS_FILE
+    lines = chain(committed, (line for _, line in read_lines(path)))
+    steps = (step for line in islice(lines, len(committed) + 1) if isinstance(step := line.get("step"), int))
+    oldest = min(steps, default=None)
+    if oldest is not None:  # else a run of before there were receipts; one that was resumed since has some
+        metrics.repair(path, newest_step, committed, oldest)
