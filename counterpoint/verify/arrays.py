@@ -28,7 +28,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainedBatch:
     """What is checked of a `batch.bin`: its samples, each with rollout, environment, version, reward and temperature."""
 
     digest: str
@@ -65,7 +65,7 @@ def completions(frame: bytes) -> list[Arrays] | None:
     return turns
 
 
-def read_batch(run: Directory, name: str) -> Batch:
+def read_batch(run: Directory, name: str) -> TrainedBatch:
     """Reads a batch without its routing. Raises `Unreadable` and `FileNotFoundError`."""
     with run.open(name) as file:
         try:
@@ -92,7 +92,7 @@ def read_batch(run: Directory, name: str) -> Batch:
         }
         for each in _IN_DIGEST:
             digest.update(columns[each].data)
-        batch = Batch(digest.hexdigest(), step, samples, columns)
+        batch = TrainedBatch(digest.hexdigest(), step, samples, columns)
         tokens, offsets = len(columns["token_ids"]), columns["offsets"]
         lengths = {len(columns[each]) for each in _OF_TOKENS}
         if lengths != {tokens} or len(offsets) != len(samples) + 1 or len(samples) != count:

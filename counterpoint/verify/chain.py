@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from counterpoint.verify.files import Directory, Unreadable
 from counterpoint.verify.formats import Receipt, read
-from counterpoint.verify.report import BROKEN_CHAIN, Report
+from counterpoint.verify.report import BROKEN_CHAIN, Verification
 
 FILE = "receipts.jsonl"
 
 
-def receipts(run: Directory, report: Report, head: str | None) -> Iterator[Receipt]:
+def receipts(run: Directory, report: Verification, head: str | None) -> Iterator[Receipt]:
     """Yields the receipts in order, and reports what is wrong with the chain; a line that cannot be read ends it."""
     found, former, step = False, "", 0
     for line in _committed(run, report):
@@ -44,7 +44,7 @@ def receipts(run: Directory, report: Report, head: str | None) -> Iterator[Recei
         report.damage(FILE, what, later, code=BROKEN_CHAIN)
 
 
-def _committed(run: Directory, report: Report) -> Iterator[bytes]:
+def _committed(run: Directory, report: Verification) -> Iterator[bytes]:
     """Yields the lines of the file, and then those of the checkpoints that a kill kept from it; compares both."""
     kept: dict[int, bytes] = {}
     for step in run.steps("checkpoints"):

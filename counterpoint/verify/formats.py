@@ -20,7 +20,7 @@ class Overlong(Struct):
     penalty: float
 
 
-class Advantage(Struct):
+class AdvantageRule(Struct):
     """How advantages are computed."""
 
     length_penalty: float
@@ -42,7 +42,7 @@ class Filter(Struct):
 class Rules(Struct):
     """The configuration in force, as far as it is computed with."""
 
-    advantage: Advantage
+    advantage: AdvantageRule
     filters: list[Filter]
     max_off_policy_steps: int
     seed: int
@@ -81,7 +81,7 @@ class Receipt(Struct):
     code: dict[str, str] = {}
 
 
-class Turn(Struct):
+class RecordedTurn(Struct):
     """A turn of a record."""
 
     completion_tokens: int
@@ -92,7 +92,7 @@ class Turn(Struct):
     advantage: float | None = None
 
 
-class Line(Struct):
+class RecordedLine(Struct):
     """A rollout's record."""
 
     rollout_id: str
@@ -102,7 +102,7 @@ class Line(Struct):
     reward: float | None
     advantage: float
     advantage_kind: str
-    turns: list[Turn]
+    turns: list[RecordedTurn]
     player_rewards: dict[str, float] = {}
     player_advantages: dict[str, float] = {}
     error: str | None = None
@@ -118,11 +118,11 @@ class Line(Struct):
 class Recorded(Struct):
     """A rollout's record, and its frame of `tokens.bin`, if there is one."""
 
-    line: Line
+    line: RecordedLine
     frame: bytes | None
 
 
-class Probe(Struct):
+class RecordedProbe(Struct):
     """What is read of a broadcast's `probe.json`."""
 
     digests: dict[str, dict[str, str]] = {}
@@ -151,7 +151,7 @@ class State(Struct):
     progress: Trained
 
 
-Read = TypeVar("Read", Receipt, Line, Probe, State)
+Read = TypeVar("Read", Receipt, RecordedLine, RecordedProbe, State)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:

@@ -8,8 +8,8 @@ from functools import partial
 from hashlib import sha256
 
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Line, Receipt, Recorded, read
-from counterpoint.verify.report import Report
+from counterpoint.verify.formats import Receipt, Recorded, RecordedLine, read
+from counterpoint.verify.report import Verification
 
 MOST_BYTES = 2**32
 """Most bytes of a step's file that are read."""
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<Q")
 _DIGITS = 16
 
 
-def read_records(run: Directory, receipt: Receipt, report: Report) -> list[Recorded] | None:
+def read_records(run: Directory, receipt: Receipt, report: Verification) -> list[Recorded] | None:
     """Returns a step's recorded rollouts, in order, or None if they are damaged or were not kept. Reports damage."""
     directory, before = f"rollouts/step_{receipt.step}", report.total
     if not run.has(directory):
@@ -29,7 +29,7 @@ def read_records(run: Directory, receipt: Receipt, report: Report) -> list[Recor
     names: list[str | None] = []
     for number, part in enumerate(lines, 1):
         try:
-            found.append(read(part, Line))
+            found.append(read(part, RecordedLine))
             names.append(found[-1].rollout_id)
         except Unreadable as error:
             report.damage(name, f"part {number}: {error}", receipt.step)
@@ -52,7 +52,7 @@ def read_records(run: Directory, receipt: Receipt, report: Report) -> list[Recor
     return [Recorded(line, frames[index] if frames else None) for index, line in enumerate(found)]
 
 
-def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report: Report) -> list[bytes]:
+def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report: Verification) -> list[bytes]:
     """Returns the parts of a file that can be read, and reports others."""
     found: list[bytes] = []
     left = MOST_BYTES
@@ -69,7 +69,12 @@ def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report
 
 
 def _compare(
-    report: Report, file: str, step: int, parts: Sequence[bytes], expected: Sequence[str], names: Sequence[str | None]
+    report: Verification,
+    file: str,
+    step: int,
+    parts: Sequence[bytes],
+    expected: Sequence[str],
+    names: Sequence[str | None],
 ) -> None:
     """Reports which parts of a file were altered, moved, doubled, added or removed."""
     places = {each: index for index, each in enumerate(expected)}

@@ -16,7 +16,7 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Damage:
     """One piece of damage."""
 
     file: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class Verification:
     """The result of a verification."""
 
     run: str
@@ -43,7 +43,7 @@ class Report:
     """Steps with a receipt."""
     head: str = ""
     """The hash of the last receipt: note it elsewhere."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Damage] = field(default_factory=list)
     more: int = 0
     """Findings that are only counted."""
     checked: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Report:
             self.more += 1
             return
         named = None if rollout is None else printable(str(rollout))
-        self.findings.append(Finding(file, step, named, printable(what)))
+        self.findings.append(Damage(file, step, named, printable(what)))
 
     def values(self) -> dict[str, Any]:
         """Returns the report as plain values, for JSON."""

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
-from counterpoint.verify.arrays import Arrays, Batch, completions, read_batch
+from counterpoint.verify.arrays import Arrays, TrainedBatch, completions, read_batch
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Filter, Line, Probe, Receipt, Recorded, Rules, State, read
-from counterpoint.verify.report import Report
+from counterpoint.verify.formats import Filter, Receipt, Recorded, RecordedLine, RecordedProbe, Rules, State, read
+from counterpoint.verify.report import Verification
 
 
 def check_ages(
-    step: int, recorded: Sequence[Line], rules: Sequence[Rules], weights: dict[str, list[str]], report: Report
+    step: int,
+    recorded: Sequence[RecordedLine],
+    rules: Sequence[Rules],
+    weights: dict[str, list[str]],
+    report: Verification,
 ) -> None:
     """Checks that each turn's weights are a version that staleness allowed, and counts those with a known digest."""
     limit = max(rule.max_off_policy_steps for rule in rules)
@@ -32,7 +36,7 @@ def check_ages(
                 report.unchecked["turns of weights whose digest no receipt has"] += 1
 
 
-def check_loads(step: int, recorded: Sequence[Line], loads: dict[str, int], report: Report) -> None:
+def check_loads(step: int, recorded: Sequence[RecordedLine], loads: dict[str, int], report: Verification) -> None:
     """Checks that each load of weights at a server, by the server's own count, has one version. `loads` has those known."""
     for each in recorded:
         for number, turn in enumerate(each.turns):
@@ -44,7 +48,7 @@ def check_loads(step: int, recorded: Sequence[Line], loads: dict[str, int], repo
                 report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, each.rollout_id)
 
 
-def trained_batches(trainer: Directory, report: Report) -> dict[int, str]:
+def trained_batches(trainer: Directory, report: Verification) -> dict[int, str]:
     """Returns by step the digest of the batch that the trainer's checkpoints of the run say to have trained."""
     found: dict[int, str] = {}
     for step in trainer.steps("checkpoints"):
@@ -58,12 +62,12 @@ def trained_batches(trainer: Directory, report: Report) -> dict[int, str]:
     return found
 
 
-def check_weights(run: Directory, weights: dict[str, list[str]], report: Report) -> None:
+def check_weights(run: Directory, weights: dict[str, list[str]], report: Verification) -> None:
     """Compares the broadcasts that are still there with the digests in receipts, and counts versions that had several."""
     for version in run.steps("broadcast"):
         name, known = f"broadcast/step_{version}/probe.json", weights.get(str(version))
         try:
-            if known and read(next(run.lines(name), b""), Probe).digest != known[-1]:
+            if known and read(next(run.lines(name), b""), RecordedProbe).digest != known[-1]:
                 report.damage(name, "its digests are not those that a receipt has of this version", version)
         except FileNotFoundError:
             continue
@@ -73,7 +77,7 @@ def check_weights(run: Directory, weights: dict[str, list[str]], report: Report)
         report.unchecked["versions of weights that were published again with another digest"] += twice
 
 
-def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules], report: Report) -> None:
+def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules], report: Verification) -> None:
     """Compares which rollouts were filtered with the filters that were in force."""
     scored = [each for each in recorded if each.line.advantage_kind]
     over_step = [each.line for each in scored if each.line.advantage_kind in OVER_STEP]
@@ -93,7 +97,9 @@ def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules
             report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, name)
 
 
-def _filter_of(line: Line, turns: list[Arrays] | None, base: dict[str, float], filters: Sequence[Filter]) -> str | None:
+def _filter_of(
+    line: RecordedLine, turns: list[Arrays] | None, base: dict[str, float], filters: Sequence[Filter]
+) -> str | None:
     """Returns the first enforcing filter that catches a rollout, None if none does, and `?` if it cannot be told."""
     if not any(turn.completion_tokens > turn.untrained_tokens for turn in line.turns):
         return "untrained"
@@ -130,7 +136,7 @@ def _repeats(config: Filter, ids: list[int]) -> bool:
     return bool((so_far[window:] - so_far[:-window]).max() > config.share_above * window)
 
 
-def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], report: Report) -> None:
+def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], report: Verification) -> None:
     """Compares `batch.bin`, if it is still there, with the receipt and the records."""
     step, name = receipt.step, f"rollouts/step_{receipt.step}/batch.bin"
     if not run.has(name):
@@ -155,7 +161,7 @@ def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], 
     report.checked["batches"] += 1
 
 
-def _difference(batch: Batch, indices: Sequence[int], each: Recorded) -> str | None:
+def _difference(batch: TrainedBatch, indices: Sequence[int], each: Recorded) -> str | None:
     """Returns how the samples of a rollout differ from its record, for a person."""
     line = each.line
     parts = [batch.sample(index) for index in indices]
