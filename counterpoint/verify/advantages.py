@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.verify.formats import AdvantageRule, RecordedLine, RecordedTurn, Rules
-from counterpoint.verify.report import Verification
+from counterpoint.verify.formats import AdvantageRule, Played, RecordedTurn, Rules
+from counterpoint.verify.report import Verdict
 
 Values = npt.NDArray[np.float64]
 
@@ -19,7 +19,7 @@ OVER_STEP = ("batch_standardised", "group_mean_batch_scaled")
 _TOLERANCE = 1e-6
 
 
-def check_advantages(step: int, recorded: Sequence[RecordedLine], rules: Sequence[Rules], report: Verification) -> None:
+def check_advantages(step: int, recorded: Sequence[Played], rules: Sequence[Rules], report: Verdict) -> None:
     """Compares the advantages of a step's shipped rollouts with those by one of the `rules` that were in force, newest first."""
     shipped = [each for each in recorded if each.advantage_kind]
     unknown = {each.advantage_kind for each in shipped} - {*OF_GROUP, *OVER_STEP}
@@ -38,9 +38,9 @@ def check_advantages(step: int, recorded: Sequence[RecordedLine], rules: Sequenc
     report.checked["advantages"] += len(shipped)
 
 
-def base_advantages(recorded: Sequence[RecordedLine], rule: AdvantageRule) -> dict[str, dict[str, float]]:
+def base_advantages(recorded: Sequence[Played], rule: AdvantageRule) -> dict[str, dict[str, float]]:
     """Returns the advantage of each rollout and player relative to its group; without players the player is empty."""
-    groups: defaultdict[int, list[RecordedLine]] = defaultdict(list)
+    groups: defaultdict[int, list[Played]] = defaultdict(list)
     for each in recorded:
         groups[each.group_id].append(each)
     found: defaultdict[str, dict[str, float]] = defaultdict(dict)
@@ -58,7 +58,7 @@ def base_advantages(recorded: Sequence[RecordedLine], rule: AdvantageRule) -> di
     return found
 
 
-def _expected(recorded: Sequence[RecordedLine], rule: AdvantageRule) -> dict[str, dict[str, float]]:
+def _expected(recorded: Sequence[Played], rule: AdvantageRule) -> dict[str, dict[str, float]]:
     found = base_advantages(recorded, rule)
     trained = [each for each in recorded if each.is_trained]
     for kind in OVER_STEP:
@@ -72,7 +72,7 @@ def _expected(recorded: Sequence[RecordedLine], rule: AdvantageRule) -> dict[str
     return found
 
 
-def _fault(each: RecordedLine, expected: dict[str, float]) -> str | None:
+def _fault(each: Played, expected: dict[str, float]) -> str | None:
     """Returns how a recorded advantage differs from the expected ones by player, for a person."""
     said = each.player_advantages or {"": each.advantage}
     if said.keys() != expected.keys():
@@ -83,13 +83,13 @@ def _fault(each: RecordedLine, expected: dict[str, float]) -> str | None:
     return None
 
 
-def _turns(each: RecordedLine, player: str) -> list[RecordedTurn]:
+def _turns(each: Played, player: str) -> list[RecordedTurn]:
     if player and player not in each.player_rewards:
         return []
     return [turn for turn in each.turns if not player or turn.player == player]
 
 
-def _reward(each: RecordedLine, player: str) -> float:
+def _reward(each: Played, player: str) -> float:
     return each.player_rewards[player] if player else each.reward or 0.0
 
 

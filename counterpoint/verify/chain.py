@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from counterpoint.verify.files import Directory, Unreadable
 from counterpoint.verify.formats import Receipt, read
-from counterpoint.verify.report import BROKEN_CHAIN, Verification
+from counterpoint.verify.report import BROKEN_CHAIN, Verdict
 
 FILE = "receipts.jsonl"
 
 
-def receipts(run: Directory, report: Verification, head: str | None) -> Iterator[Receipt]:
+def receipts(run: Directory, report: Verdict, head: str | None) -> Iterator[Receipt]:
     """Yields the receipts in order, and reports what is wrong with the chain; a line that cannot be read ends it."""
     found, former, step = False, "", 0
     for line in _committed(run, report):
@@ -44,7 +44,7 @@ def receipts(run: Directory, report: Verification, head: str | None) -> Iterator
         report.damage(FILE, what, later, code=BROKEN_CHAIN)
 
 
-def _committed(run: Directory, report: Verification) -> Iterator[bytes]:
+def _committed(run: Directory, report: Verdict) -> Iterator[bytes]:
     """Yields the lines of the file, and then those of the checkpoints that a kill kept from it; compares both."""
     kept: dict[int, bytes] = {}
     for step in run.steps("checkpoints"):

@@ -92,7 +92,7 @@ class RecordedTurn(Struct):
     advantage: float | None = None
 
 
-class RecordedLine(Struct):
+class Played(Struct):
     """A rollout's record."""
 
     rollout_id: str
@@ -118,11 +118,11 @@ class RecordedLine(Struct):
 class Recorded(Struct):
     """A rollout's record, and its frame of `tokens.bin`, if there is one."""
 
-    line: RecordedLine
+    line: Played
     frame: bytes | None
 
 
-class RecordedProbe(Struct):
+class ProbeFile(Struct):
     """What is read of a broadcast's `probe.json`."""
 
     digests: dict[str, dict[str, str]] = {}
@@ -145,13 +145,13 @@ class Trained(Struct):
     batch: str = ""
 
 
-class State(Struct):
+class TrainerState(Struct):
     """What is read of a trainer's `state.json`."""
 
     progress: Trained
 
 
-Read = TypeVar("Read", Receipt, RecordedLine, RecordedProbe, State)
+Read = TypeVar("Read", Receipt, Played, ProbeFile, TrainerState)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:

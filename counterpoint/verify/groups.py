@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 from counterpoint.verify.chain import FILE
-from counterpoint.verify.formats import Examples, Receipt, RecordedLine
+from counterpoint.verify.formats import Examples, Played, Receipt
 from counterpoint.verify.order import example_at
-from counterpoint.verify.report import Verification
+from counterpoint.verify.report import Verdict
 
 
 class Groups:
@@ -24,7 +24,7 @@ class Groups:
         self._is_whole = True
         """Whether every group since the run's beginning has a receipt."""
 
-    def take(self, receipt: Receipt, report: Verification) -> dict[int, tuple[str, int]]:
+    def take(self, receipt: Receipt, report: Verdict) -> dict[int, tuple[str, int]]:
         """Checks the groups of the next receipt, and returns environment and example of each shipped one that is known."""
         if self._next is None:
             self._is_whole = receipt.step == 1 and receipt.begun.first == 0
@@ -56,7 +56,7 @@ class Groups:
         self._open = {number: known for number, known in self._open.items() if number in unfinished}
         return shipped
 
-    def _check_order(self, receipt: Receipt, number: int, name: str, example: int, report: Verification) -> None:
+    def _check_order(self, receipt: Receipt, number: int, name: str, example: int, report: Verdict) -> None:
         described, position = receipt.examples.get(name, Examples(0)), self._drawn[name]
         self._drawn[name] += 1
         if not self._is_whole:
@@ -72,9 +72,7 @@ class Groups:
             report.checked["examples in the order of data"] += 1
 
 
-def check_shipped(
-    receipt: Receipt, shipped: dict[int, tuple[str, int]], lines: list[RecordedLine], report: Verification
-) -> None:
+def check_shipped(receipt: Receipt, shipped: dict[int, tuple[str, int]], lines: list[Played], report: Verdict) -> None:
     """Compares a step's records with the groups that its receipt says to have shipped."""
     file = f"rollouts/step_{receipt.step}/rollouts.jsonl"
     found: list[int] = []

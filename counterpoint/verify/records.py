@@ -8,8 +8,8 @@ from functools import partial
 from hashlib import sha256
 
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Receipt, Recorded, RecordedLine, read
-from counterpoint.verify.report import Verification
+from counterpoint.verify.formats import Played, Receipt, Recorded, read
+from counterpoint.verify.report import Verdict
 
 MOST_BYTES = 2**32
 """Most bytes of a step's file that are read."""
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<Q")
 _DIGITS = 16
 
 
-def read_records(run: Directory, receipt: Receipt, report: Verification) -> list[Recorded] | None:
+def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Recorded] | None:
     """Returns a step's recorded rollouts, in order, or None if they are damaged or were not kept. Reports damage."""
     directory, before = f"rollouts/step_{receipt.step}", report.total
     if not run.has(directory):
@@ -29,7 +29,7 @@ def read_records(run: Directory, receipt: Receipt, report: Verification) -> list
     names: list[str | None] = []
     for number, part in enumerate(lines, 1):
         try:
-            found.append(read(part, RecordedLine))
+            found.append(read(part, Played))
             names.append(found[-1].rollout_id)
         except Unreadable as error:
             report.damage(name, f"part {number}: {error}", receipt.step)
@@ -52,7 +52,7 @@ def read_records(run: Directory, receipt: Receipt, report: Verification) -> list
     return [Recorded(line, frames[index] if frames else None) for index, line in enumerate(found)]
 
 
-def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report: Verification) -> list[bytes]:
+def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report: Verdict) -> list[bytes]:
     """Returns the parts of a file that can be read, and reports others."""
     found: list[bytes] = []
     left = MOST_BYTES
@@ -69,7 +69,7 @@ def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report
 
 
 def _compare(
-    report: Verification,
+    report: Verdict,
     file: str,
     step: int,
     parts: Sequence[bytes],

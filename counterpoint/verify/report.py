@@ -35,7 +35,7 @@ class Damage:
 
 
 @dataclass(slots=True)
-class Verification:
+class Verdict:
     """The result of a verification."""
 
     run: str

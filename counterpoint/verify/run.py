@@ -10,7 +10,7 @@ from counterpoint.verify.files import Directory
 from counterpoint.verify.formats import Rules
 from counterpoint.verify.groups import Groups, check_shipped
 from counterpoint.verify.records import read_records
-from counterpoint.verify.report import BEING_WRITTEN, NO_RECEIPTS, Verification
+from counterpoint.verify.report import BEING_WRITTEN, NO_RECEIPTS, Verdict
 from counterpoint.verify.training import (
     check_ages,
     check_batch,
@@ -24,13 +24,13 @@ MOST_RULES = 4
 """The rules of a run that a rollout may have been finalized by: the newest ones, since it waits a few steps at most."""
 
 
-def verify(path: Path, head: str | None = None) -> Verification:
+def verify(path: Path, head: str | None = None) -> Verdict:
     """Checks the run in the directory `path` (`run_<id>`). `head` is the hash of a receipt that the chain must have.
 
     Raises `OSError` if the directory cannot be read.
     """
     run = Directory(path)
-    report = Verification(path.name.removeprefix("run_"))
+    report = Verdict(path.name.removeprefix("run_"))
     if run.is_being_written():
         report.damage(".", "an orchestrator writes this run now; verify it once that has ended", code=BEING_WRITTEN)
         return report

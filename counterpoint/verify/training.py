@@ -9,16 +9,16 @@ import numpy as np
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
 from counterpoint.verify.arrays import Arrays, TrainedBatch, completions, read_batch
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Filter, Receipt, Recorded, RecordedLine, RecordedProbe, Rules, State, read
-from counterpoint.verify.report import Verification
+from counterpoint.verify.formats import Filter, Played, ProbeFile, Receipt, Recorded, Rules, TrainerState, read
+from counterpoint.verify.report import Verdict
 
 
 def check_ages(
     step: int,
-    recorded: Sequence[RecordedLine],
+    recorded: Sequence[Played],
     rules: Sequence[Rules],
     weights: dict[str, list[str]],
-    report: Verification,
+    report: Verdict,
 ) -> None:
     """Checks that each turn's weights are a version that staleness allowed, and counts those with a known digest."""
     limit = max(rule.max_off_policy_steps for rule in rules)
@@ -36,7 +36,7 @@ def check_ages(
                 report.unchecked["turns of weights whose digest no receipt has"] += 1
 
 
-def check_loads(step: int, recorded: Sequence[RecordedLine], loads: dict[str, int], report: Verification) -> None:
+def check_loads(step: int, recorded: Sequence[Played], loads: dict[str, int], report: Verdict) -> None:
     """Checks that each load of weights at a server, by the server's own count, has one version. `loads` has those known."""
     for each in recorded:
         for number, turn in enumerate(each.turns):
@@ -48,13 +48,13 @@ def check_loads(step: int, recorded: Sequence[RecordedLine], loads: dict[str, in
                 report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, each.rollout_id)
 
 
-def trained_batches(trainer: Directory, report: Verification) -> dict[int, str]:
+def trained_batches(trainer: Directory, report: Verdict) -> dict[int, str]:
     """Returns by step the digest of the batch that the trainer's checkpoints of the run say to have trained."""
     found: dict[int, str] = {}
     for step in trainer.steps("checkpoints"):
         name = f"checkpoints/step_{step}/state.json"
         try:
-            progress = read(b"".join(trainer.lines(name)), State).progress
+            progress = read(b"".join(trainer.lines(name)), TrainerState).progress
         except (Unreadable, FileNotFoundError) as error:
             report.damage(f"trainer/{report.run}/{name}", str(error), step)
         else:
@@ -62,12 +62,12 @@ def trained_batches(trainer: Directory, report: Verification) -> dict[int, str]:
     return found
 
 
-def check_weights(run: Directory, weights: dict[str, list[str]], report: Verification) -> None:
+def check_weights(run: Directory, weights: dict[str, list[str]], report: Verdict) -> None:
     """Compares the broadcasts that are still there with the digests in receipts, and counts versions that had several."""
     for version in run.steps("broadcast"):
         name, known = f"broadcast/step_{version}/probe.json", weights.get(str(version))
         try:
-            if known and read(next(run.lines(name), b""), RecordedProbe).digest != known[-1]:
+            if known and read(next(run.lines(name), b""), ProbeFile).digest != known[-1]:
                 report.damage(name, "its digests are not those that a receipt has of this version", version)
         except FileNotFoundError:
             continue
@@ -77,7 +77,7 @@ def check_weights(run: Directory, weights: dict[str, list[str]], report: Verific
         report.unchecked["versions of weights that were published again with another digest"] += twice
 
 
-def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules], report: Verification) -> None:
+def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules], report: Verdict) -> None:
     """Compares which rollouts were filtered with the filters that were in force."""
     scored = [each for each in recorded if each.line.advantage_kind]
     over_step = [each.line for each in scored if each.line.advantage_kind in OVER_STEP]
@@ -98,7 +98,7 @@ def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules
 
 
 def _filter_of(
-    line: RecordedLine, turns: list[Arrays] | None, base: dict[str, float], filters: Sequence[Filter]
+    line: Played, turns: list[Arrays] | None, base: dict[str, float], filters: Sequence[Filter]
 ) -> str | None:
     """Returns the first enforcing filter that catches a rollout, None if none does, and `?` if it cannot be told."""
     if not any(turn.completion_tokens > turn.untrained_tokens for turn in line.turns):
@@ -136,7 +136,7 @@ def _repeats(config: Filter, ids: list[int]) -> bool:
     return bool((so_far[window:] - so_far[:-window]).max() > config.share_above * window)
 
 
-def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], report: Verification) -> None:
+def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], report: Verdict) -> None:
     """Compares `batch.bin`, if it is still there, with the receipt and the records."""
     step, name = receipt.step, f"rollouts/step_{receipt.step}/batch.bin"
     if not run.has(name):
