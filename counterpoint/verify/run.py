@@ -20,8 +20,8 @@ from counterpoint.verify.training import (
     trained_batches,
 )
 
-MOST_RULES = 4
-"""The rules of a run that a rollout may have been finalized by: the newest ones, since it waits a few steps at most."""
+MOST_RULES = 64
+"""The rules of a run that a rollout may have been finalized by: the newest ones, since a rollout waits a few steps at most."""
 
 
 def verify(path: Path, head: str | None = None) -> Verdict:
