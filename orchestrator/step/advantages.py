@@ -26,6 +26,7 @@ from counterpoint.orchestrator.credit import turn_advantages
 from counterpoint.orchestrator.credit.equal_rewards import ROUNDING, above_others, centred, differ
 from counterpoint.run.config import AdvantageConfig, OverlongConfig
 from counterpoint.run.loss import LossConfig
+from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.records import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,9 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 STATES = "turn_states"
 """The name in a rollout's `state` for the list of the states in which its turns began, for `anchor_states`."""
+
+_OF_STATES = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+"""How a state becomes JSON: all that the state of a rollout may hold does (`transport/json_values.py`)."""
 
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 
@@ -142,18 +146,34 @@ def _rewards_of_turns(rollout: Rollout) -> npt.NDArray[np.float64]:
 def _states_of_turns(rollout: Rollout) -> list[Hashable]:
     """Returns a key for the state in which each turn began: what the environment noted, else the tokens of its prompt.
 
-    Raises `AdvantageError` for a note that is no list with a value of JSON for each turn.
+    Raises `AdvantageError` for a note that is no list with a value of JSON for each turn (`Advantage.fault_of`).
     """
+    if rollout.state.get(STATES) is None:
+        return [hashlib.blake2b(turn.prompt_ids.tobytes(), digest_size=16).digest() for turn in rollout.turns]
+    try:
+        return _noted_states(rollout)
+    except ValueError as error:
+        raise AdvantageError(f"rollout {rollout.rollout_id}: {error}") from None
+
+
+def _noted_states(rollout: Rollout) -> list[Hashable]:
+    """Returns a key for each state that the environment noted, none if it noted none. Raises `ValueError`."""
     states = rollout.state.get(STATES)
     if states is None:
-        return [hashlib.blake2b(turn.prompt_ids.tobytes(), digest_size=16).digest() for turn in rollout.turns]
+        return []
     if not isinstance(states, list) or len(states) != len(rollout.turns):
         found = f"{len(states)} values" if isinstance(states, list) else type(states).__name__
-        raise AdvantageError(
-            f"rollout {rollout.rollout_id}: state[{STATES!r}] has {found} for {len(rollout.turns)} turns; expected a list with "
-            "the state in which each turn began, as JSON"
+        raise ValueError(
+            f"state[{STATES!r}] has {found} for {len(rollout.turns)} turns; expected a list with the state in which each turn "
+            "began, as JSON, also of a turn whose call was cancelled"
         )
-    return [orjson.dumps(state, option=orjson.OPT_SORT_KEYS) for state in states]
+    keys: list[Hashable] = []
+    for turn, state in enumerate(states):
+        try:
+            keys.append(dumps(state, option=_OF_STATES))
+        except TypeError as error:
+            raise ValueError(f"state[{STATES!r}][{turn}] is no JSON: {error}") from None
+    return keys
 
 
 BUILT_IN: dict[str, AdvantageFunction] = {
@@ -192,6 +212,15 @@ class Advantage:
     def is_built_in(self) -> bool:
         """Whether it is built in, and so known to terminate."""
         return self.name in BUILT_IN
+
+    def fault_of(self, rollout: Rollout) -> str | None:
+        """Returns why the function cannot compare a rollout with any other, for a person, or None."""
+        if self.function is anchor_states:
+            try:
+                _noted_states(rollout)
+            except ValueError as error:
+                return f"StateError: {error}"
+        return None
 
     def compute(self, rollouts: Sequence[Rollout]) -> list[OfRollout]:
         """Returns the advantage, or those of the turns, of each of a group's completed rollouts, in order, and changes none.

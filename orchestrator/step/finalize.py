@@ -128,7 +128,7 @@ def finalize_group(
     group_id = rollouts[0].group_id
     survivors = [rollout for rollout in rollouts if rollout.error is None]
     # The others of a group that is scored as one were not scored, which is no fault of theirs.
-    failed = _fail_the_faulty(survivors) if not group_scoring or len(survivors) == len(rollouts) else 0
+    failed = _fail_the_faulty(survivors, advantage) if not group_scoring or len(survivors) == len(rollouts) else 0
     if (drop := _reason_to_drop(rollouts, group_scoring)) is not None:
         failure = lasting_failure(rollouts) if drop[0] is DropReason.FAILED else None
         return GroupOutcome(GroupFinalized(group_id, 0, 0, *drop, failure=failure), rollouts, failed)
@@ -174,14 +174,14 @@ def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[D
     return None
 
 
-def _fail_the_faulty(rollouts: Sequence[Rollout]) -> int:
-    """Sets `error` of a group's completed rollouts that have a fault (`find_fault`), and returns their number.
+def _fail_the_faulty(rollouts: Sequence[Rollout], advantage: Advantage) -> int:
+    """Sets `error` of a group's completed rollouts that have a fault (`find_fault`, `Advantage.fault_of`); returns their number.
 
     It reads the values of the whole group in one go, and only searches them for the culprit if something is wrong. For each
     rollout, numpy would release the GIL, which takes a switch interval to get back beside a busy loop.
     """
     for rollout in yielding_gil(rollouts):
-        rollout.error = _fault_of_structure(rollout)
+        rollout.error = _fault_of_structure(rollout) or advantage.fault_of(rollout)
     merged = [rollout for rollout in rollouts if rollout.error is None]
     if not _has_sound_values(merged):
         for rollout in merged:
@@ -232,6 +232,9 @@ def _fault_of_turn_rewards(rollout: Rollout) -> str | None:
     if not np.isfinite(rewards).all():
         index = int((~np.isfinite(rewards)).argmax())
         return f"the reward of turn {index} is {rewards[index]}; expected a finite number"
+    # Their sums from any turn to any other are rewards, too.
+    if (size := math.fsum(map(abs, rewards.tolist()))) > LARGEST_FLOAT32:
+        return f"the rewards of turns add up to {size:.2g} in size; expected at most {LARGEST_FLOAT32:.2g}"
     return None
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from counterpoint.orchestrator.credit.turn_advantages import anchor_states, discounted, turn_returns
 from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.step.advantages import (
     BUILT_IN,
     STATES,
@@ -32,6 +33,7 @@ from counterpoint.orchestrator.step.advantages import (
 )
 from counterpoint.orchestrator.step.batch_form import choose_trained
 from counterpoint.orchestrator.step.filters import has_zero_advantage
+from counterpoint.orchestrator.step.finalize import finalize_group
 from counterpoint.orchestrator.step.players import set_advantages
 from counterpoint.run.config import AdvantageConfig, OverlongConfig
 from counterpoint.run.loss import LossConfig
@@ -292,6 +294,38 @@ def test_states_that_are_not_one_a_turn_are_refused_by_place(states: Any) -> Non
         AdvantageError, match=r"rollout 5-0: state\['turn_states'\] has .* for 2 turns; expected a list"
     ):
         finalized("anchor_states", [rollout_of([0.0, 1.0], state={STATES: states})])
+
+
+@pytest.mark.parametrize(
+    ("states", "fault"),
+    [
+        (["a"], r"state['turn_states'] has 1 values for 2 turns; expected a list"),
+        ({"a": 1}, r"state['turn_states'] has dict for 2 turns; expected a list"),
+        (["a", "\ud800"], r"state['turn_states'][1] is no JSON: "),
+        ([{1, 2}, "a"], r"state['turn_states'][0] is no JSON: "),
+    ],
+)
+def test_states_that_are_wrong_fail_their_rollout_alone(states: Any, fault: str) -> None:
+    def group() -> list[Rollout]:
+        wrong = rollout_of([0.0, 9.0], 2, state={STATES: states})
+        return [rollout_of([0.0, 1.0]), rollout_of([0.0, 3.0], 1), wrong]
+
+    alone = finalize_group(group(), load_advantage(AdvantageConfig(kind="anchor_states")), [])
+    assert (alone.event.dropped, alone.event.kept, alone.failed) == (None, 2, 1)
+    assert [each.error is None for each in alone.rollouts] == [True, True, False]
+    assert str(alone.rollouts[2].error).startswith(f"StateError: {fault}")
+    assert advantages_of(alone.rollouts[:2]) == [[-2.0, -2.0], [2.0, 2.0]]
+
+    as_one = finalize_group(group(), load_advantage(AdvantageConfig(kind="anchor_states")), [], group_scoring=True)
+    assert as_one.event.dropped is DropReason.INCOMPLETE
+    others = finalize_group(group(), load_advantage(AdvantageConfig(kind="turn_returns")), [])
+    assert others.event.kept == 3, "who does not read them does not mind"
+
+
+def test_a_state_may_be_whatever_the_state_of_a_rollout_may_hold() -> None:
+    states: list[Any] = [{"seed": 2**80, 7: np.float32(0.5)}, {"seed": 2**80 + 1, 7: np.float32(0.5)}]
+    group = [rollout_of([4.0, 1.0], state={STATES: states}), rollout_of([8.0, 2.0], 1, state={STATES: states[::-1]})]
+    assert advantages_of(finalized("anchor_states", group)) == [[3.0, -9.0], [9.0, -3.0]]
 
 
 def test_a_discount_is_from_one_turn_to_the_next() -> None:

@@ -206,6 +206,7 @@ def test_a_file_that_is_older_or_damaged(tmp_path: Path) -> None:
         (np.array([0.5], np.float32), r"turn_rewards has shape \(1,\) of float32 for 2 turns; expected a float32 each"),
         (np.array([0.5, 0.5]), r"turn_rewards has shape \(2,\) of float64 for 2 turns"),
         (np.array([0.5, np.nan], np.float32), "the reward of turn 1 is nan; expected a finite number"),
+        (np.array([3e38, -3e38], np.float32), r"the rewards of turns add up to 6e\+38 in size; .* at most 3\.4e\+38"),
     ],
 )
 def test_a_group_is_finalized_with_them_and_a_rollout_with_wrong_ones_fails(rewards: Any, fault: str) -> None:
