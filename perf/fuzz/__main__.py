@@ -42,6 +42,8 @@ from perf.fuzz.raw_client import RawClient
 CLIENTS = 16
 REQUESTS_A_ROUND = 4_000
 MOST_GROWTH_MB = 32.0
+UNCONSTRAINED = 502
+"""The status of an answer that its schema does not allow. The policy here constrains none, so such a turn is made and refused."""
 _TEMPLATE = (
     "{{ tools | tojson if tools }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
     "{{ message.tool_calls | tojson if message.tool_calls }}<|end|>{% endfor %}"
@@ -150,6 +152,7 @@ async def _round(
     gateway: Gateway, source: HostileRequests, count: int, chat: Chat, ended: Target, findings: Findings
 ) -> Target:
     models = [AnsweringModel(chat) for _ in range(3)]
+    refused = -findings.statuses[UNCONSTRAINED]
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(gateway.session(model)) for model in models]
         targets = [_target(session) for session in sessions]
@@ -174,10 +177,11 @@ async def _round(
             for _ in range(CLIENTS):
                 group.create_task(send())
         answered = sum(len(session.turns) for session in sessions)
+    refused += findings.statuses[UNCONSTRAINED]
     findings.turns += answered
-    if answered != (made := sum(model.made for model in models)):
+    if answered != (made := sum(model.made for model in models) - refused):
         findings.wrong += 1
-        findings.faults.append(f"{made} turns were made and {answered} of them captured")
+        findings.faults.append(f"{made} turns were made and not refused, and {answered} captured")
     return targets[0]
 
 
