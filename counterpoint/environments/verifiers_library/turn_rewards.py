@@ -27,21 +27,29 @@ _note: ContextVar[Callable[[float], None]] = ContextVar("_note")
 
 
 class NoSuchTurn(ValueError):
-    """A reward of a trace names an answer that the agent has not given."""
+    """A reward of a trace names an answer that the agent has not given, or that is no turn of the policy."""
 
 
 def turn_rewards(traces: Sequence[Any], seats: Mapping[str, Seat]) -> list[tuple[Turn, float]]:
     """Returns the rewards of the turns of these traces; none if no reward is a single turn's. Raises `NoSuchTurn`."""
     answers = [_answers(trace, seats[trace.id]) for trace in traces]
-    played = list(zip(traces, answers, strict=True))
+    played = [(trace, [turn for turn in own if turn is not None]) for trace, own in zip(traces, answers, strict=True)]
     found = [_named(trace, len(own)) or _stepped(own, seats[trace.id]) for trace, own in played]
     if not any(found):
         return []
+    for trace, all_answers in zip(traces, answers, strict=True):
+        if None in all_answers:  # the answers after it would have the rewards of others
+            raise NoSuchTurn(
+                f"agent {trace.agent.name!r}: answer {all_answers.index(None)} is no turn of the policy, so the numbers of "
+                "`turn/N` name other answers than the environment meant"
+            )
     for (trace, own), given in zip(played, found, strict=True):
         if own:
             last, rest = len(own) - 1, trace.reward - math.fsum(given.values())
             given[last] = given.get(last, 0.0) + rest
-    return [(own[index], reward) for own, given in zip(answers, found, strict=True) for index, reward in given.items()]
+    return [
+        (own[index], reward) for (_, own), given in zip(played, found, strict=True) for index, reward in given.items()
+    ]
 
 
 def note_steps(seats: Mapping[str, Seat]) -> None:
@@ -76,14 +84,16 @@ def watch_openenv(env: object) -> None:
     setattr(client, _WATCHED, True)
 
 
-def _answers(trace: Any, seat: Seat) -> list[Turn]:
-    """Returns the turns that are the agent's answers in a trace, in order. One that was rewritten is known by its place."""
+def _answers(trace: Any, seat: Seat) -> list[Turn | None]:
+    """Returns the turns that are the agent's answers in a trace, in order; None for an answer that is no turn of the policy.
+
+    An answer that was rewritten is known by its place.
+    """
     known = {id(seat.messages[id(turn)]): turn for turn in seat.turns if id(turn) in seat.messages}
     answers = [node.message for node in trace.nodes if node.sampled]
     unchanged = {id(message) for message in answers}
     rewritten = iter([turn for message, turn in known.items() if message not in unchanged])
-    turns = [known.get(id(message)) or next(rewritten, None) for message in answers]
-    return [turn for turn in turns if turn is not None]
+    return [known.get(id(message)) or next(rewritten, None) for message in answers]
 
 
 def _named(trace: Any, answers: int) -> dict[int, float]:

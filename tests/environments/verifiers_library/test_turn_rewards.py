@@ -12,6 +12,7 @@ from aiohttp import web
 
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.verifiers_library.turn_rewards import NoSuchTurn, turn_rewards
 from tests.environments.verifiers_library.conftest import Running
 from tests.environments.verifiers_library.test_environment import played
 
@@ -46,6 +47,27 @@ async def test_an_answer_that_was_not_given_fails_the_rollout(chat: Chat, runnin
     async with running("stepwise", taskset={"beyond": True}) as environment:
         with pytest.raises(Exception, match=r"reward 'turn/9': agent 'agent' has given 3 answers"):
             await played(environment, ScriptedModel(chat, ["0", "1", "2"]))
+
+
+def test_an_answer_that_is_no_turn_shifts_no_other_ones_reward() -> None:
+    messages = [object() for _ in range(3)]
+    turns = [SimpleNamespace() for _ in range(3)]
+    trace = SimpleNamespace(
+        id="t",
+        nodes=[SimpleNamespace(sampled=True, message=each) for each in messages],
+        rewards={"turn/1": SimpleNamespace(value=0.5)},
+        reward=0.5,
+        agent=SimpleNamespace(name="agent"),
+    )
+    known: Any = SimpleNamespace(
+        turns=turns, messages={id(turn): each for turn, each in zip(turns, messages, strict=True)}, steps=[]
+    )
+    assert [each[1] for each in turn_rewards([trace], {"t": known})] == [0.5, 0.0]
+    known.turns.pop(0)
+    with pytest.raises(NoSuchTurn, match="answer 0 is no turn of the policy"):
+        turn_rewards([trace], {"t": known})
+    trace.rewards = {}
+    assert turn_rewards([trace], {"t": known}) == []
 
 
 REWARDS = [0.25, -0.5, None, 1.0]
