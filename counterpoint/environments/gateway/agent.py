@@ -93,7 +93,7 @@ class AgentEnvironment:
         self._score = None if score is None else _imported(score)
         reported = ("exit_code", "output", "errors", "refused", "reward", "times")
         self.state_keys = reported if self._score is None else None
-        self.reward_bounds = (0.0, 1.0) if self._score is None else None
+        self.reward_bounds = (0.0, 1.0) if self._score is None and not turn_rewards else None
         self._reward_file = reward_file
         self._gateway = Gateway(
             Limits(requests_waiting=requests_waiting), agent_sampling=agent_sampling, turn_rewards=turn_rewards

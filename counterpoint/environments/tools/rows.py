@@ -50,8 +50,8 @@ class RowsWithTools(SingleTurn):
 
     @property
     def reward_bounds(self) -> RewardBounds | None:
-        """See `Environment`. None with a rubric of turns: their number is not known."""
-        return super().reward_bounds if self._turn_rubric is None else None
+        """See `Environment`. None where turns may have rewards of their own: the number of turns is not known."""
+        return None if self._toolbox.may_reward or self._turn_rubric is not None else super().reward_bounds
 
     async def start(self, context: EnvironmentContext) -> None:
         """See `Environment`."""

@@ -106,6 +106,15 @@ class Toolbox:
         return [*self._fixed, *(tool for each in self._servers for tool in each.tools)]
 
     @property
+    def may_reward(self) -> bool:
+        """Whether a call may give its turn a reward: one of a server with `rewards`, or of a function not annotated `-> str`."""
+        return any(server.config.rewards for server in self._servers) or any(
+            getattr(_load(config.function), "__annotations__", {}).get("return") not in (str, "str")
+            for config in self._configs
+            if isinstance(config, ToolFunctionConfig)
+        )
+
+    @property
     def _servers(self) -> list[McpServer]:
         return [each for each in self._resources if isinstance(each, McpServer)]
 

@@ -170,6 +170,10 @@ async def test_two_words_that_differ_fail_the_rollout(chat: Chat, code: str, err
         await played(agent(ONE_CALL + code, reward_file=True), chat, "x")
 
 
+def test_rewards_of_turns_have_no_bounds_of_the_agents_reward() -> None:
+    assert agent(ONE_CALL, turn_rewards=True).reward_bounds is None
+
+
 async def test_what_scores_outranks_both_words(chat: Chat) -> None:
     scorer = "tests.environments.gateway.test_agent:scored"
     environment = agent(ONE_CALL + FILE.format("1.0") + "print('0.0')", score=scorer, reward_file=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,29 @@ async def test_rows_tools_and_a_rubric_from_a_configuration(chat: Chat, tmp_path
 async def found(what: str) -> ToolResult:
     """Says that the call was right."""
     return ToolResult(what, 0.25)
+
+
+async def described(what: str) -> str:
+    """Says what it is."""
+    return what
+
+
+@pytest.mark.parametrize(
+    ("tools", "bounds"),
+    [
+        (["calculator", f"{__name__}:described"], (0.0, 1.0)),
+        (["calculator", f"{__name__}:found"], None),
+        ([{"kind": "mcp", "command": ["a-server"]}], (0.0, 1.0)),
+        ([{"kind": "mcp", "command": ["a-server"], "rewards": True}], None),
+    ],
+)
+def test_a_rubric_bounds_the_reward_where_no_tool_may_give_one(tools: list[Any], bounds: object) -> None:
+    arguments = {
+        "data": {"rows": [{"question": "2 + 2", "answer": "4"}]},
+        "rubric": [{"kind": "exact"}],
+        "tools": tools,
+    }
+    assert own_bounds(load_environment(EnvironmentConfig(name="sums", kind="tools", args=arguments))) == bounds
 
 
 async def test_the_answers_reward_is_the_last_turns_and_the_sum_the_rollouts(chat: Chat) -> None:
