@@ -151,6 +151,13 @@ class TurnRewards:
         )
 
 
+def with_zeros(rewards: Float32Array, turns: int) -> Float32Array:
+    """Returns the rewards of turns, `[turns]`, read-only, 0 for those that came when the others had been scored."""
+    padded = np.pad(rewards, (0, turns - len(rewards)))
+    padded.flags.writeable = False
+    return padded
+
+
 def as_bounds(value: object) -> RewardBounds:
     """Converts what an environment or its configuration has as `reward_bounds`. Raises `ValueError` for anything else."""
     match value:
@@ -214,7 +221,9 @@ def as_rewards(value: object, score: Callable[..., Any], rollout: Rollout) -> Re
     if total is None and in_parts:
         if turns is None:
             raise _unfit(score, f"returned {value!r}, and no turn got a reward: give turns rewards, or a total")
-        return Rewards(*_sums(turns.tolist(), rollout.turns), turns)
+        by_player = _sums(turns.tolist(), rollout.turns)
+        total = by_player if by_player.keys() - {""} else math.fsum(turns.tolist())
+        return Rewards(*_totals(total, score), turns)
     rewards = Rewards(*_totals(total, score), turns)
     if turns is not None:
         _check_total(rewards, turns.tolist(), rollout.turns, score)
@@ -258,22 +267,18 @@ def _as_turns(values: object, score: Callable[..., Any], rollout: Rollout) -> Fl
     return turns
 
 
-def _sums(rewards: Sequence[float], turns: Sequence[Turn]) -> tuple[float, dict[str, float]]:
-    """Returns the sum of the turns' rewards, or, if players have turns, the mean of the players' sums, and these."""
-    players = {turn.player for turn in turns}
-    if players <= {""}:
-        return math.fsum(rewards), {}
-    own = {
-        player: math.fsum(each for each, turn in zip(rewards, turns, strict=True) if turn.player == player)
-        for player in sorted(players)
-    }
-    return math.fsum(own.values()) / len(own), own
+def _sums(rewards: Sequence[float], turns: Sequence[Turn]) -> dict[str, float]:
+    """Returns the sum of the rewards of each player's turns, by name; of turns that are of no player, as ''."""
+    own: dict[str, list[float]] = {}
+    for reward, turn in zip(rewards, turns, strict=True):
+        own.setdefault(turn.player, []).append(reward)
+    return {player: math.fsum(own[player]) for player in sorted(own)}
 
 
 def _check_total(rewards: Rewards, by_turn: Sequence[float], turns: Sequence[Turn], score: Callable[..., Any]) -> None:
     """Raises `NoReward` if a total is not the sum of the rewards of the turns, up to the rounding of float32."""
     slack = len(by_turn) * _FLOAT32_ROUNDING * math.fsum(map(abs, by_turn))
-    by_player = _sums(by_turn, turns)[1]
+    by_player = _sums(by_turn, turns)
     told = [(f" for player {name!r}", each, by_player.get(name, each)) for name, each in rewards.by_player.items()]
     for whose, total, expected in told or [("", rewards.reward, math.fsum(by_turn))]:
         if abs(total - expected) > slack:

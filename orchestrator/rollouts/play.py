@@ -27,6 +27,7 @@ from counterpoint.environments.reward import (
     as_rewards,
     check_bounds,
     own_bounds,
+    with_zeros,
 )
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.inference.base import InferenceError, RequestRefused, SamplingParameters
@@ -270,8 +271,10 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         rollout.error = await _failure(loaded, excused)
     finally:
         model.close()
-    if rollout.error is not None:
-        rollout.turn_rewards = model.turn_rewards.array()  # for people, of all turns that it has
+    if rollout.error is not None or loaded.environment.group_scoring:
+        rollout.turn_rewards = model.turn_rewards.array()  # of all turns that it has; after an error, for people
+    elif rollout.turn_rewards is not None:
+        rollout.turn_rewards = with_zeros(rollout.turn_rewards, len(rollout.turns))
     seconds = loaded.config.rollout_timeout_seconds
     rollout.inference_failed = rollout.error is not None and model.inference_failed(seconds)
 

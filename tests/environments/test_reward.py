@@ -133,6 +133,16 @@ def test_rewards_of_turns_that_do_not_fit_name_the_score(value: Any, rollout: Ro
     assert "scripted.py" in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [Reward(), Reward(turns=[1.0] * (MOST_PLAYERS + 1))])
+def test_turns_of_too_many_players_have_no_reward_for_each(value: Reward) -> None:
+    names = [f"p{index}" for index in range(MOST_PLAYERS + 1)]
+    with pytest.raises(ValueError, match="rewards for 65 players; expected at most 64"):
+        as_rewards(value, play, of_turns(*names, given={0: 1.0}))
+    allowed = as_rewards(Reward(), play, of_turns(*names[1:], given={0: 1.0}))
+    assert (allowed.reward, len(allowed.by_player)) == (1 / 64, 64)
+    assert as_rewards(1.0, play, of_turns(*names, given={0: 1.0})).by_player == {}, "one reward counts for all"
+
+
 def test_the_sum_of_many_turns_may_be_off_by_the_rounding_of_float32() -> None:
     tenths = of_turns(*[""] * 200, given=dict.fromkeys(range(200), 0.1))
     rewards = as_rewards(20.0, play, tenths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -130,6 +131,22 @@ async def test_a_reward_may_come_late_until_the_rollout_ends() -> None:
     for model in (environment.model, environment.model.player("white")):
         with pytest.raises(RuntimeError, match="has ended; its turns get no further reward"):
             model.reward(1.0)
+
+
+@pytest.mark.parametrize("group_scoring", [False, True])
+async def test_a_turn_that_comes_when_all_is_scored_has_no_reward(group_scoring: bool) -> None:
+    """Of a call for which the environment does not wait. The pool answers as soon as it is asked."""
+    calls: list[asyncio.Task[Turn]] = []
+
+    def reward(model: Model) -> None:
+        model.reward(0.5, 1)
+        calls.append(asyncio.create_task(model.generate([9])))
+
+    rollout = await played(Played(reward, lambda _: Reward(), group_scoring=group_scoring))
+    assert calls[0].done()
+    assert (rollout.error, values(rollout), rollout.reward) == (None, [0.0, 0.5, 0.0, 0.0], 0.5)
+    (kept,) = Finalizer(Advantage("group_mean", group_mean), [])([rollout], group_scoring).rollouts
+    assert (kept.error, len(kept.turns)) == (None, 4)
 
 
 @pytest.mark.parametrize("group_scoring", [False, True])
