@@ -27,10 +27,11 @@ Next in the reading order of `docs/architecture.md`: `counterpoint/inference/poo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from counterpoint.transport.arrays import AnyArray
 from counterpoint.transport.records import (
@@ -266,15 +267,15 @@ def merge_rollout(rollout: Rollout) -> list[Sample]:
         rollout = rollout.with_turns([turn.detached() for turn in rollout.turns])
         merge_turns(rollout)
     number = {id(turn): index for index, turn in enumerate(rollout.turns)}
-    return [
-        _sample(rollout, branch, [number[id(turn)] for turn in branch.turns])
-        for branch in rollout.branches or ()
-        if any(turn.trained_tokens for turn in branch.turns)
-    ]
+    trained = [branch for branch in rollout.branches or () if any(turn.trained_tokens for turn in branch.turns)]
+    rewards = _rewards_by_player(rollout, {branch.turns[0].player for branch in trained})
+    return [_sample(rollout, branch, [number[id(turn)] for turn in branch.turns], rewards) for branch in trained]
 
 
-def _sample(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> Sample:
-    """Returns the sample of a branch, whose turns have these numbers in the rollout."""
+def _sample(
+    rollout: Rollout, branch: Branch, numbers: Sequence[int], rewards: Mapping[str, npt.NDArray[np.float64]]
+) -> Sample:
+    """Returns the sample of a branch, whose turns have these numbers in the rollout. `rewards` are `_rewards_by_player`."""
     loss_mask_T, log_probabilities_T = _columns(branch)
     player, reward = branch.turns[0].player, rollout.reward if rollout.reward is not None else 0.0
     return Sample(
@@ -291,7 +292,7 @@ def _sample(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> Sample:
             **{name: _optional_column(branch, name) for name in branch.turns[0].columns},
         },
         routed_experts=branch.routed_experts,
-        turn_rewards=_rewards(rollout, branch, numbers),
+        turn_rewards=_rewards(branch, numbers, rewards[player]) if rewards else (),
     )
 
 
@@ -303,13 +304,22 @@ def _advantages(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> Flo
     return np.repeat(rollout.turn_advantages[numbers], np.diff(ends))
 
 
-def _rewards(rollout: Rollout, branch: Branch, numbers: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """Returns `Sample.turn_rewards`. With a reward for each player, only turns of its player count."""
+def _rewards_by_player(rollout: Rollout, players: Set[str]) -> dict[str, npt.NDArray[np.float64]]:
+    """Returns the rewards of all turns that count for each of the players, `[turns]`; nothing if turns have none.
+
+    With a reward for each player, those of others' turns count as 0.
+    """
     if rollout.turn_rewards is None:
-        return ()
-    player = branch.turns[0].player
-    counts = [not rollout.player_rewards or turn.player == player for turn in rollout.turns]
-    rewards = np.where(counts, rollout.turn_rewards, 0).astype(np.float64)
+        return {}
+    rewards = rollout.turn_rewards.astype(np.float64)
+    if not rollout.player_rewards:
+        return dict.fromkeys(players, rewards)
+    player_of = np.array([turn.player for turn in rollout.turns])
+    return {player: np.where(player_of == player, rewards, 0.0) for player in players}
+
+
+def _rewards(branch: Branch, numbers: Sequence[int], rewards: npt.NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
+    """Returns `Sample.turn_rewards` from those of all turns."""
     trained = [(number, turn) for number, turn in zip(numbers, branch.turns, strict=True) if turn.trained_tokens]
     until_next = np.add.reduceat(rewards, [number for number, _ in trained]).tolist()
     return tuple(zip((_last_trained(turn) for _, turn in trained), until_next, strict=True))

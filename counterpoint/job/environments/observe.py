@@ -47,7 +47,7 @@ from counterpoint.run.loop_health.stacks import NOWHERE
 from counterpoint.run.loop_health.threads import give_environments_threads
 from counterpoint.run.parsed_turn import ParsingPool
 from counterpoint.transport.process.resident import resident_bytes
-from counterpoint.transport.records import Int32Array, Rollout, Turn
+from counterpoint.transport.records import Float32Array, Int32Array, Rollout, Turn
 
 BLAME_SECONDS = 0.02
 """The event loop is late, and the code to blame is named, from here on."""
@@ -95,6 +95,8 @@ class Observations:
     size: int
     """Examples that the environment has."""
     groups: list[list[Rollout]] = field(default_factory=list)
+    given: dict[str, Float32Array | None] = field(default_factory=dict)
+    """The rewards of turns that `Model.reward` gave, which `score` reads, by the rollout's id."""
     seconds: list[Seconds] = field(default_factory=list)
     changed_examples: list[int] = field(default_factory=list)
     """Examples that were not the same when they were asked for again."""
@@ -315,6 +317,7 @@ async def _play_round(
             timed, timed_pool, began = _Timed(environment), _TimedPool(pool), time.perf_counter()
             model = PolicyModel(rollout, chat, timed_pool, parameters, dict.fromkeys(opponents, timed_pool))
             await play(LoadedEnvironment(config, timed), rollout, model)
+            seen.given[rollout.rollout_id] = model.turn_rewards.array()
         seen.seconds.append(Seconds(time.perf_counter() - began, timed_pool.seconds, timed.scoring_seconds))
 
     groups = []
@@ -351,7 +354,8 @@ async def _score_again(seen: Observations, environment: Environment) -> None:
         for rollouts in asked:
             try:
                 async with asyncio.timeout(seen.timeout_seconds):
-                    scores = await _scores_of(environment, [replace(rollout) for rollout in rollouts])
+                    shown = [replace(each, turn_rewards=seen.given[each.rollout_id]) for each in rollouts]
+                    scores = await _scores_of(environment, shown)
             except Exception as error:  # noqa: BLE001 - an operator's class may fail in any way
                 seen.not_scored_again.append(f"{type(error).__name__}: {error}")
                 continue

@@ -110,6 +110,28 @@ class Parts(Sound):
         return Reward(turns=[rollout.state["right"]])
 
 
+class Chance(Sound):
+    """Rewards its last turn otherwise each time, beside what the loop gave the first."""
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        model.reward(0.25)
+        await model.generate(model.chat.start([{"role": "user", "content": "and now?"}]))
+
+    async def score(self, example: Example, rollout: Rollout) -> Any:
+        assert rollout.turn_rewards is not None
+        return Reward(turns=[*rollout.turn_rewards[:-1].tolist(), random.SystemRandom().uniform(0.5, 1)])
+
+
+class ChanceOfGroup(Chance):
+    """The same, of a group."""
+
+    group_scoring = True
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> list[Any]:
+        return [await self.score(example, rollout) for rollout in rollouts]
+
+
 class Once(Sound):
     """Cannot score twice."""
 
@@ -206,8 +228,9 @@ async def test_only_what_was_scored_again_counts_as_the_same(tmp_path: Path) -> 
     assert (sound.scored_again, sound.not_scored_again) == (12, [])
     parts = await seen_of("Parts", tmp_path)
     assert (parts.scored_again, parts.changed_scores, parts.not_scored_again) == (12, [], [])
-    noisy = await seen_of("Noisy", tmp_path)
-    assert (noisy.scored_again, len(noisy.changed_scores)) == (12, 12)
+    for kind in ("Noisy", "Chance", "ChanceOfGroup"):
+        noisy = await seen_of(kind, tmp_path)
+        assert (noisy.scored_again, len(noisy.changed_scores), noisy.not_scored_again) == (12, 12, [])
     once = await seen_of("Once", tmp_path)
     assert (once.scored_again, len(once.not_scored_again), once.not_scored_again[0]) == (0, 12, "KeyError: 'right'")
     [finding] = [each for each in findings(once) if each.check == "scoring"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.orchestrator.rollouts.trajectories import OpenBranches, assemble_batch, merge_rollout
+from counterpoint.orchestrator.rollouts.trajectories import OpenBranches, assemble_batch, merge_rollout, merge_turns
 from counterpoint.transport.records import REWARDS, Rollout, Sample, Turn
 from counterpoint.transport.validation import validate
 
@@ -187,6 +188,31 @@ def test_what_a_turn_is_worth_goes_with_its_tokens_wherever_they_are_trained_onc
             probability, advantage = sample.log_probabilities_T[position], batch.advantages_T[place][position]
             found.append((-float(probability), float(advantage), float(given_T[position:].sum())))
     assert sorted(found) == expected
+
+
+@pytest.mark.parametrize("players", [{}, {"a": 1.0, "b": 2.0}])
+def test_rewards_of_turns_are_read_as_often_however_many_branches_there_are(players: dict[str, float]) -> None:
+    class Counted(list[Turn]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[Turn]:
+            self.passes += 1
+            return super().__iter__()
+
+    def passes(count: int) -> int:
+        played = [make_turn([1, index], [3]) for index in range(count)]
+        names = "ab" * count if players else [""] * count
+        turns = Counted(replace(turn, player=name) for turn, name in zip(played, names, strict=False))
+        rollout = make_rollout(turns)
+        rollout.turn_rewards, rollout.player_rewards = np.ones(count, np.float32), players
+        merge_turns(rollout)
+        turns.passes = 0
+        samples = merge_rollout(rollout)
+        left = [(count - index + 1) // 2 if players else count - index for index in range(count)]
+        assert [sample.turn_rewards for sample in samples] == [((2, float(each)),) for each in left]
+        return turns.passes
+
+    assert passes(2) == passes(20)
 
 
 @given(turns_strategy())
