@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from counterpoint.orchestrator.credit.equal_rewards import differ
+from counterpoint.orchestrator.credit.turn_advantages import turn_returns
 from counterpoint.orchestrator.rollouts.branching import branch_metrics
 from counterpoint.orchestrator.rollouts.failures import count_failures
+from counterpoint.orchestrator.step.advantages import AdvantageInputs
 from counterpoint.transport.exact_json import loads
 from counterpoint.transport.records import Batch, Rollout
 
@@ -137,7 +139,7 @@ def answer_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
     """
     metrics = {"length/cut": _share(map(_is_cut, completed))}
     if groups := [group for group in _by(completed, "group_id").values() if len(group) > 1]:
-        metrics["groups/no_difference"] = _share(not differ([each.reward or 0.0 for each in group]) for group in groups)
+        metrics["groups/no_difference"] = _share(not _shows_difference(group) for group in groups)
     for environment, rollouts in sorted(_by(completed, "environment").items()):
         cut = [rollout.reward or 0.0 for rollout in rollouts if _is_cut(rollout)]
         metrics[f"length/{environment}/cut"] = len(cut) / len(rollouts)
@@ -150,6 +152,18 @@ def answer_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
             having = Counter(answer for _, answer in examples)
             metrics[f"answers/{environment}/shared"] = _share(having[answer] > 1 for _, answer in answers)
     return metrics
+
+
+def _shows_difference(group: Sequence[Rollout]) -> bool:
+    """Returns whether a group's rewards differ, or those of a player in it, or the sums of its turns' from a turn on."""
+    rewards = {"": [each.reward or 0.0 for each in group]}
+    for rollout in group:
+        for player, reward in rollout.player_rewards.items():
+            rewards.setdefault(f"player {player}", []).append(reward)
+    if any(map(differ, rewards.values())):
+        return True
+    has_turns = any(each.turn_rewards is not None for each in group)
+    return has_turns and any(above.any() for above in turn_returns(AdvantageInputs([*group]).turn_rewards, 1.0))
 
 
 def _by(rollouts: Sequence[Rollout], name: str) -> dict[object, list[Rollout]]:

@@ -339,7 +339,11 @@ LINES = (
     LineName("length/cut", "share of the completed rollouts with a turn that was cut at its limit", CUT),
     LineName("length/<environment>/cut", "the same of an environment", CUT_IN),
     LineName("length/<environment>/cut_reward", "mean reward of its cut rollouts; absent without any", CUT_REWARD),
-    LineName("groups/no_difference", "share of the groups with equal rewards, filtered ones included", NO_DIFFERENCE),
+    LineName(
+        "groups/no_difference",
+        "share of the groups with equal rewards, those of players and turns as well, filtered ones included",
+        NO_DIFFERENCE,
+    ),
     LineName(
         "answers/<environment>/repeated",
         "share of the completed rollouts that repeat, token for token, an earlier one of their group",

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import numpy as np
+import pytest
 
 from counterpoint.orchestrator.step.step_metrics import answer_metrics
 from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_rollout, make_turn
+
+TURNS = partial(np.array, dtype=np.float32)
+THREE = [make_turn([1], [9])] * 3
 
 
 def played(
@@ -39,6 +46,24 @@ def test_groups_without_a_difference_and_repeated_answers() -> None:
     assert metrics["groups/no_difference"] == 0.5
     assert metrics["answers/toy/repeated"] == 4 / 8
     assert "answers/toy/shared" not in metrics  # too few examples
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "alike"),
+    [
+        ({}, {}, True),
+        ({"player_rewards": {"a": 1.0, "b": -1.0}}, {"player_rewards": {"a": -1.0, "b": 1.0}}, False),
+        ({"player_rewards": {"a": 1.0, "b": -1.0}}, {"player_rewards": {"a": 1.0, "b": -1.0}}, True),
+        ({"turn_rewards": TURNS([1, 0])}, {"turn_rewards": TURNS([0, 1])}, False),
+        ({"turn_rewards": TURNS([0, 1])}, {"turn_rewards": TURNS([0, 1])}, True),
+        ({"turn_rewards": TURNS([0, 1])}, {"turn_rewards": TURNS([0, 0, 1]), "turns": THREE}, True),
+        ({"reward": 1.0}, {"reward": 1.0, "turns": THREE}, True),
+        ({"reward": 1.0, "turn_rewards": TURNS([1, 0])}, {"reward": 1.0}, False),  # all of it is the last turn's
+    ],
+)
+def test_rewards_of_players_and_of_turns_may_differ(first: dict[str, Any], second: dict[str, Any], alike: bool) -> None:
+    rollouts = [replace(played(0, index, [4]), **fields) for index, fields in enumerate((first, second))]
+    assert answer_metrics(rollouts)["groups/no_difference"] == float(alike)
 
 
 def test_the_answers_that_other_examples_got_too() -> None:
