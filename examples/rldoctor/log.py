@@ -24,13 +24,9 @@ NAMES = {
     "length/mean": "completions/mean_length",
     "length/cut": "completions/clipped_ratio",
     "wall_seconds": "step_time",
-    "entropy": "entropy",
     "reference_kl": "kl",
     "masked_share": "clip_ratio",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "loss": "loss",
-    "tokens_per_second": "tokens_per_second",
+    **{name: name for name in ("entropy", "grad_norm", "learning_rate", "loss", "tokens_per_second")},
 }
 """Our names, of orchestrator and trainer, and the ones that rldoctor takes."""
 
@@ -44,14 +40,12 @@ def log_of(job: Path, run: str) -> Iterator[dict[str, Any]]:
     for line in _lines(job / f"run_{run}" / "metrics.jsonl"):
         both = trained.get(line["step"], {}) | line
         found = {NAMES[name]: value for name, value in both.items() if name in NAMES}
-        held_out = [name for name in both if name.startswith("evaluation/") and f"{name}/low" in both]
-        parts = {name: name.split("/") for name in both if name.startswith("environment/") and name.endswith("/mean")}
-        of_rubrics = {split[1] for split in parts.values() if split[2] == "total"}
-        for name, split in parts.items():
-            if split[1] in of_rubrics and len(split) == 4 and split[2] != "total":
-                found[f"rewards/{split[1]}.{split[2]}/mean"] = both[name]
-        if held_out:
-            found["eval_score"] = both[held_out[0]]
+        for name, value in both.items():
+            match name.split("/"):
+                case ["environment", of, part, "mean"] if part != "total" and f"environment/{of}/total/mean" in both:
+                    found[f"rewards/{of}.{part}/mean"] = value
+                case ["evaluation", *_] if f"{name}/low" in both:
+                    found.setdefault("eval_score", value)
         yield {"step": line["step"], **found}
 
 
